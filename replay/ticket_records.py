@@ -65,7 +65,6 @@ class Claim:
     fence: int
     """Greater than that of every earlier claim of the ticket."""
     tries: int
-    """This one among them."""
 
     @property
     def place(self) -> Place:
@@ -80,7 +79,6 @@ class EndedMember:
     trajectory: str | None = None
     reason: str | None = None
     outcome: Mapping[str, Any] | None = None
-    """What an evaluation found."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,6 @@ class Participant:
 
     id: str
     facts: Mapping[str, Any]
-    """Whatever it reports of itself."""
     age_s: float
     """Since it was first seen."""
     silent_s: float
@@ -140,5 +137,4 @@ class RunView:
 
     has_ended: bool
     has_free_tickets: bool
-    """Whether a claim would find one."""
     engines: tuple[Participant, ...]

@@ -75,8 +75,6 @@ _MOST_TAGS = 4
 
 
 class Template(Protocol):
-    """What is asked of a chat template."""
-
     def render(
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
@@ -179,7 +177,6 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 
 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
-    """The rendering of these rows; empty where the template refuses."""
     try:
         return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
@@ -194,7 +191,6 @@ def _common_start(text: str, other: str) -> int:
 
 
 def shared_opening(first: str, second: str) -> str:
-    """What two renderings begin with in common."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(character for character, _ in same)
 

@@ -29,8 +29,6 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Reply:
-    """One turn of the policy, read."""
-
     outcome: Outcome
     """final: an answer without tool calls; malformed: it tried to call a tool and could not be understood."""
     message: Message
@@ -186,7 +184,6 @@ def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, .
 
 
 def skip_space(text: str, start: int) -> int:
-    """The first place from there on that is not white space."""
     found = _SPACE.match(text, start)
     assert found is not None
     return found.end()

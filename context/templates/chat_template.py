@@ -139,7 +139,6 @@ class _Forms:
     json_arguments: bool = False
     """Arguments as JSON text: DeepSeek-V3 pastes them as they are."""
     parts: bool = False
-    """Contents as a list of parts."""
 
     def adapted(self, row: _Row) -> _Row:
         if self.thinking and "reasoning_content" in row:
@@ -220,7 +219,6 @@ class _Source:
         return str(_ASKED["content"]) in (self._probe([_ASKED], forms) or "")
 
     def _probe(self, rows: Sequence[_Row], forms: _Forms) -> str | None:
-        """None where the template refuses."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
         except RenderError:

@@ -45,7 +45,6 @@ def hidden_result(template: ChatTemplate, opening: Sequence[Message], tools: _To
 
 
 def left_out(number: int, role: str) -> str:
-    """The sentence about a message that a template does not show."""
     return f"chat template must render every message, got one that leaves out messages[{number}] (role {role}). " + (
         _REMEDY if role == "tool" else f"{_OTHER}, or give another role."
     )

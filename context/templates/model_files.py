@@ -50,8 +50,6 @@ _ASKED: _Row = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What `context` needs of a model."""
-
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
@@ -210,7 +208,6 @@ def _calling(count: int) -> _Row:
 
 
 def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, tools: bool) -> str:
-    """Empty where the template refuses."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
             return template.render(rows, tools=schemas, generation_prompt=prompted)

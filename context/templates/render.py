@@ -135,7 +135,6 @@ class Renderer:
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
-        """All of a prompt."""
         written = rendering.written
         called = next((number for number, message in enumerate(rendering.messages) if message.tool_calls), None)
         if called is not None and self._hidden_calls and not self._allow_hidden:
@@ -306,7 +305,6 @@ class Renderer:
         return self._write(rows, rendering.tools, now=rendering.now).text, rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
-        """The turns of those who speak in the policy's place."""
         marked, rows = self._numbered(rendering, 0)
         if marks.numbered_spans(marked)[0] != rendering.written.text:
             raise RenderError(

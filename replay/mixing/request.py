@@ -66,8 +66,6 @@ class Pick:
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """What one iteration asks of the buffer."""
-
     run: str
     iteration: Count
     """Its own rows are never drawn, nor later ones."""
@@ -86,7 +84,6 @@ class DrawRequest:
 
     @property
     def count(self) -> int:
-        """Rows of all picks together."""
         return sum(pick.count for pick in self.picks)
 
     def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
@@ -120,7 +117,6 @@ class Availability:
     groups: Mapping[int, int] = field(default_factory=dict)
     """Number of complete groups, by size: those of which every member could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Number of complete groups, by source and size."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
     """Rows that could be drawn if their priority were known."""

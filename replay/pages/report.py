@@ -90,7 +90,6 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
 
 
 def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
-    """The newest iterations, the newest first."""
     last = newest_logged(store, run)
     metrics = metric_series(store, run, names=tuple(COLUMNS.values()), within=range(max(0, last - _RECENT), last + 1))
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
@@ -127,7 +126,6 @@ class Tile(NamedTuple):
     """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
     note: str
     hero: bool = False
-    """True: the one to look at first."""
     streams: tuple[float, float] | None = None
     """Fresh and replayed, drawn as a bar."""
 

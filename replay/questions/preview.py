@@ -49,12 +49,9 @@ class _RunState:
     policy_version: int
     """The policy that is about to learn."""
     metrics: Mapping[str, float]
-    """The newest iteration's."""
     sampler: Mapping[str, Any] | None
-    """State after the newest iteration."""
     has_replayed: bool
     best_success: float | None
-    """The highest of any iteration's fresh episodes."""
 
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
@@ -242,7 +239,6 @@ def _rules(
 
 
 def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:
-    """The rows of the drawn batch."""
     index, found = trial.index, []
     for row in rows:
         of: dict[str, Any] = {name: column[row.position].item() for name, column in index.columns.items()}

@@ -46,7 +46,6 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_MEMBERS = 256
-"""The most members of a group that are listed."""
 _MOST_EARLIER = 32
 """Segments of a session before another one that it is compared with."""
 _SHOWN = 12
@@ -206,7 +205,6 @@ def _collected(connection: sa.Connection, id: str, run: str, iteration: int, tas
 
 
 def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
-    """Who scored which segment."""
     columns = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
     found = connection.execute(sa.select(*columns).where(token_scores.c.trajectory == id))
     return {position: {"run": run, "policy_version": version} for position, run, version in found}

@@ -67,7 +67,6 @@ class Rows:
         return len(self.own)
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
-        """The columns above."""
         if name not in Rows.__annotations__:
             raise AttributeError(f"rows must be asked for a column they have, got {name}.")
         chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
@@ -192,7 +191,6 @@ class Sampler(ABC):
             self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
-        """JSON-able."""
         return {"name": self.title, "random": self._bits.state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -96,8 +96,6 @@ def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: 
 
 @dataclass(frozen=True)
 class FreshRequest:
-    """The rows that are to be fresh in an iteration."""
-
     run: str
     iteration: int
     planned_for: int
@@ -111,7 +109,6 @@ class FreshRequest:
 class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
     late: int = 0
-    """Rows found to be late now."""
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
