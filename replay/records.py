@@ -311,6 +311,12 @@ class BatchRow:
     scored: bool = False
     """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
 
+    @classmethod
+    def drawn(cls, trajectory: Trajectory, draw: DrawRecord) -> BatchRow:
+        """With the numbers that the trajectory was collected with."""
+        record = trajectory.record
+        return cls(trajectory, draw, advantage=record.advantage, reward=record.reward, weight=draw.weight)
+
     @property
     def stream(self) -> str:
         return FRESH if self.draw is None else self.draw.stream

@@ -88,12 +88,7 @@ class DrawRequest:
 
     def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
         """The iteration's own rows, which take its first slots."""
-        rows = []
-        for slot, trajectory in enumerate(trajectories):
-            record = trajectory.record
-            draw = self.draw_of(trajectory, slot, FRESH)
-            rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
-        return rows
+        return [BatchRow.drawn(row, self.draw_of(row, slot, FRESH)) for slot, row in enumerate(trajectories)]
 
     def draw_of(self, trajectory: Trajectory, slot: int, stream: str, probability: float | None = None) -> DrawRecord:
         """The record of a row in a slot of the iteration's batch."""

@@ -224,7 +224,7 @@ def _rules(
 
     `gone`: rows of the run that are not eligible.
     """
-    steps = [(left.rule, left.rows) for left in trial.left()]
+    steps = trial.left()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
     if available.rows < drawable:

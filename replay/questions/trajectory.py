@@ -28,17 +28,7 @@ from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import known, messages_of
-from replay.storage.format.schema import (
-    FACTS,
-    draws,
-    groups,
-    iterations,
-    messages,
-    policies,
-    reclaimed,
-    tasks,
-    token_scores,
-)
+from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.read import author_table, load
 from replay.storage.statements import selected
 from replay.storage.tombstones import COLLECTED, with_collected
@@ -205,8 +195,8 @@ def _collected(connection: sa.Connection, id: str, run: str, iteration: int, tas
 
 
 def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
-    columns = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
-    found = connection.execute(sa.select(*columns).where(token_scores.c.trajectory == id))
+    score = schema.token_scores.c
+    found = connection.execute(sa.select(score.position, score.run, score.policy_version).where(score.trajectory == id))
     return {position: {"run": run, "policy_version": version} for position, run, version in found}
 
 

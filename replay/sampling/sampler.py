@@ -21,18 +21,6 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class DrawClock:
-    """When a draw happens, in the counting of the run that draws."""
-
-    iteration: int
-    policy_version: int
-
-    @classmethod
-    def of(cls, request: DrawRequest) -> DrawClock:
-        return cls(request.iteration, request.policy_version)
-
-
 class Rows:
     """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
 
@@ -58,7 +46,7 @@ class Rows:
     group_reward_std: Floats
     """Population standard deviation when it was collected."""
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawClock):
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawRequest):
         self._columns = columns
         self._chosen = chosen
         self.now = now
@@ -188,7 +176,7 @@ class Sampler(ABC):
     def try_out(self) -> None:
         """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at a draw."""
         for size in (2, 0):
-            self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
+            self.weigh(Rows(_MADE_UP, slice(0, size), DrawRequest("", iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
         return {"name": self.title, "random": self._bits.state}

@@ -136,11 +136,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
         for slot, (row, age) in enumerate(zip(rows, ages, strict=True))
     ]
     reserve(connection, records)
-    taken = [
-        BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward)
-        for row, record in zip(rows, records, strict=True)
-    ]
-    return FreshDraw(taken, late=len(missed))
+    return FreshDraw([*map(BatchRow.drawn, rows, records)], late=len(missed))
 
 
 def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
