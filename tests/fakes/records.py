@@ -33,6 +33,7 @@ from replay.records import (
 )
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
+from replay.storage.write import AppendReport, Redactor
 from tests.fakes.random_agents import planned_session, random_session
 
 AUTHORS = default_authors()
@@ -150,6 +151,15 @@ def group(id: str = "group-1", **changes: Any) -> GroupRecord:
 
 def task(hash: str = "task-1") -> TaskRecord:
     return TaskRecord(hash, "lookup_chain", {"hops": 2, "store": {"k1": "drawer"}})
+
+
+def put(store: ReplayStore, *rows: Trajectory, redact: Redactor | None = None, **changes: Any) -> AppendReport:
+    """Rows, with their tasks and their groups; `changes`: of every group."""
+    groups: dict[str, GroupRecord] = {}
+    for at in (row.record for row in rows):
+        groups.setdefault(at.group, group(at.group, run=at.run, task=at.task, iteration=at.iteration, **changes))
+    tasks = [task(hash) for hash in {each.task: None for each in groups.values()}]
+    return store.append(tasks, [*groups.values()], rows, redact=redact)
 
 
 @dataclass

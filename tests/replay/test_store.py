@@ -17,7 +17,19 @@ from replay.records import GroupRecord, TaskRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.validate import SUMMARY, summarised
 from replay.storage.write import AppendReport
-from tests.fakes.records import AUTHORS, SHORT, group, new_store, request, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import (
+    AUTHORS,
+    SHORT,
+    group,
+    new_store,
+    put,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 
 NAN, INF = float("nan"), float("inf")
 BIG = 2**31
@@ -32,7 +44,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
 def refuses(store: ReplayStore, bad: Any, message: str) -> None:
     """The whole append fails, also its good rows."""
     with pytest.raises(InvalidRecord, match=message) as raised:
-        store.append([task()], [group()], [trajectory("good"), bad, trajectory("also good")])
+        put(store, trajectory("good"), bad, trajectory("also good"))
     assert f" in trajectory {bad.id}. " in str(raised.value)
     with store.reading() as connection:
         assert connection.exec_driver_sql("select count(*) from trajectories").scalar() == 0
@@ -71,7 +83,7 @@ def test_numbers_that_follow_from_the_tokens_are_filled_in(store: ReplayStore) -
         trajectory("two segments", segments=(Segment(SHORT), hinted)),
         trajectory("nobody sampled it", segments=(demonstrated,), policy_version_min=3, policy_version_max=4),
     ]
-    store.append([task()], [group()], given)
+    put(store, *given)
     found = [row.record for row in store.read([row.id for row in given])]
     # SHORT has 6 tokens, 3 of them sampled by version 0 with log-probs -0.5, -1 and -1.5.
     numbers = [[getattr(record, name) for name in SUMMARY] for record in found]
@@ -154,7 +166,7 @@ def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
         trajectory("a", segments=(Segment(SHORT), Segment(long, "old turns clipped"))),
         trajectory("b", error_kinds="unknown_tool", mean_entropy=None, parent="a", success=False, reward=-0.1),
     ]
-    assert store.append([task()], [group()], given) == AppendReport(inserted=2, duplicates=0)
+    assert put(store, *given) == AppendReport(inserted=2, duplicates=0)
     for found, row in zip(store.read(["b", "a"]), reversed(given), strict=True):
         assert_same(found, row)
 
@@ -162,7 +174,7 @@ def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
 def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
     arguments = {"a": [1, 2.5, None, True, "\x00\udc80 ü"], "b": {"c": {}}, "d": 10**30}
     call = replace(trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id")))
-    store.append([task()], [group()], [replace(trajectory("a"), messages=(call,))])
+    put(store, replace(trajectory("a"), messages=(call,)))
     assert store.read(["a"])[0].messages == (call,)
 
 
@@ -181,7 +193,7 @@ def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
 def test_row_that_disagrees_with_what_is_stored_is_an_error_and_nothing_is_stored(
     store: ReplayStore, tasks: list[TaskRecord], groups: list[GroupRecord], other: Trajectory | None, message: str
 ) -> None:
-    store.append([task()], [group()], [trajectory("a")])
+    put(store, trajectory("a"))
     with pytest.raises(InvalidRecord, match=message):
         store.append(tasks, [group("g2"), *groups], [trajectory("b"), *([other] if other else [])])
     assert sql(store, "select id from trajectories union all select id from groups") == [("a",), ("group-1",)]
@@ -198,14 +210,14 @@ def test_log_probs_just_above_zero_are_stored_as_zero(store: ReplayStore) -> Non
     values = SHORT.behavior_log_probs.copy()
     values[2] = 5e-7
     segments = (Segment(replace(SHORT, behavior_log_probs=values)),)
-    store.append([task()], [group()], [trajectory("a", segments=segments)])
+    put(store, trajectory("a", segments=segments))
     assert store.read(["a"])[0].segments[0].tokens.behavior_log_probs[2] == 0.0
 
 
 def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     sampled = Segment(tokens([1, 2], ["user", "llm(do_not_train)"]))
     unsampled = Segment(tokens([1, 2], ["user", "env"]))
-    store.append([task()], [group()], [trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,))])
+    put(store, trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,)))
     assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
     assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
     assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 0

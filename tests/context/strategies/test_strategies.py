@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from context import (
-    ContextManager,
-    Message,
-    ToolCall,
-    default_authors,
-    loss_mask,
-    response_mask,
-)
+from context import ContextManager, Message, ToolCall, default_authors, loss_mask, response_mask
 from context.authors import HISTORY, MEMORY
 from context.strategies import ClipToolResults, Hint, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from context.strategies.protocol import Answer, Append, Arrangement, History, Question, Rewrite, Stop, Turn

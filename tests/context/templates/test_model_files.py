@@ -7,19 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from context import (
-    ChatTemplate,
-    RenderError,
-    TokenCodec,
-    load_model_files,
-)
-from context.templates.model_files import (
-    from_template,
-    spelled_controls,
-    stop_tokens,
-    template_source,
-    train_tokenizer,
-)
+from context import ChatTemplate, RenderError, TokenCodec, load_model_files
+from context.templates.model_files import from_template, spelled_controls, stop_tokens, template_source, train_tokenizer
 from tests.fakes.families import CHATML, family
 from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
 

@@ -30,6 +30,7 @@ from tests.fakes.records import (
     iterate,
     new_store,
     policy,
+    put,
     run_record,
     session_row,
     sql,
@@ -54,7 +55,7 @@ def filled(store: ReplayStore) -> ReplayStore:
         ),
         replace(trajectory("\ud800 ' \x00 \ue000json: \U0001f600"), messages=()),
     ]
-    store.append([task()], [group()], rows)
+    put(store, *rows)
     return store
 
 
@@ -168,7 +169,7 @@ def test_rows_are_chosen_and_those_left_out_counted(file_store: ReplayStore, tmp
 
 def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
+        put(store, *[trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
 
         def evict(done: int, total: int) -> None:
             assert total == 130
@@ -186,7 +187,7 @@ def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, mo
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
     given = [trajectory(f"t{i}", slot=i, segments=(Segment(SHORT), Segment(SHORT))) for i in range(3)]
-    file_store.append([task()], [group()], [replace(row, messages=MESSAGES[:3]) for row in given])
+    put(file_store, *[replace(row, messages=MESSAGES[:3]) for row in given])
     for kind, ending in (("json", "jsonl"), ("parquet", "parquet")):
         path = tmp_path / f"rows.{ending}"
         export_file(file_store, path)

@@ -25,7 +25,7 @@ from replay.exchange.row_format import Bundle
 from replay.exchange.teacher import import_chat
 from replay.storage.format.encoding import content_hash
 from tests.fakes.altered_rows import altered
-from tests.fakes.records import group, new_store, planned_row, run_record, sql, task, trajectory
+from tests.fakes.records import group, new_store, planned_row, put, run_record, sql, task, trajectory
 from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, log_probs, teaching
 
 
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     ReplayStore.create(folder / "other.sqlite").close()
     with closing(new_store(folder / "replay.sqlite")) as store:
-        store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1), trajectory("c", slot=2)])
+        put(store, trajectory("a"), trajectory("b", slot=1), trajectory("c", slot=2))
         export_file(store, folder / "good.jsonl")
     return folder
 

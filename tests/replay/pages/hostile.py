@@ -16,16 +16,7 @@ from replay import ReplayStore
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage.databases import Location
 from replay.ticket_records import TicketRecord
-from tests.fakes.records import (
-    SHORT,
-    fresh_draws,
-    group,
-    iteration_record,
-    measured,
-    policy,
-    run_record,
-    trajectory,
-)
+from tests.fakes.records import SHORT, fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
 
 MARK = "hostile-mark"
 SUM = "4900280003"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from html import unescape
+from http.client import HTTPConnection
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -61,10 +62,15 @@ class Served:
         headers: Sequence[tuple[str, str]] = (),
     ) -> Response:
         """One request, its target and its headers exactly as given; `hosts`: its Host headers, ours if left out."""
-        lines = [f"{method} {target} HTTP/1.1"]
-        lines += [f"Host: {host}" for host in ([self.host] if hosts is None else hosts)]
-        lines += [f"{name}: {value}" for name, value in headers]
-        return self.send("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
+        given = [("Host", host) for host in ([self.host] if hosts is None else hosts)]
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            for name, value in [*given, *headers]:
+                connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            found = tuple((name.lower(), value) for name, value in answer.getheaders())
+            return Response(answer.status, found, answer.read())
 
     def page(self, target: str) -> str:
         """The HTML of a page; its status must be 200."""
@@ -82,20 +88,6 @@ class Served:
         answer = self.ask(target)
         assert answer.status >= 400, answer.text
         return answer.status, unescape(answer.text)
-
-    def send(self, request: bytes) -> Response:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(request)
-            parts = []
-            while part := connection.recv(65536):
-                parts.append(part)
-        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        headers = tuple((name.lower(), value.strip()) for name, _, value in pairs)
-        if ("transfer-encoding", "chunked") in headers:
-            body = _unchunked(body)
-        return Response(int(first.split()[1]), headers, body)
 
 
 def words_of(html: str) -> str:
@@ -133,15 +125,6 @@ def served(app: ASGIApp) -> Iterator[Served]:
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()
-
-
-def _unchunked(body: bytes) -> bytes:
-    whole = b""
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        whole, body = whole + rest[:length], rest[length + 2 :]
-    return whole
 
 
 def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held_out: str | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from replay.pages.addresses import BadQuery, address, choice, text, texts, whole
 from replay.pages.reading import typed
 from replay.pages.templating import environment, visible_text
-from tests.fakes.records import group, new_store, task, trajectory
+from tests.fakes.records import new_store, put, trajectory
 from tests.replay.pages.serving import inspecting
 
 
@@ -115,7 +115,7 @@ def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> 
 def test_row_whose_id_is_no_utf_8_is_listed_and_opened(tmp_path: Path) -> None:
     odd = "x\ud800/y"
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.append([task()], [group()], [trajectory(odd), trajectory("b", slot=1, member=1)])
+        put(store, trajectory(odd), trajectory("b", slot=1, member=1))
     with inspecting(tmp_path / "replay.sqlite") as server:
         assert address("trajectories", odd) in html.unescape(server.page("/buffer"))
         assert "U+D800" in server.page(address("trajectories", odd))

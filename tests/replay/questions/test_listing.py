@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,17 @@ from replay.questions.trajectory import MOST_SHORT, in_few_words
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
-from tests.fakes.databases import Databases
 from tests.fakes.records import (
     LLM,
     MESSAGES,
     RUN,
     add_draw,
-    group,
     iterate,
     new_store,
     policy,
+    put,
     run_record,
     sql,
-    task,
     tokens,
     trajectory,
 )
@@ -70,13 +68,12 @@ def row(index: int, run: str) -> Trajectory:
 
 
 def append(store: ReplayStore, run: str, indices: range) -> None:
-    groups = [group(f"{run}-{iteration}", run=run, iteration=iteration) for iteration in (1, 2)]
-    store.append([task()], groups, [row(index, run) for index in indices])
+    put(store, *(row(index, run) for index in indices))
 
 
 @pytest.fixture(scope="module")
-def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    store = new_store(databases.new(tmp_path_factory.mktemp("listing") / "replay.sqlite"))
+def two_runs(module_store: ReplayStore) -> ReplayStore:
+    store = module_store
     store.add_run(run_record(UNPUBLISHED))
     store.add_policy(policy(NEWEST))
     append(store, RUN, range(SIZE))
@@ -84,8 +81,7 @@ def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
     # Draws of the rows make uses of 0, 1 and 2.
     sql(store, "update trajectories set uses = (slot + iteration) % 3")
     add_draws(store)
-    yield store
-    store.close()
+    return store
 
 
 def add_draws(store: ReplayStore) -> None:
@@ -262,7 +258,7 @@ def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_
 
 def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
+    put(store, *[trajectory(name, slot=slot) for slot, name in enumerate("abc")])
     sql(store, "delete from messages where trajectory = 'b'")
     sql(store, "update messages set checksum = checksum + 1 where trajectory = 'c'")
     none = {"prompt": None, "answer": None}

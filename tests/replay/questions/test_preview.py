@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,6 @@ from tests.fakes.replay_command import preview_of
 
 THREE = {"fraction": str(3 / 128), "successful_only": "false"}
 """Three rows of the default batch."""
-
-
-@pytest.fixture(scope="module")
-def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """Three such iterations, to be read only."""
-    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    iterated(path).close()
-    with closing(ReplayStore.open(path, read_only=True)) as reader:
-        yield reader
 
 
 def before(store: ReplayStore, **given: str) -> dict[str, Any]:

@@ -19,16 +19,15 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     FreshRows,
-    group,
     iterate,
     iteration_record,
     new_store,
     policy,
+    put,
     request,
     run_record,
     set_state,
     sql,
-    task,
     trajectory,
 )
 
@@ -161,10 +160,9 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
 
 
 def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
-    store.append([task("task-2")], [], [])
     FreshRows(1, rates=(0.5,)).append_to(store)
     taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
-    store.append([], [group("g2", task="task-2", size=2)], taught)
+    put(store, *taught)
     drawn = drawn_by(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
     # One of the two teacher's rows, two of the other task, the teacher's last one, then the two that are left.
     places = [(row.trajectory.record.source, row.trajectory.record.task) for row in drawn]
@@ -279,9 +277,8 @@ def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None
 
 
 def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
-    store.append([task("task-2")], [], [])
     FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(store)
-    store.append([], [group("g", task="task-2", size=1)], [trajectory("z", group="g", task="task-2", slot=50)])
+    put(store, trajectory("z", group="g", task="task-2", slot=50))
     drawn = Counter(row.trajectory.record.group for row in draw(store, 2, per_group=2))
     assert drawn == {"run-1-1-0-0": 2, "run-1-1-0-1": 2, "run-1-1-0-2": 2, "g": 1}
     for iteration, picks, cap in ((3, (Pick(99),), 4), (4, (Pick(2, task="task-1"), Pick(9)), 3)):

@@ -32,15 +32,14 @@ from tests.fakes.records import (
     RUN,
     SHORT,
     FreshRows,
-    group,
     iterate,
     new_store,
     policy,
+    put,
     request,
     run_record,
     session_row,
     sql,
-    task,
     trajectory,
 )
 from tests.replay.pages.serving import page_addresses
@@ -62,7 +61,7 @@ def fill(location: Location) -> None:
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
         other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
-        store.append([task("task-2")], [group("g-other", run=OTHER, task="task-2")], rows)
+        put(store, *rows)
         sampler = make_sampler("uniform", 0)
         for iteration in (1, 2, 3):
             iterate(store, iteration, sampler)
@@ -70,7 +69,7 @@ def fill(location: Location) -> None:
         place: dict[str, Any] = {"group": "g-long", "iteration": 3}
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
         cut = trajectory("cut", slot=9, error_kinds="limit", parent="long", **place)
-        store.append([], [group("g-long", iteration=3)], [long, cut])
+        put(store, long, cut)
         agent = session_row("agent", slot=11, **place)
         store.append([], [], [agent])
         store.sessions.open(OpenSession("under way", RUN, TODAY.isoformat()))

@@ -21,11 +21,11 @@ from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
     FreshRows,
-    group,
     iterate,
     iteration_record,
     new_store,
     policy,
+    put,
     request,
     run_record,
     sql,
@@ -76,7 +76,7 @@ def without_place(answer: Any) -> Any:
 
 def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
     rows = [trajectory(id, slot=slot, stop_reason=id) for slot, id in enumerate(ODD_TEXTS)]
-    store.append([task()], [group()], rows)
+    put(store, *rows)
     drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(ODD_TEXTS)
     assert all(row.trajectory.record.stop_reason == row.trajectory.id for row in drawn)
@@ -85,7 +85,7 @@ def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
 
 @pytest.mark.parametrize(("table", "change"), [("trajectories", "reward = -1.0"), ("segments", "reason = 'fork'")])
 def test_row_that_was_changed_is_quarantined_and_never_trained_on(store: ReplayStore, table: str, change: str) -> None:
-    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    put(store, trajectory("a"), trajectory("b", slot=1))
     sql(store, f"update {table} set {change} where {'id' if table == 'trajectories' else 'trajectory'} = 'a'")
     assert [row.trajectory.id for row in store.draw(request(2, 2), make_sampler("uniform", 0))] == ["b"]
     assert sql(store, "select id from trajectories where state = 'quarantined'") == [("a",)]
@@ -199,7 +199,7 @@ def test_reader_sees_one_moment(location: Location) -> None:
         counted = sa.select(sa.func.count()).select_from(trajectories)
         with reader.reading() as connection:
             assert connection.scalar(counted) == 0
-            writer.append([task()], [group()], [trajectory("a")])
+            put(writer, trajectory("a"))
             assert connection.scalar(counted) == 0
         with reader.reading() as connection:
             assert connection.scalar(counted) == 1

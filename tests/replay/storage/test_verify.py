@@ -23,14 +23,13 @@ from replay.storage.sessions import OpenSession
 from tests.fakes.records import (
     RUN,
     FreshRows,
-    group,
     iterate,
     new_store,
     planned_row,
+    put,
     request,
     session_row,
     sql,
-    task,
     trajectory,
 )
 from tests.fakes.replay_command import listed
@@ -226,7 +225,7 @@ def test_damaged_session_that_is_under_way_is_told_and_never_gone_on_with(store:
 
 def test_scores_of_an_agent_s_sequences_are_checked(store: ReplayStore) -> None:
     row = planned_row("agent")
-    store.append([task()], [group()], [row])
+    put(store, row)
     lengths = [len(segment.tokens) for segment in row.segments]
     store.add_scores(RUN, 1, {("agent", at): np.zeros(length, np.float32) for at, length in enumerate(lengths)})
     assert store.verify().damage == []
@@ -240,7 +239,7 @@ def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) ->
     path, stored = tmp_path / "replay.sqlite", struct.pack(">d", 7.125)
     with closing(new_store(path)) as store:
         rows = [trajectory(f"t{at}", slot=at, reward=7.125 if at == 1 else 0.0) for at in range(4)]
-        store.append([task()], [group()], rows)
+        put(store, *rows)
     whole = path.read_bytes()
     # It stands in the page of the row, and in that of an index.
     for at in (at for at in range(len(whole)) if whole.startswith(stored, at)):
@@ -271,7 +270,7 @@ def test_whatever_a_record_holds_its_checksum_holds(
     id = f"{reward}/{entropy}/{text}"
     made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
     whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
-    store.append([task()], [group(id)], [made, whole])
+    put(store, made, whole)
     assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from replay import ReplayStore
 from replay.storage.databases import Location
-from tests.fakes.records import group, new_store, sql, task, trajectory
+from tests.fakes.records import new_store, put, sql, trajectory
 from tests.fakes.small_processes import SMALL, Child
 
 
 def begin(location: Location) -> None:
     """A run, a task and a group that members can be appended to."""
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [])
+        put(store)
 
 
 class Writer:

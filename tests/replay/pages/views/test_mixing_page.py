@@ -24,15 +24,6 @@ CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false"
 
 
 @pytest.fixture(scope="module")
-def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """24 fresh rows of three iterations, two drawn in each."""
-    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    iterated(path).close()
-    with closing(ReplayStore.open(path, read_only=True)) as reader:
-        yield reader
-
-
-@pytest.fixture(scope="module")
 def server(three_iterations: ReplayStore) -> Iterator[Served]:
     with inspecting(three_iterations, named="runs/quickstart-001") as found:
         yield found

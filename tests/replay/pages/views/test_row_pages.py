@@ -17,7 +17,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.pages.addresses import address
 from replay.storage.format import schema
-from tests.fakes.records import LLM, MESSAGES, RUN, group, iterated, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, MESSAGES, RUN, iterated, put, run_record, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 from tests.replay.storage.collecting.test_never_drawn import episode
 
@@ -43,7 +43,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value, "actor/replay/token_gap_max": 9.0})
         store.add_run(run_record("import-1"))
         place = {"run": "import-1", "iteration": 7, "group": "theirs", "source": "import", "num_turns": 1}
-        collected = [replace(group("theirs", iteration=7, size=4), run="import-1")]
         rows = [
             trajectory("a", segments=(said(1, 2, 3, 4),), **place),
             trajectory(
@@ -53,7 +52,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trajectory("damaged", member=3, slot=3, **place),
         ]
         rows[1] = replace(rows[1], messages=(*MESSAGES[:-1], Message("assistant", "on the table", author="llm")))
-        store.append([task(), task("task-2")], collected, rows)
+        store.append([task("task-2")], [], [])
+        put(store, *rows, size=4)
         for iteration, successes in ((0, 1), (4, 3)):
             asked = [episode(number, iteration, success=number < successes) for number in range(3)]
             store.keep_held_out(RUN, [replace(each, stop_reason="max_turns") for each in asked], evaluations=9)

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
+from tests.fakes.records import RUN, iterate, new_store, put, run_record, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served
 
@@ -43,8 +42,7 @@ def runs(tmp_path: Path) -> Path:
     add_run(folder / ODD, 3, 0.125)
     with closing(new_store(folder / ODD / "replay.sqlite")) as store:
         store.add_run(run_record("import-1"))
-        place = {"run": "import-1", "iteration": 1}
-        store.append([task()], [replace(group("theirs"), **place)], [trajectory("theirs", group="theirs", **place)])
+        put(store, trajectory("theirs", group="theirs", run="import-1"))
     (folder / "damaged").mkdir()
     (folder / "damaged" / "replay.sqlite").write_text("no database")
     (folder / "notes").mkdir()

@@ -24,15 +24,14 @@ from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import (
     RUN,
-    group,
     iterate,
     new_store,
     planned_row,
     policy,
+    put,
     run_record,
     session_row,
     sql,
-    task,
     tokens,
     trajectory,
 )
@@ -70,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trajectory("split", segments=SPLIT, num_turns=3, error_kinds="raised malformed raised"), messages=SAID
         )
         rows = [split, trajectory("scored", member=1, slot=1, reward=0.0), trajectory("gone", member=2, slot=2)]
-        store.append([task()], [group(size=3)], rows)
+        put(store, *rows, size=3)
         store.append([], [], [trajectory("broken", member=3, slot=3)])
         current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, -1.0], np.float32)
         store.add_scores(RUN, 4, {("scored", 0): current})
@@ -179,7 +178,7 @@ def test_every_update_is_a_line_of_a_table(tmp_path: Path) -> None:
 
 
 def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: ReplayStore) -> None:
-    file_store.append([task()], [group()], [planned_row("agents")])
+    put(file_store, planned_row("agents"))
     with inspecting(file_store) as server:
         shown, text = server.page("/trajectories/agents"), server.words("/trajectories/agents")
         for line in (
@@ -200,7 +199,7 @@ def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: 
 
 def test_long_session_is_shown_some_requests_at_a_time(file_store: ReplayStore) -> None:
     nodes = [replace(planned_session()[0], number=number) for number in range(70)]
-    file_store.append([task()], [group()], [session_row("long", nodes=nodes)])
+    put(file_store, session_row("long", nodes=nodes))
     with inspecting(file_store) as server:
         shown = server.page("/trajectories/long?turn=65")
     assert re.findall(r'id="turn-(\d+)"', shown) == [str(number) for number in range(60, 70)]
