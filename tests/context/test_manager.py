@@ -128,14 +128,6 @@ def test_reply_in_arrays_is_the_one_in_lists() -> None:
     assert found[0] == found[1] == found[2] and found[0][0].outcome == "final"
 
 
-def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
-    model = family("mistral")
-    context = manager(model)
-    context.begin(START, ())
-    ids = [*model.codec.encode_text(" 78"), model.end_id]
-    assert context.record_reply(ids, log_probs(ids), policy_version=0).message.content == "78"
-
-
 @pytest.mark.parametrize(
     ("template", "end"),
     [

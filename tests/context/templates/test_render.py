@@ -103,21 +103,6 @@ def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
     assert model.codec.decode(ids).strip() == evil + model.end
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("chatml", "The code: ü \U0001f600 \u2028 pearl\n"),
-        ("llama3", "\x00\x1b ü \U0001f600 pearl\n"),
-        ("mistral", "The code is 78. What is pearl?"),
-    ],
-)
-def test_token_bytes_add_up_to_the_text(name: str, text: str) -> None:
-    codec = family(name).codec
-    parts = [codec.token_bytes(token) for token in codec.encode_text(text)]
-    assert b"".join(parts).decode() == text
-    assert len(parts) > 5
-
-
 def test_token_bytes_of_sentencepiece_tokens() -> None:
     words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))

@@ -7,7 +7,6 @@ import re
 import shlex
 import unicodedata
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -100,16 +99,6 @@ def test_bars_that_lead_somewhere_are_links_and_the_chosen_one_says_so() -> None
     (link,) = root.iter("a")
     assert (link.get("href"), link.get("aria-current"), root.get("role")) == ("/buffer?x=1&y=2", "true", "group")
     assert [title.text for title in root.iter("title")] == ["a: 3", "b: 1,200", f"{hostile}: 1"]
-
-
-def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> None:
-    svg = bars(*(bar(f"label {i:02d}", 1) for i in range(32)))
-    places = [float(x) for x in re.findall(r'class="tick" x="([0-9.]+)"', svg)]
-    # 8 characters of at most 6.2 pixels and one free: none nearer than 55.8 to the next, half of one from the edge.
-    assert 2 <= len(places) <= 6
-    assert min(b - a for a, b in pairwise(places)) >= 55.8
-    assert min(places) >= 24.8
-    assert max(places) <= 320 - 24.8
 
 
 def test_row_whose_id_is_no_utf_8_is_listed_and_opened(tmp_path: Path) -> None:

@@ -242,9 +242,6 @@ CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
         # An earlier conversation that the task brings along is part of what was asked.
         ((Message("user", "old"), Message("assistant", "older", author="history"), Message("user", "new"),
           Message("assistant", "newer", author="llm")), "new", "newer"),
-        ((Message("user", "q"), Message("assistant", "a"), Message("user", "go on"), Message("assistant", "b")), "q",
-         "b"),
-        ((Message("assistant", "first"),), None, "first"),
         ((), None, None),
         ((Message("user", "ab " * 1000), Message("assistant", "x" * 201)), ("ab " * 67)[:MOST_SHORT] + "...",
          "x" * MOST_SHORT + "..."),

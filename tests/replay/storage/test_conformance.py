@@ -32,13 +32,12 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-from tests.replay.storage.collecting.episodes import OVER, issue
+from tests.replay.storage.collecting.episodes import issue
 from tests.replay.storage.damaged_buffers import QUESTIONS, fill
 from tests.replay.storage.test_kill_points import contents
 
 pytestmark = pytest.mark.every_database
 
-ODD_TEXTS = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain", "%_'\"\\"]
 ZEROS = np.zeros(6, np.float32)
 
 
@@ -72,15 +71,6 @@ def without_place(answer: Any) -> Any:
         left_out = {"database", "bytes", "started_at", "created_at", "seconds_since"}
         return {name: without_place(value) for name, value in answer.items() if name not in left_out}
     return [without_place(each) for each in answer] if isinstance(answer, list) else answer
-
-
-def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
-    rows = [trajectory(id, slot=slot, stop_reason=id) for slot, id in enumerate(ODD_TEXTS)]
-    put(store, *rows)
-    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(ODD_TEXTS)
-    assert all(row.trajectory.record.stop_reason == row.trajectory.id for row in drawn)
-    assert [row.messages for row in store.read(["plain"])] == [trajectory("plain").messages]
 
 
 @pytest.mark.parametrize(("table", "change"), [("trajectories", "reward = -1.0"), ("segments", "reason = 'fork'")])
@@ -167,16 +157,6 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
             tool.add_scores(RUN, 1, {(FreshRows(3).trajectories[0].id, 0): ZEROS})
         WRITES["draw"](second)
         WRITES["append"](second)
-
-
-def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:
-    store.roles.lead(RUN, "first", lease_s=600)
-    with pytest.raises(ReplayError, match="got 'second' while 'first' leads run-1"):
-        store.roles.lead(RUN, "second", lease_s=600)
-    store.roles.still_leads(RUN, "first", lease_s=OVER)
-    store.roles.lead(RUN, "second", lease_s=600)
-    with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
-        store.roles.still_leads(RUN, "first", lease_s=600)
 
 
 def test_creation_at_once_makes_one_database(databases: Databases, tmp_path: Path) -> None:

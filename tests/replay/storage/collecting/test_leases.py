@@ -140,7 +140,7 @@ def test_leases_from_before_the_clock_was_put_back_are_over(store: ReplayStore) 
     assert [each.place for each in claim(store, "after", count=2, lease_s=lease)] == [dead.place]
     assert not store.roles.view(RUN, lease_s=lease).has_free_tickets
     store.roles.lead(RUN, "after", lease_s=lease)
-    with pytest.raises(RunReplaced):
+    with pytest.raises(RunReplaced, match="got 'after' in the place of 'before'"):
         store.roles.still_leads(RUN, "before", lease_s=lease)
     with pytest.raises(ReplayError, match="must have one learner, got 'third' while 'after' leads"):
         store.roles.lead(RUN, "third", lease_s=lease)
