@@ -1,5 +1,3 @@
-"""The exact-token contract of an episode."""
-
 from __future__ import annotations
 
 import math

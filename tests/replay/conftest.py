@@ -1,5 +1,3 @@
-"""Buffers that hold a run, its first policy, and no row yet."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Staleness is counted by a row's own run alone, whoever asks."""
-
 from __future__ import annotations
 
 from contextlib import closing

@@ -1,5 +1,3 @@
-"""What comes in comes back as it was; what breaks a rule is refused by its name, and nothing of the call is stored."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""What each strategy shows, and when."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

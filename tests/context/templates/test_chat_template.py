@@ -1,5 +1,3 @@
-"""Templates' arguments, their named versions, the forms in which they take messages, and how they fail."""
-
 from __future__ import annotations
 
 import hashlib

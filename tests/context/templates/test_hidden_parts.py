@@ -1,5 +1,3 @@
-"""What real templates leave out is said by name, and nothing of a learned reply is lost in silence."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""What is read of a model's folder: its template, a built-in one or a person's, and what ends a reply by it."""
-
 from __future__ import annotations
 
 import json

@@ -72,8 +72,6 @@ CONVERSATIONS = {
 
 @dataclass
 class Watched(Strategy):
-    """Another strategy, and what it shows."""
-
     strategy: Strategy
     arrangement: Arrangement | None = None
     view: tuple[Message, ...] = field(default=())

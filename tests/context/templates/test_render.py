@@ -1,5 +1,3 @@
-"""Messages to tokens, on three families of templates."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -28,7 +26,6 @@ def model(request: pytest.FixtureRequest) -> Family:
 
 
 def by_author(model: Family, tokens, author: str) -> str:
-    """The text an author wrote; for the family that marks spaces, as pieces."""
     ids = tokens.token_ids[tokens.authors == default_authors().code(author)].tolist()
     return model.codec.decode(ids)
 

@@ -1,5 +1,3 @@
-"""What is said of a template: which conversations it writes again, what it does not support, what it leaves out."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tokens, their places and control tokens are those that each kind of tokenizer finds."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""What is exported comes back bit by bit, and what comes back is exported to the same bytes."""
-
 from __future__ import annotations
 
 import json
@@ -82,7 +80,6 @@ ODD = "\ud800 ' \x00 \ue000json: \U0001f600 \n\u2028é"
 
 
 def odd_row() -> Bundle:
-    """What is odd in every place where something odd can stand."""
     sequence = TokenSequence(
         np.array([0, 2**31 - 1, 7, 8], np.int32),
         np.array([AUTHORS.code(name) for name in (TEMPLATE, LLM, LLM, ENV)], np.uint8),

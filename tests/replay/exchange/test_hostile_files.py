@@ -1,5 +1,3 @@
-"""Files from strangers: what is refused, by name, before anything is stored, run, or taken into memory."""
-
 from __future__ import annotations
 
 import gzip

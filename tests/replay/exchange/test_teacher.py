@@ -1,5 +1,3 @@
-"""Conversations of others as trajectories: exact tokens, honest log-probs, groups, and nothing that was not said."""
-
 from __future__ import annotations
 
 import json
@@ -64,7 +62,6 @@ def codec_of(name: str = "chatml") -> TokenCodec:
 
 
 def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
-    """The texts of the runs of trained tokens."""
     trained = np.flatnonzero(np.diff([0, *AUTHORS.is_trained(segment.tokens.authors).astype(int), 0]))
     ids = segment.tokens.token_ids.tolist()
     return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]

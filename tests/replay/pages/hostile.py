@@ -65,7 +65,6 @@ def hostile(id: str, **changes: Any) -> Trajectory:
 
 
 def hostile_buffer(location: Location) -> ReplayStore:
-    """Two trajectories, drawn in two iterations of a run, and one more run that holds nothing."""
     store = ReplayStore.create(location)
     config = {"run": {"name": TEXT}, "replay": {"fraction": 0.5, "sampler": TEXT}, TEXT: TEXT}
     store.add_run(replace(run_record(RUN), name=TEXT, config=config, code_version=TEXT))

@@ -35,7 +35,6 @@ class Response:
         return self.body.decode()
 
     def header(self, name: str) -> str | None:
-        """The only one of that name."""
         found = [value for key, value in self.headers if key == name.lower()]
         assert len(found) <= 1, found
         return found[0] if found else None
@@ -84,7 +83,6 @@ class Served:
         return words_of(html[html.index("<main") :])
 
     def problem(self, target: str) -> tuple[int, str]:
-        """Status and text of an answer that says what is wrong."""
         answer = self.ask(target)
         assert answer.status >= 400, answer.text
         return answer.status, unescape(answer.text)
@@ -155,7 +153,6 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
 
 
 def missing_pages(targets: Iterable[str]) -> list[str]:
-    """Paths of pages that none of the addresses is of."""
     paths = [target.partition("?")[0] for target in targets]
     patterns = {page.path: re.compile(re.sub(r"\{[^}]*\}", "[^/]+", page.path)) for page in PAGES}
     return [path for path, pattern in patterns.items() if not any(map(pattern.fullmatch, paths))]

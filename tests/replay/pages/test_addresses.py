@@ -1,5 +1,3 @@
-"""Addresses and what they ask; commands as people type them; text that can't be seen; bars."""
-
 from __future__ import annotations
 
 import html

@@ -1,5 +1,3 @@
-"""Who is answered, with what headers; and that nothing is ever written."""
-
 from __future__ import annotations
 
 from contextlib import closing

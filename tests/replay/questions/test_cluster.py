@@ -1,5 +1,3 @@
-"""A run that workers collect: who takes part, and why episodes ended without a row."""
-
 from __future__ import annotations
 
 import json

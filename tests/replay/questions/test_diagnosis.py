@@ -1,5 +1,3 @@
-"""What is said of a run that goes badly, and that nothing is said of one that goes well."""
-
 from __future__ import annotations
 
 import pytest

@@ -95,7 +95,6 @@ COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "
 
 
 def in_order(store: ReplayStore, query: Query) -> list[str]:
-    """As Python sorts the rows; unknown values come last."""
     rows = questions.page(store, Query(query.run), limit=1000)["rows"]
     name = COUNTED.get(query.sort, query.sort.value)
     place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731

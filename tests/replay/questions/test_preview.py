@@ -1,5 +1,3 @@
-"""What the next batch would be, against the draw that is then made and by hand; and which sources can give nothing."""
-
 from __future__ import annotations
 
 import json
@@ -28,7 +26,6 @@ def before(store: ReplayStore, **given: str) -> dict[str, Any]:
 
 
 def configure(location: Location, config: dict[str, Any]) -> None:
-    """As if the run had been started so."""
     sql(location, "update runs set config = ?", json.dumps(config))
 
 
@@ -244,8 +241,6 @@ def test_rows_without_a_weight_and_rows_of_other_tasks_are_named(tmp_path: Path)
 
 
 class Never(Sampler):
-    """A sampler of somebody's own."""
-
     def weights(self, rows: Rows) -> Any:
         return 0.0 * rows.reward
 

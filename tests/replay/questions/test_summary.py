@@ -144,8 +144,6 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
 
 
 class Bytes:
-    """A decoder of one token per byte."""
-
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 

@@ -1,5 +1,3 @@
-"""One task, all tasks side by side, and what one update learned from and did: one answer each."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Draws: which rows a run may draw, what limits leave out, what is reserved and committed, and what a resume undoes."""
-
 from __future__ import annotations
 
 import json
@@ -45,7 +43,6 @@ def available(store: ReplayStore, iteration: int, **limits: Any) -> int:
 
 
 def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[str]:
-    """Drawn and committed."""
     drawn = draw(store, iteration, count, **limits)
     store.commit(iteration_record(iteration, replay=len(drawn)), [row.draw for row in drawn], sampler_state={})
     return [row.trajectory.id for row in drawn]

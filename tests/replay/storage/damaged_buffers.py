@@ -55,7 +55,6 @@ EVALUATED = HeldOutEpisode(
 
 
 def fill(location: Location) -> None:
-    """Two runs; iterations with draws, histograms, metrics and scores; rows of every state."""
     with closing(new_store(location)) as store:
         store.add_run(replace(run_record(OTHER), fingerprint=_FINGERPRINT))
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
@@ -95,7 +94,6 @@ def fill(location: Location) -> None:
 
 
 def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
-    """A file, and the log of what was written since it was whole."""
     path = folder / "replay.sqlite"
     fill(path)
     with closing(ReplayStore.open(path)) as store:
@@ -105,7 +103,6 @@ def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
 
 
 def place(path: Path, file: bytes, log: bytes | None) -> None:
-    """A buffer in the place of the one before."""
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     path.write_bytes(file)

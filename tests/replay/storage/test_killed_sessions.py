@@ -14,7 +14,7 @@ from replay.storage.databases import Location
 from replay.storage.sessions import OpenSession
 from tests.context.test_conversation_tree import SOAK, check
 from tests.fakes.random_agents import TODAY, RandomSession, random_session, tree_of
-from tests.fakes.records import RUN, new_store, put, session_row, sql
+from tests.fakes.records import RUN, group, new_store, session_row, sql, task
 from tests.replay.storage.test_sessions import same
 
 
@@ -47,7 +47,7 @@ def killed_and_gone_on(store: ReplayStore, seed: int) -> tuple[RandomSession, se
 def check_seeds(location: Location, seeds: range) -> None:
     """What is stored is what was sampled; what was given is trained, each token once, and nothing else is."""
     with closing(new_store(location)) as store:
-        put(store)
+        store.append([task()], [group()], [])
         for seed in seeds:
             session, lost = killed_and_gone_on(store, seed)
             nodes, given = session.tree.nodes, set(session.given)

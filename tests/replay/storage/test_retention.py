@@ -1,5 +1,3 @@
-"""Which rows go, when, and what is left of them."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,6 @@ TABLES = ("trajectories", "segments", "messages", "token_scores", "reclaimed")
 
 
 def filled(store: ReplayStore, iterations: int = 3, *, count: int = 0) -> None:
-    """8 rows each, in two groups of one task, and `count` drawn ones."""
     sampler = make_sampler("uniform", 3)
     for iteration in range(1, iterations + 1):
         iterate(store, iteration, sampler, count=count)

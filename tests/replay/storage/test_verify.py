@@ -1,5 +1,3 @@
-"""What is damaged is named, set aside, and never trained on: a cell, a row, or the file as a whole."""
-
 from __future__ import annotations
 
 import json
@@ -42,7 +40,6 @@ _HEADER = 100
 
 @pytest.fixture
 def filled(store: ReplayStore) -> ReplayStore:
-    """Three iterations of 8 rows."""
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), count=2)
     return store

@@ -1,5 +1,3 @@
-"""The mixing page over HTTP: its address is its state, its answer is `questions.preview`, and it never breaks."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Pages of stored rows: the list, one iteration, one task, rows side by side, held-out episodes; links and refusals."""
-
 from __future__ import annotations
 
 import re
@@ -112,7 +110,6 @@ def test_filters_that_cannot_be_read_are_named_by_their_field_and_the_page_stays
 
 
 def slots(html: str) -> list[int]:
-    """Slots of the table of what went in."""
     row = r'<tr data-href="/trajectories/[^"]+"><td class="text"><span[^>]*>\w+</span></td><td>(\d+)</td>'
     return [int(slot) for slot in re.findall(row, html)]
 

@@ -1,5 +1,3 @@
-"""A folder of runs: one list, their curves in the same charts, and the pages of each below an address of its own."""
-
 from __future__ import annotations
 
 import json
@@ -56,7 +54,6 @@ def inspector(runs: Path) -> Iterator[Served]:
 
 
 def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
-    """Points by title of the panel and name of the run."""
     panels = charts_of(html).values()
     return {panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]} for panel in panels}
 

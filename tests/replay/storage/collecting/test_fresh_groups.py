@@ -1,5 +1,3 @@
-"""Groups that workers collected: closed by the learner, fresh once within the bound, or late and for replay."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Who may collect an episode, until when, and what becomes of those that nobody ends; who takes part in a run."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Episodes of evaluations and what tools answered are kept apart: nothing that counts or draws rows knows of them."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -33,7 +31,6 @@ def episode(number: int, iteration: int = 0, *, run: str = RUN, success: bool = 
 
 
 def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
-    """Iteration and number of each."""
     return [(int(i), int(n)) for i, n in sql(store, "select iteration, number from held_out where run = ?", run)]
 
 
