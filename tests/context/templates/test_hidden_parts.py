@@ -22,7 +22,6 @@ LEFT_OUT = {
     "trl/llama3_1": ["thoughts"],
     "trl/qwen3": [],
     "trl/deepseekv3": ["tools"],
-    "trl/gemma4_v5": [],
     "trl/gptoss": [],
     "written/mistral_v0_3": ["thoughts"],
     "trl/gemma": ["system messages", "tools", "calls", "results", "thoughts"],

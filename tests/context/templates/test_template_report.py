@@ -17,8 +17,6 @@ REWRITTEN = {
     "glm4moe": THOUGHTS,
     "gptoss": 9,  # <|return|> becomes <|end|>
     "llama3_1": [],
-    "phi3": [],
-    "qwen2_5": [],
     "qwen3": [THOUGHTS[0], "empty thinking between tool results", THOUGHTS[1]],
     "qwen3_5_think": 7,
     **{name: [] for name in BUILT_IN},

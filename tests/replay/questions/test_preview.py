@@ -84,7 +84,6 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
     ("given", "field", "message"),
     [
         ({"fraction": "1.5"}, "fraction", "replay.fraction must be a number from 0 to 1, got '1.5'."),
-        ({"unit": "rows"}, "unit", "must be any, trajectory, task or group, got 'rows'"),
         ({"max_staleness": "-1"}, "max_staleness", "must be a whole number of at least 0 or null, got '-1'"),
         ({"sampler": "newest"}, "sampler", "must be a built-in sampler or path/to/file.py:ClassName, got 'newest'"),
         (
@@ -95,7 +94,6 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
         ({"sampler": "entropy", "entropy.policy": "current"}, "sampler_options", "stored where no policy is loaded"),
         ({"sampler": "freshness", "freshness.options": "[" * 9000}, "sampler_options", "options must be an object"),
         ({"unit": "group"}, "successful_only", "must be false when replay.unit is group"),
-        ({"unit": "group", "successful_only": "false", "sampler": "entropy"}, "sampler", "must weigh rows"),
         ({"unit": "trajectory"}, "unit", "environment.task_pool must be a number"),
     ],
 )
