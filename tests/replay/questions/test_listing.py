@@ -219,7 +219,6 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
         plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
         assert not [step for *_, step in plan if step.startswith("SCAN") and "anon_" not in step], statement
         assert not [step for *_, step in plan if "trajectories_by_run" in step], statement
-    store.close()
     index = "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?"
     # Behind where the row stands whose id was given; and the lines of a page by their ids.
     assert f"{index} AND (iteration,slot,id)>(?,?,?))" in found and f"{index})" in found
@@ -260,7 +259,6 @@ def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
     none = {"prompt": None, "answer": None}
     known = {"prompt": "Where is the key?", "answer": "in the drawer"}
     assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
-    store.close()
 
 
 # How rows are spread

@@ -67,7 +67,6 @@ def test_rules_count_what_each_rule_leaves_out(tmp_path: Path) -> None:
         ("max_uses", unused, 6 - unused),
         ("sampler", unused, 0),
     ]
-    store.close()
 
 
 def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
@@ -131,7 +130,6 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
             new,
         )
         assert {row["task"] for row in answer["batch"]["rows"]} == ({"task-1"} if replay else set())
-    store.close()
 
 
 def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(tmp_path: Path) -> None:
@@ -148,7 +146,6 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
             before(store, successful_only="false")
         if "shortfall" in replay:
             assert isinstance(raised.value, WrongSettings) and list(raised.value.errors) == ["fraction"]
-    store.close()
 
 
 def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) -> None:
@@ -165,7 +162,6 @@ def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) 
         planned.append(before(store)["plan"]["factor"])
         assert planned[-1] == mixer.factor
     assert planned == pytest.approx([0.5, 0.25, 0.275, 0.3025])  # halved twice, then raised by a tenth
-    store.close()
 
 
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
@@ -176,7 +172,6 @@ def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
     assert (answer["plan"]["fraction"], answer["plan"]["replay"]) == (0.0625, 8)
     configure(tmp_path / "replay.sqlite", {"run": {"iterations": 3}, "replay": schedule})
     assert before(store)["plan"]["replay"] == 0
-    store.close()
 
 
 WINS = FreshRows(1, rates=(1.0,), run="wins", source="teacher")

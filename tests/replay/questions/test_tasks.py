@@ -111,7 +111,6 @@ def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location
     whole = questions.task(with_gone, row["hash"], RUN)
     assert [whole[name] for name in ("attempts", "successes", "eligible")] == [16, 6, 8]
     assert row["replayed"] == replayed
-    with_gone.close()
 
 
 def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStore) -> None:
