@@ -83,12 +83,7 @@ class ChatTemplate:
         self._with_tools = self._plain if tool_use is None else _Source(tool_use, given, tools=(LOOKUP,))
 
     def render(
-        self,
-        rows: Sequence[_Row],
-        *,
-        tools: Sequence[_Row] = (),
-        generation_prompt: bool,
-        now: datetime | None = None,
+        self, rows: Sequence[_Row], *, tools: Sequence[_Row] = (), generation_prompt: bool, now: datetime | None = None
     ) -> str:
         """The text of a conversation, given in rows of `to_template`.
 

@@ -19,15 +19,7 @@ from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
-from context.templates.rendering.contents import (
-    Content,
-    Row,
-    contents,
-    first_place,
-    row,
-    tool_rows,
-    with_thought,
-)
+from context.templates.rendering.contents import Content, Row, contents, first_place, row, tool_rows, with_thought
 from context.templates.rendering.demonstrated_turns import turn_spans, written_reply
 from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
@@ -115,12 +107,7 @@ class Renderer:
         return self.tokens(self.render(messages, tools or ()))
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: _Tools,
-        *,
-        after: Rendering | None = None,
-        now: datetime | None = None,
+        self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None, now: datetime | None = None
     ) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier. `now`: what is today, else."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now

@@ -128,11 +128,7 @@ def test_reply_in_arrays_is_the_one_in_lists() -> None:
 
 @pytest.mark.parametrize(
     ("template", "end"),
-    [
-        ("qwen3_5_think", "</think>"),
-        ("written/deepseek_v4", "</think>"),
-        ("written/kimi_k3", "<|close|>think<|sep|>"),
-    ],
+    [("qwen3_5_think", "</think>"), ("written/deepseek_v4", "</think>"), ("written/kimi_k3", "<|close|>think<|sep|>")],
 )
 def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer(template: str, end: str) -> None:
     files = real_templates.model(template)

@@ -199,10 +199,7 @@ BAD_CONVERSATIONS: list[tuple[Change, str]] = [
     (answered(function_call={"name": "f"}), "function_call must be empty"),
     ({"reward": "1"}, "reward must be a valid number, got '1'"),
     (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
-    (
-        answered(logprobs={"content": [{"token": "x", "logprob": -1, "bytes": [300]}]}),
-        r"bytes\[0\] must be less than",
-    ),
+    (answered(logprobs={"content": [{"token": "x", "logprob": -1, "bytes": [300]}]}), r"bytes\[0\] must be less than"),
     ({"tools": [{"function": 5}]}, r"tools\[0\] must be"),
     ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
 ]

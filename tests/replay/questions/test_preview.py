@@ -122,13 +122,8 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
     for pool, replay, new in ((1, 24, 0), (100, 0, 16)):
         configure(tmp_path / "replay.sqlite", {"environment": {"task_pool": pool}})
         answer = before(store, unit="trajectory", fraction="0.25", successful_only="false")
-        plan = answer["plan"]
-        assert (plan["planned_replay"], plan["replay"], plan["assumed_tasks"], plan["new_tasks"]) == (
-            32,
-            replay,
-            16,
-            new,
-        )
+        named = ("planned_replay", "replay", "assumed_tasks", "new_tasks")
+        assert [answer["plan"][name] for name in named] == [32, replay, 16, new]
         assert {row["task"] for row in answer["batch"]["rows"]} == ({"task-1"} if replay else set())
 
 
