@@ -87,10 +87,7 @@ WrittenCalls = tuple[int, tuple[str, ...]]
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyParser:
-    """The parser of that name; `auto` is the one of `auto_parser`.
-
-    `tools`: those of the conversation, for formats whose arguments have no types of their own.
-    """
+    """The parser of that name (`auto`: see `auto_parser`), for a conversation with these `tools`."""
     if name == "auto":
         name = auto_parser(template, tools)
     if name not in PARSERS:

@@ -97,10 +97,7 @@ class CallParser:
         return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
     def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
-        """Thinking (None: there is none), what follows it, and the tag that closes it where that is missing.
-
-        The opening tag may be missing: many templates write it for the policy.
-        """
+        """Thinking (None: none), what follows it, and its closing tag where that is missing; the opening one may be."""
         body = text.lstrip()
         for opening, closing in self.thinking:
             if body.startswith(opening):

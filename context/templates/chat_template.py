@@ -85,10 +85,7 @@ class ChatTemplate:
     def render(
         self, rows: Sequence[_Row], *, tools: Sequence[_Row] = (), generation_prompt: bool, now: datetime | None = None
     ) -> str:
-        """The text of a conversation, given in rows of `to_template`.
-
-        With `generation_prompt`, up to where the next reply begins. `now`: what the template takes for today.
-        """
+        """The text of a conversation in rows of `to_template`, up to the next reply if asked. `now`: what is today."""
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 

@@ -119,10 +119,7 @@ def train_tokenizer(
 
 
 def template_source(given: str) -> str:
-    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text itself.
-
-    Raises RenderError for what is none of them.
-    """
+    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text; else RenderError."""
     if _JINJA.search(given):
         return given
     path = _FOLDER / f"{given}.jinja" if given in BUILT_IN_TEMPLATES else Path(given).expanduser()

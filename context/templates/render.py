@@ -259,10 +259,7 @@ class Renderer:
         return Written(text, before)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
-        """Where the contents of the messages from `first` on stand in the text, behind `start`.
-
-        Raises RenderError where a message from `required` on is left out.
-        """
+        """Places of contents from message `first` on, behind `start`; RenderError: one from `required` on has none."""
         text = rendering.written.text
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]

@@ -220,10 +220,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
-    """How many rows are left after each rule, from all that the run stored and others that it may draw.
-
-    `gone`: rows of the run that are not eligible.
-    """
+    """How many rows are left after each rule, of all stored ones. `gone`: rows of the run that are not eligible."""
     steps = trial.left()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]

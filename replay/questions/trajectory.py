@@ -1,7 +1,4 @@
-"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words.
-
-Its tokens, which may be hundreds of thousands, are a question of their own: see `questions.tokens`.
-"""
+"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words."""
 
 from __future__ import annotations
 
@@ -126,10 +123,7 @@ def _left(connection: sa.Connection, id: str) -> QueryResult:
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """One trajectory whole: its overview, with every token of its segments as numbers.
-
-    Raises CorruptTrajectory where tokens are not what was written.
-    """
+    """One trajectory whole, every token as numbers; CorruptTrajectory where they are not what was written."""
     answer = overview(store, id_prefix)
     if answer["problem"] is None or answer["problem"]["kind"] == "corrupt":
         with store.reading() as connection:

@@ -166,10 +166,7 @@ def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
 
 
 class TrialDraw:
-    """What can be asked of the moment before a draw, which a database that is only read will do for.
-
-    Good until the buffer is refreshed.
-    """
+    """What can be asked of the moment before a draw, until the buffer is refreshed; a read-only database will do."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self.index = eligible.index

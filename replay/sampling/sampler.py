@@ -191,10 +191,7 @@ class Sampler(ABC):
 
 
 class RankedSampler(Sampler):
-    """Takes the rows of the lowest score among candidates, which are drawn by weight.
-
-    Equal scores are taken in the order of the candidates, which is random.
-    """
+    """Takes the rows of the lowest score among candidates, which are drawn by weight; of equal scores, any."""
 
     @property
     @abstractmethod

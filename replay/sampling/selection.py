@@ -176,10 +176,7 @@ def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> 
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """[G] groups of which every member is among some rows, in the order of their first members.
-
-    Arrays over all of them, for there may be many thousands.
-    """
+    """[G] groups of which every member is among some rows, in the order of their first members."""
 
     rows: Positions
     """[N] members of one group after another, each group's in order."""

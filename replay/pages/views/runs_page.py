@@ -156,10 +156,7 @@ class OpenedRuns:
         self._lock = Lock()
 
     def lines(self) -> list[QueryResult]:
-        """Every run, those last written to first: its `folder`, and its line.
-
-        `problem`: why nothing is known of a buffer that can't be read; None for others.
-        """
+        """Every run, the last written to first: its `folder`, its line, or the `problem` of an unreadable buffer."""
         return [
             {"folder": folder.name, **line} for folder in run_folders(self.folder) for line in self._lines_of(folder)
         ]
