@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,28 +13,10 @@ from replay.records import GroupRecord, TaskRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.validate import SUMMARY, summarised
 from replay.storage.write import AppendReport
-from tests.fakes.records import (
-    AUTHORS,
-    SHORT,
-    group,
-    new_store,
-    put,
-    request,
-    run_record,
-    sql,
-    task,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import AUTHORS, SHORT, group, put, request, run_record, sql, task, tokens, trajectory
 
 NAN, INF = float("nan"), float("inf")
 BIG = 2**31
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    with closing(new_store(tmp_path_factory.mktemp("buffer") / "replay.sqlite")) as store:
-        yield store
 
 
 def refuses(store: ReplayStore, bad: Any, message: str) -> None:
@@ -66,8 +46,8 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
         ({"stop_reason": None}, "^stop_reason must be a valid string, got None"),
     ],
 )
-def test_record_field_is_refused_by_name(empty: ReplayStore, changes: dict[str, Any], message: str) -> None:
-    refuses(empty, trajectory(**{"id": "a", **changes}), message)
+def test_record_field_is_refused_by_name(module_store: ReplayStore, changes: dict[str, Any], message: str) -> None:
+    refuses(module_store, trajectory(**{"id": "a", **changes}), message)
 
 
 def test_numbers_that_follow_from_the_tokens_are_filled_in(store: ReplayStore) -> None:
@@ -122,14 +102,14 @@ VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
     ],
 )
 def test_token_is_refused_by_field_and_position(
-    empty: ReplayStore, field: str, position: int, value: float, message: str
+    module_store: ReplayStore, field: str, position: int, value: float, message: str
 ) -> None:
-    refuses(empty, trajectory("a", segments=changed(field, position, value)), message)
+    refuses(module_store, trajectory("a", segments=changed(field, position, value)), message)
 
 
 @pytest.mark.parametrize("segments", [(), (Segment(TokenSequence.constant([], 0)),)])
-def test_trajectory_without_tokens_is_refused(empty: ReplayStore, segments: tuple[Segment, ...]) -> None:
-    refuses(empty, trajectory("a", segments=segments), "^segments must hold at least one token, got 0")
+def test_trajectory_without_tokens_is_refused(module_store: ReplayStore, segments: tuple[Segment, ...]) -> None:
+    refuses(module_store, trajectory("a", segments=segments), "^segments must hold at least one token, got 0")
 
 
 @pytest.mark.parametrize(
@@ -141,9 +121,11 @@ def test_trajectory_without_tokens_is_refused(empty: ReplayStore, segments: tupl
         *((replace(task(), payload={"x": bad}), group(), "^payload must be JSON") for bad in (NAN, {1, 2}, object())),
     ],
 )
-def test_task_or_group_is_refused_by_field(empty: ReplayStore, task_given: Any, group_given: Any, message: str) -> None:
+def test_task_or_group_is_refused_by_field(
+    module_store: ReplayStore, task_given: Any, group_given: Any, message: str
+) -> None:
     with pytest.raises(InvalidRecord, match=message):
-        empty.append([task_given], [group_given], [])
+        module_store.append([task_given], [group_given], [])
 
 
 def assert_same(found: Trajectory, given: Trajectory) -> None:

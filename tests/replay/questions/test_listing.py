@@ -20,7 +20,6 @@ from replay.questions import Patience, Query, Sort
 from replay.questions.filters import condition
 from replay.questions.summary import bars_of
 from replay.questions.trajectory import MOST_SHORT, in_few_words
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
 from tests.fakes.records import (
@@ -208,7 +207,7 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
         after = questions.page(store, Query(RUN, ()), limit=3)["after"]
         questions.page(store, Query(RUN, (), ascending=True), limit=3, after=after)
     with counted() as of_one:
-        iterate(store, 3, make_sampler("uniform", 0))
+        iterate(store, 3)
         of_one.clear()
         questions.iteration(store, RUN, 3)
         questions.task(store, "task-1", RUN)

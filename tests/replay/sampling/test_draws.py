@@ -17,10 +17,10 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     FreshRows,
+    add_run,
     iterate,
     iteration_record,
     new_store,
-    policy,
     put,
     request,
     run_record,
@@ -50,11 +50,6 @@ def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> l
 
 def iterations(drawn: list[BatchRow]) -> Counter[int]:
     return Counter(row.trajectory.record.iteration for row in drawn)
-
-
-def add_other(store: ReplayStore) -> None:
-    store.add_run(run_record("run-0"))
-    store.add_policy(policy(0, run="run-0"))
 
 
 def drawn_by(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
@@ -204,7 +199,7 @@ def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str
 
 
 def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(store: ReplayStore) -> None:
-    add_other(store)
+    add_run(store, "run-0")
     FreshRows(1).append_to(store)
     FreshRows(1, run="run-0", rates=(0.5, 0.5)).append_to(store)
     for iteration, source in enumerate(("gateway", "earlier", "hindsight"), start=2):
@@ -224,7 +219,7 @@ def test_staleness_is_bounded_and_unknown_in_other_runs(store: ReplayStore) -> N
     # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
     assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
     assert available(store, 8, max_staleness=3) == 8
-    add_other(store)
+    add_run(store, "run-0")
     FreshRows(1, run="run-0", source="earlier").append_to(store)
     assert available(store, 20, max_staleness=1) == 4
     assert available(store, 20, unknown_staleness="refuse") == 24
@@ -376,7 +371,7 @@ def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     outcomes = []
     for restarted in (False, True):
         store = new_store(tmp_path / f"restarted-{restarted}")
-        add_other(store)
+        add_run(store, "run-0")
         sampler, found = make_sampler(name, 3, options), []
         for iteration in range(1, 8):
             rates = ((0.5, 0.25), (1.0, 0.75), (0.0, 0.5))[iteration % 3]

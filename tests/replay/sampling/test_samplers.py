@@ -14,7 +14,7 @@ from replay import Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest
 from replay.sampling.samplers import SAMPLERS, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import FreshRows, new_store, request
+from tests.fakes.records import FreshRows, draw, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -196,7 +196,7 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     FreshRows(1, rates=(0.5,), size=10).append_to(store)
-    drawn = store.draw(request(2, 5), make_sampler("uniform", 0))
+    drawn = draw(store, 2, 5)
     times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
     # Rows alike, of which those of the shortest waiting times are drawn.
     assert [row.trajectory.record.slot for row in drawn] == np.argsort(times)[:5].tolist() == [3, 2, 4, 6, 0]

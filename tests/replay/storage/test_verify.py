@@ -16,20 +16,8 @@ from hypothesis import strategies as st
 from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.errors import DamagedDatabase
 from replay.questions import chosen
-from replay.sampling.samplers import make_sampler
 from replay.storage.sessions import OpenSession
-from tests.fakes.records import (
-    RUN,
-    FreshRows,
-    iterate,
-    new_store,
-    planned_row,
-    put,
-    request,
-    session_row,
-    sql,
-    trajectory,
-)
+from tests.fakes.records import RUN, FreshRows, draw, iterate, new_store, planned_row, put, session_row, sql, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.damaged_buffers import EVALUATED, Asked, buffer_with_log, place
 
@@ -41,12 +29,12 @@ _HEADER = 100
 @pytest.fixture
 def filled(store: ReplayStore) -> ReplayStore:
     for iteration in (1, 2, 3):
-        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+        iterate(store, iteration, count=2)
     return store
 
 
 def draw_all(store: ReplayStore) -> list[object]:
-    return [*store.draw(request(4, 9), make_sampler("success", 0))]
+    return [*draw(store, 4, 9, "success")]
 
 
 def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
@@ -190,7 +178,7 @@ def test_damaged_index_of_a_file_is_told(filled: ReplayStore) -> None:
 
 
 def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) -> None:
-    iterate(store, 1, make_sampler("uniform", 0))
+    iterate(store, 1)
     store.keep_held_out(RUN, [EVALUATED], evaluations=1)
     rows = FreshRows(1, rates=(0.5, 0.25)).trajectories
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in rows})
@@ -244,7 +232,7 @@ def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) ->
         if sql(path, "select 1 from trajectories not indexed where slot = 1 and reward <> 7.125"):
             break
     with closing(ReplayStore.open(path)) as store:
-        drawn = store.draw(request(2, 4), make_sampler("uniform", 0))
+        drawn = draw(store, 2, 4)
         assert sorted(row.trajectory.id for row in drawn) == ["t0", "t2", "t3"]
         assert sql(path, "select id from trajectories where state = 'quarantined'") == [("t1",)]
         assert not store.verify().damage

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from replay import ReplayStore
-from replay.sampling.samplers import make_sampler
 from tests.fakes.families import family
 from tests.fakes.records import iterate, new_store, policy, run_record, sql
 from tests.fakes.replay_command import ask
@@ -19,7 +18,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "a").mkdir()
     with closing(new_store(tmp_path / "a" / "replay.sqlite")) as store:
         for iteration in (1, 2):
-            iterate(store, iteration, make_sampler("uniform", 0))
+            iterate(store, iteration)
     return tmp_path / "a"
 
 

@@ -13,7 +13,6 @@ from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
-from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store, put, run_record, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served
@@ -26,7 +25,7 @@ def add_run(folder: Path, iterations: int, success: float) -> None:
     folder.mkdir(parents=True)
     with closing(new_store(folder / "replay.sqlite")) as store:
         for iteration in range(1, iterations + 1):
-            iterate(store, iteration, make_sampler("uniform", 0), count=2)
+            iterate(store, iteration, count=2)
             batch = {"rollout/reward": 0.5, "batch/fresh": 6.0, "batch/replay": 2.0}
             store.add_metrics(RUN, iteration, {"eval/success": success * iteration, **batch})
     (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
@@ -91,7 +90,7 @@ def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
 def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
     assert charts(inspector.page("/"))["Reward"]["a"][-1] == [2, 0.5]
     with closing(new_store(runs / "a" / "replay.sqlite")) as store:
-        iterate(store, 3, make_sampler("uniform", 0), count=2)
+        iterate(store, 3, count=2)
         store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
     after = inspector.page("/")
     assert charts(after)["Reward"]["a"][-1] == [3, 1.0]

@@ -22,19 +22,7 @@ from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
-from tests.fakes.records import (
-    RUN,
-    iterate,
-    new_store,
-    planned_row,
-    policy,
-    put,
-    run_record,
-    session_row,
-    sql,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 
 SPLIT = (
@@ -234,8 +222,7 @@ def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_pat
     identify(tmp_path)
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
-            store.add_run(run_record(run))
-            store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+            add_run(store, run, tokenizer=tokenizer)
         assert "a database was opened" in str(unread(OpenBuffer(store), RUN))
     with open_buffer(str(tmp_path)) as source:
         assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
