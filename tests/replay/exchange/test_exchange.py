@@ -16,7 +16,6 @@ from replay import ReplayStore
 from replay.exchange import export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
 from replay.questions.filters import condition
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import (
     AUTHORS,
@@ -40,9 +39,8 @@ from tests.fakes.records import (
 
 def filled(store: ReplayStore) -> ReplayStore:
     """Rows of every shape: several segments, no messages, unknown log-probs, odd texts, drawn and not."""
-    sampler = make_sampler("uniform", 0)
     for iteration in (1, 2):
-        iterate(store, iteration, sampler)
+        iterate(store, iteration)
     long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=1)
     unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
     rows = [

@@ -36,9 +36,7 @@ PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
 
 
 def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
-    folder = tmp_path / "model"
-    own = folder if folder.exists() else fakes.family(name).save(folder)
-    return teaching_of(store, None, own, group_advantages, **options)
+    return teaching_of(store, None, fakes.family(name).save(tmp_path / "model"), group_advantages, **options)
 
 
 def written(tmp_path: Path, *rows: Any) -> Path:

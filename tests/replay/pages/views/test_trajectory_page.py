@@ -19,7 +19,6 @@ from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.questions.open_buffer import OpenBuffer, open_buffer
-from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
@@ -155,12 +154,10 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
     assert page.ask("/trajectories/gone/messages/0").status == 404
 
 
-def test_every_update_is_a_line_of_a_table(tmp_path: Path) -> None:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        sampler = make_sampler("success", 3)
-        drawn = [id for iteration in range(1, 4) for id in iterate(store, iteration, sampler, count=3)]
-        with inspecting(store) as server:
-            shown = server.ask(address("trajectories", drawn[0], view="updates")).text
+def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
+    drawn = [id for iteration in range(1, 4) for id in iterate(file_store, iteration, count=3)]
+    with inspecting(file_store) as server:
+        shown = server.ask(address("trajectories", drawn[0], view="updates")).text
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
 
