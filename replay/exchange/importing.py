@@ -33,9 +33,8 @@ class ImportReport:
     duplicates: int = 0
     """Rows that were stored already, with the same content, or stand in the file more than once."""
     bad: int = 0
-    """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
-    """The first of them, `FILE:LINE: what is wrong`."""
+    """The first bad ones, `FILE:LINE: what is wrong`."""
     runs: list[str] = field(default_factory=list)
     without_log_probs: int = 0
     """Inserted or stored rows whose behavior policy is unknown."""

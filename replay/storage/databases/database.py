@@ -35,7 +35,6 @@ class Database(ABC):
 
     _engine: sa.Engine
     _snapshots: sa.Engine
-    """Begins transactions that only read."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:

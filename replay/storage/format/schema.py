@@ -158,7 +158,6 @@ groups = sa.Table(
 )
 
 _PLACE = ("run", "iteration", "slot", "id")
-"""The place of a row in its run's list."""
 _LOOKED_AT = (
     *("group", "source", "reward", "success", "advantage", "stop_reason", "num_turns", "num_tool_calls"),
     *("num_tokens", "num_action_tokens", "policy_version_min", "state", "uses"),
