@@ -128,15 +128,6 @@ def test_task_or_group_is_refused_by_field(
         module_store.append([task_given], [group_given], [])
 
 
-def assert_same(found: Trajectory, given: Trajectory) -> None:
-    assert found.messages == given.messages
-    assert replace(found.record, content_hash="") == summarised([given], AUTHORS)[0].record
-    assert len(found.segments) == len(given.segments)
-    for mine, theirs in zip(found.segments, given.segments, strict=True):
-        assert (mine.reason, mine.behavior_context) == (theirs.reason, theirs.behavior_context)
-        assert mine.tokens.equals(theirs.tokens)
-
-
 def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
     long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=3)
     given = [
@@ -145,7 +136,11 @@ def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
     ]
     assert put(store, *given) == AppendReport(inserted=2, duplicates=0)
     for found, row in zip(store.read(["b", "a"]), reversed(given), strict=True):
-        assert_same(found, row)
+        assert found.messages == row.messages
+        assert replace(found.record, content_hash="") == summarised([row], AUTHORS)[0].record
+        for mine, theirs in zip(found.segments, row.segments, strict=True):
+            assert (mine.reason, mine.behavior_context) == (theirs.reason, theirs.behavior_context)
+            assert mine.tokens.equals(theirs.tokens)
 
 
 def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:

@@ -79,15 +79,11 @@ def two_runs(module_store: ReplayStore) -> ReplayStore:
     append(store, UNPUBLISHED, range(SIZE // 2))
     # Draws of the rows make uses of 0, 1 and 2.
     sql(store, "update trajectories set uses = (slot + iteration) % 3")
-    add_draws(store)
-    return store
-
-
-def add_draws(store: ReplayStore) -> None:
-    """Of two rows of three, with drifts that several rows have."""
+    # Two rows of three are drawn, with drifts that several have.
     for at, (id,) in enumerate(sql(store, "select id from trajectories order by id")):
         if (at + 1) % 3:
             add_draw(store, id, slot=at, mean=1 + at % 4 / 4, largest=2.0 + at % 5)
+    return store
 
 
 COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}

@@ -17,9 +17,6 @@ from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, add_run, iterate, iterated, new_store, set_state, sql
 from tests.fakes.replay_command import preview_of
 
-THREE = {"fraction": str(3 / 128), "successful_only": "false"}
-"""Three rows of the default batch."""
-
 
 def before(store: ReplayStore, **given: str) -> dict[str, Any]:
     return preview_of(store, RUN, given)
