@@ -19,8 +19,6 @@ _DISCARD_BIT = 0x80
 
 @dataclass(frozen=True)
 class Author:
-    """One row of the author table."""
-
     name: str
     action: bool
     """True: its tokens were sampled, or written in the policy's place (`response_mask`)."""

@@ -69,7 +69,6 @@ def _content(where: str, value: Any, *, result: bool) -> str:
 
 
 def _kind(part: Any) -> str | None:
-    """The type that a part of a content names."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return kind if isinstance(kind, str) else None
 

@@ -44,12 +44,10 @@ class _Next:
     """The next prompt if the strategy changes nothing."""
 
     view: tuple[Message, ...]
-    """What the policy then sees."""
     grown: Rendering
     increment: TokenSequence | None
     """What follows the reply; None: the template rewrites what was before it."""
     length: int
-    """Tokens of the whole prompt."""
 
 
 class ContextManager:
@@ -250,7 +248,6 @@ class ContextManager:
         return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
-        """Make the next prompt as the strategy wants it; why not, if it can't be."""
         history = History(
             *self._turns(following.view),
             prompt_tokens=following.length,

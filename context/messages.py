@@ -78,7 +78,6 @@ def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool
 
 
 def shown_messages(messages: Sequence[Message], authors: AuthorTable) -> tuple[Message, ...]:
-    """The messages that prompts show."""
     return tuple(message for message in messages if authors.author(message.author).shown)
 
 
@@ -157,7 +156,6 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def below(content: str, note: str) -> str:
-    """A message's content with its note."""
     return f"{content}\n\n{note}" if note and content else content or note
 
 
@@ -172,5 +170,4 @@ def content_hash(value: Any) -> str:
 
 
 def messages_hash(messages: Sequence[Message]) -> str:
-    """Content hash of a conversation, as the template sees it."""
     return content_hash([to_template(message) for message in messages])

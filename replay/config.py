@@ -35,7 +35,6 @@ class RunLength(_RunSection):
 
     @property
     def schedule_length(self) -> int:
-        """The iterations that schedules are laid over."""
         return self.schedule_iterations or self.iterations
 
 
@@ -131,7 +130,6 @@ class ReplayConfig(LimitSection, MixSection):
 
     @property
     def limits(self) -> Limits:
-        """Which rows a draw may take at all."""
         window = self.hindsight.window if self.hindsight.enable else None
         return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None, hindsight_window=window)
 
@@ -252,8 +250,6 @@ def _refuse(key: str, rule: str, found: object, remedy: str) -> NoReturn:
 
 
 class StoredEnvironment(TaskPool):
-    """One of several environments of a run."""
-
     tasks: TaskData = Field(default_factory=TaskData)
 
 

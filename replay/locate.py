@@ -103,7 +103,6 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
 
 
 def start_folder(run: Path) -> Path:
-    """Where a run keeps what it began with."""
     return run / START
 
 

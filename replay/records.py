@@ -138,7 +138,6 @@ class HeldOutEpisode:
     success: bool
     stop_reason: str
     error_kinds: Words | None
-    """As a trajectory's."""
     num_turns: Count
     num_tool_calls: Count
     messages: tuple[Message, ...] = ()
@@ -186,7 +185,6 @@ class TrajectoryRecord:
     group: str
     task: str
     iteration: Count
-    """The iteration that collected it."""
     slot: Count
     """Position within the iteration's fresh rows; with `iteration` the order of every selection."""
     member: Count
@@ -255,7 +253,6 @@ def stored_setting(config: Mapping[str, Any], dotted: str, kind: type[T]) -> T |
 
 
 def group_of(members: Sequence[Trajectory]) -> GroupRecord:
-    """The record of a group, from all of its members."""
     first = members[0].record
     statistics = group_statistics([(member.record.reward, member.record.success) for member in members])
     return GroupRecord(first.group, first.run, first.task, first.iteration, **statistics)
@@ -314,6 +311,12 @@ class BatchRow:
     scored: bool = False
     """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
 
+    @classmethod
+    def drawn(cls, trajectory: Trajectory, draw: DrawRecord) -> BatchRow:
+        """With the numbers that the trajectory was collected with."""
+        record = trajectory.record
+        return cls(trajectory, draw, advantage=record.advantage, reward=record.reward, weight=draw.weight)
+
     @property
     def stream(self) -> str:
         return FRESH if self.draw is None else self.draw.stream
@@ -328,7 +331,6 @@ class IterationRecord:
     run: str
     iteration: Count
     policy_version: Count
-    """The version of the policy that collected it."""
     planned_fresh: Count
     planned_replay: Count
     fresh: Count

@@ -45,7 +45,6 @@ from replay.storage.verify import Verification, verify
 from replay.storage.write import AppendReport, Redactor
 
 _PURGED = 2_000
-"""Rows in one transaction."""
 
 
 class ReplayStore:

@@ -65,7 +65,6 @@ class Claim:
     fence: int
     """Greater than that of every earlier claim of the ticket."""
     tries: int
-    """This one among them."""
 
     @property
     def place(self) -> Place:
@@ -80,7 +79,6 @@ class EndedMember:
     trajectory: str | None = None
     reason: str | None = None
     outcome: Mapping[str, Any] | None = None
-    """What an evaluation found."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,8 @@ class Participant:
 
     id: str
     facts: Mapping[str, Any]
-    """Whatever it reports of itself."""
     age_s: float
-    """Since it was first seen."""
     silent_s: float
-    """Since it was last seen."""
 
     def is_gone(self, lease_s: float) -> bool:
         """Whether nobody counts on it any more: a worker reports itself three times a lease. One that was last seen
@@ -140,5 +135,4 @@ class RunView:
 
     has_ended: bool
     has_free_tickets: bool
-    """Whether a claim would find one."""
     engines: tuple[Participant, ...]

@@ -75,8 +75,6 @@ _MOST_TAGS = 4
 
 
 class Template(Protocol):
-    """What is asked of a chat template."""
-
     def render(
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
@@ -89,10 +87,7 @@ WrittenCalls = tuple[int, tuple[str, ...]]
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyParser:
-    """The parser of that name; `auto` is the one of `auto_parser`.
-
-    `tools`: those of the conversation, for formats whose arguments have no types of their own.
-    """
+    """The parser of that name (`auto`: see `auto_parser`), for a conversation with these `tools`."""
     if name == "auto":
         name = auto_parser(template, tools)
     if name not in PARSERS:
@@ -179,7 +174,6 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 
 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
-    """The rendering of these rows; empty where the template refuses."""
     try:
         return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
@@ -194,7 +188,6 @@ def _common_start(text: str, other: str) -> int:
 
 
 def shared_opening(first: str, second: str) -> str:
-    """What two renderings begin with in common."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(character for character, _ in same)
 

@@ -14,7 +14,6 @@ class _Part(NamedTuple):
     channel: str
     recipient: str | None
     body: int
-    """Where it begins."""
 
 
 _MAX_MESSAGES = 1_000  # bounds the time

@@ -43,7 +43,6 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def calls_of(value: Any) -> tuple[ToolCall, ...]:
-    """The calls of a JSON value: one object, or a list of at least one."""
     rows = value if isinstance(value, list) else [value]
     if not rows:
         raise Malformed("the list of tool calls is empty")
@@ -64,7 +63,6 @@ def _call_of(row: Any) -> ToolCall:
 
 
 def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
-    """Arguments as an object; as the text of one; none."""
     if isinstance(value, str):
         value = strict_json(value) if value.strip() else None
     if value is None:
@@ -80,7 +78,6 @@ def _id_of(row: dict[str, Any]) -> str | None:
 
 
 def _depth(value: Any) -> int:
-    """Lists and objects within each other."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)
 

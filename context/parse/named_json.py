@@ -18,7 +18,6 @@ class SectionParser(BlockParser):
     """
 
     call_opening: ClassVar[str]
-    """The tag that opens a call."""
     heading: ClassVar[re.Pattern[str]]
     """From there to where its arguments begin; group 1 has the name."""
     ending: ClassVar[re.Pattern[str]]

@@ -61,10 +61,7 @@ class PythonicParser(CallParser):
 
 
 class OlmoParser(BlockParser):
-    """`<function_calls>` f(a=1, b="x"), a line for each call, `</function_calls>`: OLMo 3 Instruct's chat template.
-
-    Malformed: as for lists of calls.
-    """
+    """`<function_calls>` f(a=1, b="x"), a line for each call, `</function_calls>`: OLMo 3 Instruct's chat template."""
 
     opening, closing = re.compile("<function_calls>"), "</function_calls>"
 

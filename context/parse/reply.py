@@ -29,8 +29,6 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Reply:
-    """One turn of the policy, read."""
-
     outcome: Outcome
     """final: an answer without tool calls; malformed: it tried to call a tool and could not be understood."""
     message: Message
@@ -99,10 +97,7 @@ class CallParser:
         return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
     def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
-        """Thinking (None: there is none), what follows it, and the tag that closes it where that is missing.
-
-        The opening tag may be missing: many templates write it for the policy.
-        """
+        """Thinking (None: none), what follows it, and its closing tag where that is missing; the opening one may be."""
         body = text.lstrip()
         for opening, closing in self.thinking:
             if body.startswith(opening):
@@ -186,7 +181,6 @@ def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, .
 
 
 def skip_space(text: str, start: int) -> int:
-    """The first place from there on that is not white space."""
     found = _SPACE.match(text, start)
     assert found is not None
     return found.end()

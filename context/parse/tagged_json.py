@@ -74,10 +74,7 @@ class JambaParser(TaggedJsonParser):
 
 
 class CommandRParser(TaggedJsonParser):
-    """`Action:` and a fenced JSON list of {"tool_name": ..., "parameters": {...}}: Command R's tool-use template.
-
-    Its tool `directly-answer` is read as any other.
-    """
+    """`Action:` and a fenced JSON list of {"tool_name": ..., "parameters": {...}}: Command R's tool-use template."""
 
     opening, closing = re.compile(r"Action:\s*```(?:json)?(?=\s)"), "```"
     closes_only_calls = False

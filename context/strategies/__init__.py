@@ -13,7 +13,6 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "memory": Memory,
     "hint": Hint,
 }
-"""By the names that a config uses."""
 
 __all__ = [
     "CONTEXT_FULL",

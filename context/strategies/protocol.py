@@ -15,8 +15,6 @@ UNRENDERABLE = "unrenderable"
 
 @dataclass(frozen=True)
 class Turn:
-    """One reply of the policy and what came back."""
-
     reply: Message
     results: tuple[Message, ...]
 
@@ -31,7 +29,6 @@ class Answer:
 
     text: str
     truncated: bool
-    """A length limit cut it."""
 
 
 class Measure(Protocol):
@@ -94,8 +91,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Stop:
-    """The episode can't go on."""
-
     reason: str
 
 

@@ -83,17 +83,9 @@ class ChatTemplate:
         self._with_tools = self._plain if tool_use is None else _Source(tool_use, given, tools=(LOOKUP,))
 
     def render(
-        self,
-        rows: Sequence[_Row],
-        *,
-        tools: Sequence[_Row] = (),
-        generation_prompt: bool,
-        now: datetime | None = None,
+        self, rows: Sequence[_Row], *, tools: Sequence[_Row] = (), generation_prompt: bool, now: datetime | None = None
     ) -> str:
-        """The text of a conversation, given in rows of `to_template`.
-
-        With `generation_prompt`, up to where the next reply begins. `now`: what the template takes for today.
-        """
+        """The text of a conversation in rows of `to_template`, up to the next reply if asked. `now`: what is today."""
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
@@ -139,7 +131,6 @@ class _Forms:
     json_arguments: bool = False
     """Arguments as JSON text: DeepSeek-V3 pastes them as they are."""
     parts: bool = False
-    """Contents as a list of parts."""
 
     def adapted(self, row: _Row) -> _Row:
         if self.thinking and "reasoning_content" in row:
@@ -220,7 +211,6 @@ class _Source:
         return str(_ASKED["content"]) in (self._probe([_ASKED], forms) or "")
 
     def _probe(self, rows: Sequence[_Row], forms: _Forms) -> str | None:
-        """None where the template refuses."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
         except RenderError:

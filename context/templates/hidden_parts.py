@@ -1,7 +1,4 @@
-"""What a chat template leaves out (tools, messages of a role, calls, thoughts): a sentence for each, with the remedy.
-
-A run, supervised training and `agentloop context check` say these same sentences.
-"""
+"""What a chat template leaves out (tools, messages of a role, calls, thoughts): a sentence for each, with a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ def hidden_result(template: ChatTemplate, opening: Sequence[Message], tools: _To
 
 
 def left_out(number: int, role: str) -> str:
-    """The sentence about a message that a template does not show."""
     return f"chat template must render every message, got one that leaves out messages[{number}] (role {role}). " + (
         _REMEDY if role == "tool" else f"{_OTHER}, or give another role."
     )
@@ -54,10 +50,7 @@ def left_out(number: int, role: str) -> str:
 def hidden_tools(
     template: ChatTemplate, tools: _Tools, opening: Sequence[Message], *, described: bool = False
 ) -> str | None:
-    """Why a prompt does not show each of the tools by its name; None: it does.
-
-    `described`: the messages themselves may name them.
-    """
+    """Why a prompt does not show each tool by its name; None: it does. Messages may name them as well: `described`."""
     rows = [to_template(message) for message in opening]
     prompt = template.render(rows, tools=tools, generation_prompt=True)
     try:

@@ -50,8 +50,6 @@ _ASKED: _Row = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What `context` needs of a model."""
-
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
@@ -121,10 +119,7 @@ def train_tokenizer(
 
 
 def template_source(given: str) -> str:
-    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text itself.
-
-    Raises RenderError for what is none of them.
-    """
+    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text; else RenderError."""
     if _JINJA.search(given):
         return given
     path = _FOLDER / f"{given}.jinja" if given in BUILT_IN_TEMPLATES else Path(given).expanduser()
@@ -210,7 +205,6 @@ def _calling(count: int) -> _Row:
 
 
 def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, tools: bool) -> str:
-    """Empty where the template refuses."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
             return template.render(rows, tools=schemas, generation_prompt=prompted)

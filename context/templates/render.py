@@ -19,15 +19,7 @@ from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
-from context.templates.rendering.contents import (
-    Content,
-    Row,
-    contents,
-    first_place,
-    row,
-    tool_rows,
-    with_thought,
-)
+from context.templates.rendering.contents import Content, Row, contents, first_place, row, tool_rows, with_thought
 from context.templates.rendering.demonstrated_turns import turn_spans, written_reply
 from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
@@ -115,12 +107,7 @@ class Renderer:
         return self.tokens(self.render(messages, tools or ()))
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: _Tools,
-        *,
-        after: Rendering | None = None,
-        now: datetime | None = None,
+        self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None, now: datetime | None = None
     ) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier. `now`: what is today, else."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
@@ -135,7 +122,6 @@ class Renderer:
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
-        """All of a prompt."""
         written = rendering.written
         called = next((number for number, message in enumerate(rendering.messages) if message.tool_calls), None)
         if called is not None and self._hidden_calls and not self._allow_hidden:
@@ -273,10 +259,7 @@ class Renderer:
         return Written(text, before)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
-        """Where the contents of the messages from `first` on stand in the text, behind `start`.
-
-        Raises RenderError where a message from `required` on is left out.
-        """
+        """Places of contents from message `first` on, behind `start`; RenderError: one from `required` on has none."""
         text = rendering.written.text
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]
@@ -306,7 +289,6 @@ class Renderer:
         return self._write(rows, rendering.tools, now=rendering.now).text, rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
-        """The turns of those who speak in the policy's place."""
         marked, rows = self._numbered(rendering, 0)
         if marks.numbered_spans(marked)[0] != rendering.written.text:
             raise RenderError(

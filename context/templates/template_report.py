@@ -23,8 +23,6 @@ Thinking = Literal["none", "empty", "some"]
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of conversation."""
-
     name: str
     state: State
     details: tuple[str, ...]
@@ -85,7 +83,6 @@ _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's 
 
 
 def check_template(model: ModelFiles) -> TemplateReport:
-    """Run every case."""
     renderer = model.renderer(default_authors())
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
     return TemplateReport(cases, _parts(renderer, model.template), _parser(model.template))

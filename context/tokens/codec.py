@@ -27,7 +27,6 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 _Description = dict[str, Any]
-"""A tokenizer file as JSON."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,6 @@ class Control:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a text as tokens."""
-
     ids: npt.NDArray[np.int32]
     firsts: npt.NDArray[np.int32]
     """Where in the text each token begins; it never falls."""

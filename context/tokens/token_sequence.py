@@ -50,7 +50,6 @@ class TokenSequence:
 
     @classmethod
     def unsampled(cls, token_ids: npt.NDArray[np.int32], authors: npt.NDArray[np.uint8]) -> TokenSequence:
-        """Tokens that no policy sampled."""
         n = len(token_ids)
         return cls(token_ids, authors, np.full(n, np.nan, np.float32), np.full(n, NOT_SAMPLED, np.int32))
 
@@ -61,7 +60,6 @@ class TokenSequence:
         return cls.unsampled(ids, np.full(len(ids), author_code, np.uint8))
 
     def part(self, start: int, end: int) -> TokenSequence:
-        """Tokens start..end-1."""
         return TokenSequence(*(getattr(self, name)[start:end] for name, _ in _FIELDS))
 
     def equals(self, other: TokenSequence) -> bool:

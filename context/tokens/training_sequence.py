@@ -61,11 +61,7 @@ class TrainingControl:
 
 
 def sampled_tokens(
-    token_ids: Sequence[int],
-    log_probs: Sequence[float],
-    policy_version: int | Sequence[int],
-    *,
-    authors: AuthorTable,
+    token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int], *, authors: AuthorTable
 ) -> TokenSequence:
     """The tokens of a reply with the author of what is sampled; log-probs that are all NaN: of a demonstrator.
 

@@ -53,10 +53,7 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file, with `name` as their source; None: with the source each had.
-
-    See `importing.import_rows` for what is refused.
-    """
+    """Store the rows of an exported file (see `import_rows`), with `name` as their source; None: each keeps its own."""
     if name is not None:
         check_set_name(name)
     report, read = ImportReport(), partial(_placed, path, as_parquet=is_parquet(path))

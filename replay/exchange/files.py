@@ -112,10 +112,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a JSONL file, packed or not; raises ExchangeError for a file of another kind.
-
-    Raises BadRow for one of more than `MOST_LINE` bytes, and for contents that are damaged.
-    """
+    """The lines of a JSONL file, packed or not. ExchangeError: another kind of file; BadRow: a long or damaged line."""
     if is_parquet(path):
         raise ExchangeError(f"FILE must end in {', '.join(JSONL)}, got {str(path)!r}. Write one row a line.")
     with opened(path) as raw:

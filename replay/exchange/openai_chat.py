@@ -62,13 +62,10 @@ class ChatRow(_Open):
 
 @dataclass(frozen=True)
 class TeacherMessage:
-    """A message of the file."""
-
     message: Message
     trained: bool
     """False: `weight` is 0."""
     log_probs: list[TokenLogProb] | None
-    """As the file has them; None where it has none."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,6 @@ def _check_columns(found: Any, wanted: Any) -> None:
 
 
 def _with_texts(value: Any, change: Callable[[str], str | None]) -> Any:
-    """The value with its texts changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

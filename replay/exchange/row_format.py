@@ -43,7 +43,6 @@ FORMAT = 4
 """Raised when a column changes its meaning, or one is added or goes."""
 
 _BYTES_OF_TOKEN = 13
-"""Bytes of a token's entries in the arrays of `ARRAYS`."""
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
@@ -65,7 +64,6 @@ class Bundle:
     """Those that sampled it or had its tokenizer, as far as the run says."""
 
     def with_record(self, **changes: Any) -> Bundle:
-        """The row with other values in its record."""
         record = replace(self.trajectory.record, **changes)
         return replace(self, trajectory=replace(self.trajectory, record=record))
 

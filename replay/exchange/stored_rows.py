@@ -23,7 +23,6 @@ from replay.store import ReplayStore
 
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
 _Known = dict[str, tuple[RunRecord, dict[int, PolicyRecord]]]
-"""Runs with their policies, by id."""
 _rows = trajectories.c
 
 
@@ -34,7 +33,6 @@ class ExportReport:
     """Rows left out, by state; only those that can be trained or shown are exchanged, and those pruned meanwhile are
     `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
-    """Reasons why rows could not be read, by id."""
 
 
 def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement[bool]) -> list[str]:

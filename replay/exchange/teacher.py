@@ -155,7 +155,6 @@ class _ChatFile:
         self._run = _run_of_set(path, teaching, name)
         self._renderer = teaching.model.renderer(AuthorTable.from_json(teaching.run.authors))
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-        """Reward and success by task."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
@@ -262,7 +261,6 @@ class _ChatFile:
         return None
 
     def _setting(self, dotted: str, kind: type[_Value]) -> _Value | None:
-        """A key of the configuration of the run that is to learn."""
         return stored_setting(self._teaching.run.config, dotted, kind)
 
 

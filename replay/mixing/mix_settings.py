@@ -167,7 +167,6 @@ class MixRule(MixSection):
     """The composition of every iteration's batch. For every unit but `any`, whole groups make up the batch."""
 
     trajectories: Positive
-    """The rows of one batch, fresh and replayed together."""
     group_size: Positive
     iterations: Positive
     """What the schedule is laid over: the length that the run was begun with."""
@@ -181,5 +180,4 @@ class MixRule(MixSection):
         return self.schedule.highest(self.fraction)
 
     def fraction_at(self, iteration: int) -> float:
-        """The configured share of 1-based `iteration`."""
         return self.schedule.at(self.fraction, iteration, self.iterations)

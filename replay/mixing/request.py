@@ -66,8 +66,6 @@ class Pick:
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """What one iteration asks of the buffer."""
-
     run: str
     iteration: Count
     """Its own rows are never drawn, nor later ones."""
@@ -86,17 +84,11 @@ class DrawRequest:
 
     @property
     def count(self) -> int:
-        """Rows of all picks together."""
         return sum(pick.count for pick in self.picks)
 
     def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
         """The iteration's own rows, which take its first slots."""
-        rows = []
-        for slot, trajectory in enumerate(trajectories):
-            record = trajectory.record
-            draw = self.draw_of(trajectory, slot, FRESH)
-            rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
-        return rows
+        return [BatchRow.drawn(row, self.draw_of(row, slot, FRESH)) for slot, row in enumerate(trajectories)]
 
     def draw_of(self, trajectory: Trajectory, slot: int, stream: str, probability: float | None = None) -> DrawRecord:
         """The record of a row in a slot of the iteration's batch."""
@@ -120,7 +112,6 @@ class Availability:
     groups: Mapping[int, int] = field(default_factory=dict)
     """Number of complete groups, by size: those of which every member could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Number of complete groups, by source and size."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
     """Rows that could be drawn if their priority were known."""

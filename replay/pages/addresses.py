@@ -34,7 +34,6 @@ def text(request: Request, name: str) -> str | None:
 
 
 def texts(request: Request, name: str) -> list[str]:
-    """All values that are not empty."""
     return [value for value in request.query_params.getlist(name) if value]
 
 

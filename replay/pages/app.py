@@ -13,14 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
 from replay.pages.page import Page, app_of
-from replay.pages.views import (
-    buffer_page,
-    iteration_page,
-    mixing_page,
-    run_page,
-    runs_page,
-    trajectory_page,
-)
+from replay.pages.views import buffer_page, iteration_page, mixing_page, run_page, runs_page, trajectory_page
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import OpenBuffer
 

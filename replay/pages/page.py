@@ -37,13 +37,11 @@ _THREADS = 3
 @dataclass(frozen=True)
 class Page(Generic[Source]):
     path: str
-    """With parameters in braces."""
     template: str | None
     """None: scripts ask for it, and what `shows` gives is sent as JSON."""
     shows: Callable[[Source, Request], dict[str, Any] | Response]
     """The values of the template; or another answer, such as a redirect."""
     tab: str = ""
-    """The link of the navigation that is the current one."""
 
 
 def app_of(

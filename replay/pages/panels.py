@@ -1,7 +1,4 @@
-"""Charts as data: curves over iterations, in panels that `panels.yaml` lists; of one run or of several.
-
-`static/charts.js` draws them.
-"""
+"""Charts as data: curves over iterations, in panels that `panels.yaml` lists; of one run or of several."""
 
 from __future__ import annotations
 

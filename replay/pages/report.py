@@ -45,10 +45,7 @@ COLUMNS: Mapping[str, str] = {
 
 
 def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
-    """Save the page of `run`, or of the only one in `store`, at `path`; an older one is replaced whole.
-
-    `config_text` is the configuration as people read it.
-    """
+    """Save the page of `run`, or of the only one, at `path`, in place of an older one. `config_text`: for people."""
     script, style = _script(), "\n".join(map(_static, _STYLES))
     page = environment().get_template("run.html")
     text = page.render(
@@ -70,10 +67,7 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
 
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
-    """Tiles, panels and newest iterations of a run.
-
-    Each point of a long run's curves is `merged` iterations; of a stretch `within` they are fewer.
-    """
+    """Tiles, panels and newest iterations of a run; a point of a curve is `merged` iterations, of a stretch fewer."""
     merged = merging(store, [run.id], within)
     groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
     return {
@@ -90,7 +84,6 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
 
 
 def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
-    """The newest iterations, the newest first."""
     last = newest_logged(store, run)
     metrics = metric_series(store, run, names=tuple(COLUMNS.values()), within=range(max(0, last - _RECENT), last + 1))
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
@@ -127,7 +120,6 @@ class Tile(NamedTuple):
     """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
     note: str
     hero: bool = False
-    """True: the one to look at first."""
     streams: tuple[float, float] | None = None
     """Fresh and replayed, drawn as a bar."""
 

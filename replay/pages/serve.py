@@ -22,10 +22,7 @@ _SHORTEST_TOKEN = 16
 
 
 def serve(app: ASGIApp, shown: str, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
-    """Serve the app, which shows something of that name, until it is interrupted.
-
-    `port` None: the usual one, or the next that is free.
-    """
+    """Serve an app that shows `shown` until it is interrupted. `port` None: the usual one, or the next that is free."""
     listening = listen(host, port)
     address = address_of(listening, token)
     print(f"{shown} is shown at {address}", flush=True)

@@ -1,7 +1,4 @@
-"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN.
-
-The terminal (`agentloop replay ...`) and the inspector ask the same ones.
-"""
+"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN."""
 
 from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen

@@ -61,7 +61,6 @@ def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
 
 
 def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:
-    """Why episodes ended without a row, the most frequent reasons first."""
     state, count = tickets.c.state, sa.func.count()
     reason = sa.func.substr(tickets.c.reason, 1, _LONGEST_TEXT)
     query = sa.select(state, reason.label("reason"), count.label("count"))

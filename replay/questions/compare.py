@@ -25,10 +25,7 @@ def readable(store: ReplayStore, ids: Sequence[str]) -> list[str]:
 
 
 def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
-    """Their records side by side, and where their tokens and messages part.
-
-    Raises ContentGone where the tokens of one are no longer stored.
-    """
+    """Their records side by side, and where tokens and messages part; ContentGone where tokens are stored no more."""
     ids = [find(store, prefix) for prefix in id_prefixes]
     with store.reading() as connection:
         found = load(connection, ids).in_order(ids)

@@ -159,10 +159,7 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """All kept episodes on one held-out task, oldest first, each with its `messages`: None where they are damaged.
-
-    `task` is its hash, or the beginning of it. Raises ReplayError where that names none, or several.
-    """
+    """Kept episodes on one held-out task, by the beginning of its hash, oldest first; damaged `messages` are None."""
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)

@@ -49,12 +49,9 @@ class _RunState:
     policy_version: int
     """The policy that is about to learn."""
     metrics: Mapping[str, float]
-    """The newest iteration's."""
     sampler: Mapping[str, Any] | None
-    """State after the newest iteration."""
     has_replayed: bool
     best_success: float | None
-    """The highest of any iteration's fresh episodes."""
 
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
@@ -223,11 +220,8 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
-    """How many rows are left after each rule, from all that the run stored and others that it may draw.
-
-    `gone`: rows of the run that are not eligible.
-    """
-    steps = [(left.rule, left.rows) for left in trial.left()]
+    """How many rows are left after each rule, of all stored ones. `gone`: rows of the run that are not eligible."""
+    steps = trial.left()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
     if available.rows < drawable:
@@ -242,7 +236,6 @@ def _rules(
 
 
 def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:
-    """The rows of the drawn batch."""
     index, found = trial.index, []
     for row in rows:
         of: dict[str, Any] = {name: column[row.position].item() for name, column in index.columns.items()}

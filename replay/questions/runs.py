@@ -147,10 +147,8 @@ def _is_locked(path: Path) -> bool:
 Series = Sequence[tuple[int, float]]
 """(iteration, value), ascending."""
 Metrics = Mapping[str, Series]
-"""Series by the name of the metric."""
 
 ALL = range(2**53)
-"""Iterations."""
 MOST_POINTS = 256
 """The most points of a curve that is shown in merged ones."""
 STOPS = "rollout/stop/"

@@ -162,7 +162,6 @@ def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) ->
 FIELDS_SHOWN = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
 """Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason", "run")
-"""Texts to choose from."""
 _BARS = 12
 _KINDS = 200
 """Combinations of these texts that are counted, the most frequent ones."""

@@ -119,7 +119,6 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """Success by run and policy."""
     version = _rows.policy_version_min
     query = sa.select(_rows.run, version.label("version"), *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
     return [dict(row) for row in connection.execute(query.order_by(_rows.run, version)).mappings()]
@@ -159,7 +158,6 @@ def _groups_of(
 
 
 def _by_group(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """How many rows of each group."""
     query = sa.select(_rows.group, sa.func.count()).select_from(schema.trajectories)
     return query.where(*conditions).group_by(_rows.group)
 
@@ -177,8 +175,6 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
 
 
 class TaskSort(StrEnum):
-    """Which tasks come first."""
-
     unsolved = "unsolved"
     """Those that never succeeded, of these the most tried; then by the share of their successes."""
     replayed = "replayed"

@@ -1,7 +1,4 @@
-"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words.
-
-Its tokens, which may be hundreds of thousands, are a question of their own: see `questions.tokens`.
-"""
+"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words."""
 
 from __future__ import annotations
 
@@ -28,17 +25,7 @@ from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import known, messages_of
-from replay.storage.format.schema import (
-    FACTS,
-    draws,
-    groups,
-    iterations,
-    messages,
-    policies,
-    reclaimed,
-    tasks,
-    token_scores,
-)
+from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.read import author_table, load
 from replay.storage.statements import selected
 from replay.storage.tombstones import COLLECTED, with_collected
@@ -46,7 +33,6 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_MEMBERS = 256
-"""The most members of a group that are listed."""
 _MOST_EARLIER = 32
 """Segments of a session before another one that it is compared with."""
 _SHOWN = 12
@@ -137,10 +123,7 @@ def _left(connection: sa.Connection, id: str) -> QueryResult:
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """One trajectory whole: its overview, with every token of its segments as numbers.
-
-    Raises CorruptTrajectory where tokens are not what was written.
-    """
+    """One trajectory whole, every token as numbers; CorruptTrajectory where they are not what was written."""
     answer = overview(store, id_prefix)
     if answer["problem"] is None or answer["problem"]["kind"] == "corrupt":
         with store.reading() as connection:
@@ -206,9 +189,8 @@ def _collected(connection: sa.Connection, id: str, run: str, iteration: int, tas
 
 
 def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
-    """Who scored which segment."""
-    columns = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
-    found = connection.execute(sa.select(*columns).where(token_scores.c.trajectory == id))
+    score = schema.token_scores.c
+    found = connection.execute(sa.select(score.position, score.run, score.policy_version).where(score.trajectory == id))
     return {position: {"run": run, "policy_version": version} for position, run, version in found}
 
 

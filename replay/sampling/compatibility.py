@@ -54,10 +54,7 @@ def names_of(found: int) -> list[str]:
 
 
 def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
-    """Bits of ROW_FIELDS: log-probs that are not those of the whole distribution at the row's temperature.
-
-    A row without log-probs has none to compare.
-    """
+    """Bits of ROW_FIELDS: log-probs, if any, that are not those of the whole distribution at the row's temperature."""
     known = rows.mean_behavior_log_prob.is_not(None)
     total: sa.ColumnElement[int] = sa.literal(0)
     for name, differs in zip(ROW_FIELDS, (rows.logprobs_mode != "full", rows.top_p < 1.0, rows.top_k > 0), strict=True):

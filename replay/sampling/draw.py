@@ -19,7 +19,7 @@ from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import OWN_SOURCES, REPLAY, BatchRow, Trajectory
 from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
 from replay.sampling.index import EligibleIndex
-from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
+from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
 from replay.staleness import Mask
@@ -94,10 +94,7 @@ class RunDraws:
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
         reserve(connection, records)
-        return [
-            BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward, weight=record.weight)
-            for record, (_, row) in zip(records, drawn, strict=True)
-        ]
+        return [BatchRow.drawn(row, record) for record, (_, row) in zip(records, drawn, strict=True)]
 
     def measured(
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
@@ -168,20 +165,8 @@ def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
         _log.warning("trajectory %s quarantined: %s", id, reason)
 
 
-@dataclass(frozen=True)
-class FilterStep:
-    """How many rows are left once a rule has left some out."""
-
-    rule: str
-    """Key of the configuration's part `replay`; iteration: rows of later ones; sampler: those it gives no weight."""
-    rows: int
-
-
 class TrialDraw:
-    """What can be asked of the moment before a draw, which a database that is only read will do for.
-
-    Good until the buffer is refreshed.
-    """
+    """What can be asked of the moment before a draw, until the buffer is refreshed; a read-only database will do."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self.index = eligible.index
@@ -189,7 +174,6 @@ class TrialDraw:
         self._request = request
         self._sampler = sampler
         self._weights = eligible.weigh(request, sampler, None)
-        self._now = DrawClock.of(request)
 
     @property
     def drawable(self) -> Mask:
@@ -201,14 +185,17 @@ class TrialDraw:
         refuse_incomparable(self.index, self._request)
         return _count_available(self.index, self._weights, self._request.limits)
 
-    def left(self) -> list[FilterStep]:
-        """Rule after rule, in the order they are asked; the first is every eligible row."""
+    def left(self) -> list[tuple[str, int]]:
+        """How many rows are left once a rule has left some out, rule after rule; at first, every eligible one is.
+
+        Rules are keys of `replay`; iteration: rows of later ones; sampler: those it gives no weight.
+        """
         kept = np.ones(len(self.index), np.bool_)
-        found = [FilterStep("eligible", len(kept))]
-        for name, allowed in rules(self._eligible, self._request.limits, self._now):
+        found = [("eligible", len(kept))]
+        for name, allowed in rules(self._eligible, self._request):
             kept &= allowed
-            found.append(FilterStep(name, int(np.count_nonzero(kept))))
-        return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
+            found.append((name, int(np.count_nonzero(kept))))
+        return [*found, ("sampler", int(np.count_nonzero(self.drawable)))]
 
     def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
         """A sentence for each source that can give nothing: those of `replay.sources`, of any row where it is empty,
@@ -223,13 +210,13 @@ class TrialDraw:
 
     def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
         columns = self.index.columns
-        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._now.iteration))
+        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._request.iteration))
         if not left.any():
             similar = nearest(name, known)
             reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
             return None if name in OWN_SOURCES else reason
         rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
-        for rule, allowed in rules(self._eligible, self._request.limits, self._now):
+        for rule, allowed in rules(self._eligible, self._request):
             left = left & allowed
             if not left.any():
                 return f"replay.{rule} leaves out the last of {rows}"

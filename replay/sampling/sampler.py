@@ -21,18 +21,6 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class DrawClock:
-    """When a draw happens, in the counting of the run that draws."""
-
-    iteration: int
-    policy_version: int
-
-    @classmethod
-    def of(cls, request: DrawRequest) -> DrawClock:
-        return cls(request.iteration, request.policy_version)
-
-
 class Rows:
     """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
 
@@ -58,7 +46,7 @@ class Rows:
     group_reward_std: Floats
     """Population standard deviation when it was collected."""
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawClock):
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawRequest):
         self._columns = columns
         self._chosen = chosen
         self.now = now
@@ -67,7 +55,6 @@ class Rows:
         return len(self.own)
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
-        """The columns above."""
         if name not in Rows.__annotations__:
             raise AttributeError(f"rows must be asked for a column they have, got {name}.")
         chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
@@ -189,10 +176,9 @@ class Sampler(ABC):
     def try_out(self) -> None:
         """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at a draw."""
         for size in (2, 0):
-            self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
+            self.weigh(Rows(_MADE_UP, slice(0, size), DrawRequest("", iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
-        """JSON-able."""
         return {"name": self.title, "random": self._bits.state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -205,10 +191,7 @@ class Sampler(ABC):
 
 
 class RankedSampler(Sampler):
-    """Takes the rows of the lowest score among candidates, which are drawn by weight.
-
-    Equal scores are taken in the order of the candidates, which is random.
-    """
+    """Takes the rows of the lowest score among candidates, which are drawn by weight; of equal scores, any."""
 
     @property
     @abstractmethod

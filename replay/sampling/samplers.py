@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.sampler import DrawClock, Floats, RankedSampler, Rows, Sampler, require
+from replay.sampling.sampler import Floats, RankedSampler, Rows, Sampler, require
 
-__all__ = ["SAMPLERS", "DrawClock", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
+__all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
 
 
 class UniformSampler(Sampler):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.mixing.request import DrawRequest, Pick
-from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
+from replay.sampling.samplers import RankedSampler, Rows, Sampler
 from replay.sampling.weights import EligibleRows, Weights, refuse_incomparable
 
 Positions = npt.NDArray[np.intp]
@@ -35,8 +35,7 @@ class Selection:
         refuse_incomparable(eligible.index, request)
         self._by_source = {pick.source: eligible.weigh(request, sampler, pick.source) for pick in request.picks}
         self._sampler, self._random = sampler, sampler.random
-        self._now = DrawClock.of(request)
-        self._index = eligible.index
+        self._index, self._request = eligible.index, request
         self._columns = self._index.columns
         self._taken: list[int] = []
         self._counts: dict[str, Counter[int]] = {"task": Counter(), "group": Counter()}
@@ -49,7 +48,7 @@ class Selection:
             return self._groups(pick)
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
             candidates = self.candidates(pick, self._sampler.pool)
-            return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
+            return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
         there, weights = self._left(pick)
         total, number = float(weights.sum()), self._number(weights)
         chosen: list[SelectedRow] = []
@@ -177,17 +176,13 @@ def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> 
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """[G] groups of which every member is among some rows, in the order of their first members.
-
-    Arrays over all of them, for there may be many thousands.
-    """
+    """[G] groups of which every member is among some rows, in the order of their first members."""
 
     rows: Positions
     """[N] members of one group after another, each group's in order."""
     starts: Positions
     """[G]: where in `rows` each group begins."""
     sizes: Positions
-    """[G]"""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.mixing.request import DrawRequest, Limits
+from replay.mixing.request import DrawRequest
 from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex
-from replay.sampling.samplers import DrawClock, Rows, Sampler
+from replay.sampling.samplers import Rows, Sampler
 from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
@@ -80,7 +80,7 @@ class EligibleRows:
         """Grows whenever a refresh finds something new."""
         self._weights: dict[str | None, SamplingWeights] = {}
         """By the source that a pick asks for, as they were weighed at one moment for one sampler and set of limits."""
-        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
+        self._weighed: tuple[object, ...] = ()
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since, as far as the request asks for it."""
@@ -100,16 +100,16 @@ class EligibleRows:
     def weigh(self, request: DrawRequest, sampler: Sampler, source: str | None) -> SamplingWeights:
         """The weights of all rows for a pick of `source`, None: of every source; kept until anything changes."""
         # Caps hold within one draw; they change no row's weight.
-        limits, now = request.limits.model_copy(update={"per_task": None, "per_group": None}), DrawClock.of(request)
-        if self._weighed != (asked := (now, self.changes, sampler, limits)):
+        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
+        if self._weighed != (asked := (request.iteration, request.policy_version, self.changes, sampler, limits)):
             self._weighed, self._weights = asked, {}
         if source not in self._weights:
-            mask: Mask = np.logical_and.reduce([kept for _, kept in rules(self, limits, now)])
+            mask: Mask = np.logical_and.reduce([kept for _, kept in rules(self, request)])
             if source is not None:
                 mask &= of_source(self.index, (source,))
             there = np.flatnonzero(mask)
             weights, unknown = np.zeros(len(self.index)), np.zeros(len(self.index), np.bool_)
-            weights[there], unknown[there] = sampler.weigh(Rows(self.index.columns, there, now))
+            weights[there], unknown[there] = sampler.weigh(Rows(self.index.columns, there, request))
             self._weights[source] = SamplingWeights(mask, weights, unknown)
         return self._weights[source]
 
@@ -117,21 +117,21 @@ class EligibleRows:
         return self.reserved, self.resting, self.success_by_task.tobytes()
 
 
-def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tuple[str, Mask]]:
+def rules(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
     """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
-    index = eligible.index
+    index, limits, iteration = eligible.index, request.limits, request.iteration
     columns = index.columns
     own = columns["own"]
     yield "allow_mismatch", (index.mismatches() & ~bits(limits.allow_mismatch)) == 0
-    yield "iteration", ~own | (columns["iteration"] < now.iteration)
+    yield "iteration", ~own | (columns["iteration"] < iteration)
     if limits.successful_only:
         yield "successful_only", columns["success"]
     if limits.sources is not None:
         yield "sources", of_source(index, limits.sources)
-    yield from may_be_replayed(limits, own, now.policy_version - columns["policy_version"])
+    yield from may_be_replayed(limits, own, request.policy_version - columns["policy_version"])
     if limits.hindsight_window is not None:
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
-        yield "hindsight.window", ~relabelled | (now.iteration - columns["iteration"] <= limits.hindsight_window)
+        yield "hindsight.window", ~relabelled | (iteration - columns["iteration"] <= limits.hindsight_window)
     if limits.retire_solved is not None:
         yield "retire_solved", ~(eligible.success_by_task >= limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:

@@ -35,11 +35,8 @@ _NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
 
 @dataclass
 class Loaded:
-    """What was found under some ids."""
-
     whole: dict[str, Trajectory] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
-    """Reason by id."""
     without_tokens: dict[str, Trajectory] = field(default_factory=dict)
     """Rows that were stored without their tokens, for their messages were changed."""
     gone: dict[str, str | None] = field(default_factory=dict)
@@ -70,8 +67,8 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
             said = {id: conversation for id, *conversation in found}
         for row in rows_by_key(connection, _RECORDS, chunk, key=trajectories.c.id):
             try:
-                stored = _Stored(parts.get(row[0], ()), sessions.get(row[0], ()))
-                whole = _whole(row, stored, said, lambda run: author_table(connection, run))
+                stored = parts.get(row[0], ()), sessions.get(row[0], ())
+                whole = _whole(row, *stored, said, lambda run: author_table(connection, run))
             except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # BlobError is a ValueError
                 loaded.corrupt[row[0]] = str(error) if isinstance(error, BlobError) else "values that nobody wrote"
                 continue
@@ -98,21 +95,15 @@ def _grouped(
     return found
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """What the tokens of a row stand in: one of the two."""
-
-    segments: Sequence[tuple[Any, ...]]
-    nodes: Sequence[tuple[Any, ...]]
-
-
 def _whole(
     row: Sequence[Any],
-    stored: _Stored,
+    segments: Sequence[tuple[Any, ...]],
+    nodes: Sequence[tuple[Any, ...]],
     messages_of_rows: Mapping[str, Sequence[Any]] | None,
     authors: Callable[[str], AuthorTable],
 ) -> Trajectory:
-    """Raises BlobError where it is not what was written. `messages_of_rows` None: they are not asked for."""
+    """Tokens stand in `segments` or in `nodes`. Raises BlobError where it is not what was written. `messages_of_rows`
+    None: they are not asked for."""
     *values, checksum, _ = row
     # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
     is_checked = checksum is not None
@@ -125,10 +116,10 @@ def _whole(
         said = () if conversation is None else rows.messages_of(*conversation)
         if is_checked and len(said) != (values[_NUM_MESSAGES] or 0):
             raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
-    blobs = stored.nodes or stored.segments
+    blobs = nodes or segments
     if record.state == EVICTED and not blobs:
         return Trajectory(record, (), said)
-    session = checked_nodes(rows.nodes_of(stored.nodes, said), with_messages=messages_of_rows is not None)
+    session = checked_nodes(rows.nodes_of(nodes, said), with_messages=messages_of_rows is not None)
     parts = segments_of(session, authors(record.run)) if session else tuple(map(rows.segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:

@@ -13,20 +13,9 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
 from replay.storage.collecting.never_drawn import forget_observations, remove_episodes
 from replay.storage.counters import next_number
+from replay.storage.format import schema
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import (
-    FACTS,
-    draws,
-    groups,
-    messages,
-    nodes,
-    reclaimed,
-    segments,
-    tasks,
-    tickets,
-    token_scores,
-    trajectories,
-)
+from replay.storage.format.schema import FACTS, draws, groups, messages, reclaimed, tasks, tickets, trajectories
 from replay.storage.sessions import remove_sessions
 from replay.storage.statements import selected
 
@@ -44,9 +33,7 @@ class Forgotten:
     updates: int
     """Committed draws of these rows."""
     held_out: int
-    """Episodes of evaluations."""
     sessions: int
-    """Agents' sessions under way."""
 
 
 def forget(
@@ -88,7 +75,7 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
         left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
         connection.execute(left)
-        for table in (segments, nodes, messages, token_scores):
+        for table in (schema.segments, schema.nodes, messages, schema.token_scores):
             connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
         connection.execute(trajectories.delete().where(mine))
         _remove_unused_tasks(connection, named)

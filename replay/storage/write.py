@@ -53,8 +53,6 @@ class AppendReport:
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A checked and encoded trajectory."""
-
     record: Row
     derived: Row
     """Columns that follow from its tokens and messages."""
@@ -73,7 +71,6 @@ class Prepared:
     groups: dict[str, Row]
     trajectories: dict[str, PreparedRow]
     repeated: int
-    """Trajectories given more than once."""
 
 
 def prepare(

@@ -17,7 +17,7 @@ from context.tokens.token_sequence import Segment
 from replay.pages.reading import spelled
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
-from tests.fakes.records import group, new_store, task, tokens, trajectory
+from tests.fakes.records import new_store, put, tokens, trajectory
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import Served, inspecting
 
@@ -95,7 +95,7 @@ def big(run_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
     stretch = [TEMPLATE] * 10 + [LLM] * 90 + [TEMPLATE] * 10 + [ENV] * 90
     row = trajectory("many", segments=(Segment(tokens(ids[:100_000], stretch * 500, log_prob=-1e-5)),), num_turns=500)
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.append([task()], [group()], [row])
+        put(store, row)
     with inspecting(tmp_path / "replay.sqlite", tokenizer=lambda: codec) as server:
         yield f"{server.address}/trajectories/many", spelled(codec.decode([ids[5]]))
 

@@ -1,5 +1,3 @@
-"""Conversations in OpenAI's form, as people and data sets have them."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The exact-token contract of an episode."""
-
 from __future__ import annotations
 
 import math
@@ -128,21 +126,9 @@ def test_reply_in_arrays_is_the_one_in_lists() -> None:
     assert found[0] == found[1] == found[2] and found[0][0].outcome == "final"
 
 
-def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
-    model = family("mistral")
-    context = manager(model)
-    context.begin(START, ())
-    ids = [*model.codec.encode_text(" 78"), model.end_id]
-    assert context.record_reply(ids, log_probs(ids), policy_version=0).message.content == "78"
-
-
 @pytest.mark.parametrize(
     ("template", "end"),
-    [
-        ("qwen3_5_think", "</think>"),
-        ("written/deepseek_v4", "</think>"),
-        ("written/kimi_k3", "<|close|>think<|sep|>"),
-    ],
+    [("qwen3_5_think", "</think>"), ("written/deepseek_v4", "</think>"), ("written/kimi_k3", "<|close|>think<|sep|>")],
 )
 def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer(template: str, end: str) -> None:
     files = real_templates.model(template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,14 @@ class Family:
         template = self.template if source is None else ChatTemplate(source, {})
         stop_ids = frozenset({self.end_id})
         return Renderer(self.codec, template, authors=authors or default_authors(), stop_ids=stop_ids)
+
+    def save(self, folder: Path) -> Path:
+        """As a model's folder has it, without a model."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self.tokenizer.to_str())
+        (folder / "tokenizer_config.json").write_text(json.dumps(self.special_tokens))
+        (folder / "chat_template.jinja").write_text(self.template_source)
+        return folder
 
     def tool_result(self, content: str) -> Message:
         return Message("tool", content, author="env", name="lookup")

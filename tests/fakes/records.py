@@ -22,6 +22,7 @@ from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import (
     FRESH,
+    BatchRow,
     DrawRecord,
     GroupRecord,
     IterationRecord,
@@ -33,6 +34,7 @@ from replay.records import (
 )
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
+from replay.storage.write import AppendReport, Redactor
 from tests.fakes.random_agents import planned_session, random_session
 
 AUTHORS = default_authors()
@@ -63,10 +65,10 @@ def new_store(location: Location, run: str = RUN) -> ReplayStore:
     return add_run(ReplayStore.create(location), run)
 
 
-def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
+def add_run(store: ReplayStore, run: str = RUN, *, tokenizer: str = "tok") -> ReplayStore:
     """A run and its first policy, which rows refer to."""
     store.add_run(run_record(run))
-    store.add_policy(policy(0, run=run))
+    store.add_policy(policy(0, run=run, tokenizer=tokenizer))
     return store
 
 
@@ -152,6 +154,15 @@ def task(hash: str = "task-1") -> TaskRecord:
     return TaskRecord(hash, "lookup_chain", {"hops": 2, "store": {"k1": "drawer"}})
 
 
+def put(store: ReplayStore, *rows: Trajectory, redact: Redactor | None = None, **changes: Any) -> AppendReport:
+    """Rows, with their tasks and their groups; `changes`: of every group."""
+    groups: dict[str, GroupRecord] = {}
+    for at in (row.record for row in rows):
+        groups.setdefault(at.group, group(at.group, run=at.run, task=at.task, iteration=at.iteration, **changes))
+    tasks = [task(hash) for hash in {each.task: None for each in groups.values()}]
+    return store.append(tasks, [*groups.values()], rows, redact=redact)
+
+
 @dataclass
 class FreshRows:
     """The fresh rows of one iteration, in groups of `rates`: a member of a group is a success with its rate."""
@@ -210,16 +221,21 @@ def request(iteration: int, count: int, *, successful_only: bool = False, run: s
     return DrawRequest(run, iteration, iteration - 1, (Pick(count),), first_slot=8, limits=limits)
 
 
+def draw(store: ReplayStore, iteration: int, count: int, sampler: str = "uniform") -> list[BatchRow]:
+    return store.draw(request(iteration, count), make_sampler(sampler, 0))
+
+
 def iterate(
     store: ReplayStore,
     iteration: int,
-    sampler: Sampler,
+    sampler: Sampler | None = None,
     *,
     count: int = 2,
     attempt: int = 0,
     limits: Limits | None = None,
 ) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
+    sampler = sampler or make_sampler("uniform", 0)
     fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
     store.reserve_fresh(fresh)
     drawn = store.draw(replace(request(iteration, count), limits=limits or Limits(successful_only=False)), sampler)

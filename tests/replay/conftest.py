@@ -1,5 +1,3 @@
-"""Buffers that hold a run, its first policy, and no row yet."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +8,8 @@ import pytest
 
 from replay import ReplayStore
 from replay.storage.databases import Location
-from tests.fakes.records import new_store
+from tests.fakes.databases import Databases
+from tests.fakes.records import iterated, new_store
 
 
 @pytest.fixture
@@ -20,8 +19,24 @@ def store(location: Location) -> Iterator[ReplayStore]:
         yield store
 
 
+@pytest.fixture(scope="module")
+def module_store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """One for all tests of a module, that is filled once; on every kind of database."""
+    with closing(new_store(databases.new(tmp_path_factory.mktemp("module") / "replay.sqlite"))) as store:
+        yield store
+
+
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[ReplayStore]:
     """For tests of what has nothing of the database in it."""
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """24 fresh rows of three iterations, two drawn in each; to be read only."""
+    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
+    iterated(path).close()
+    with closing(ReplayStore.open(path, read_only=True)) as reader:
+        yield reader

@@ -1,5 +1,3 @@
-"""Staleness is counted by a row's own run alone, whoever asks."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -18,7 +16,7 @@ OTHER = "run-2"
 def test_staleness_of_attached_rows_is_unknown_wherever_it_is_asked(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "earlier.sqlite")) as earlier:
         for iteration in (1, 2, 3):  # their own run went on to policy 3
-            iterate(earlier, iteration, make_sampler("uniform", 0))
+            iterate(earlier, iteration)
             earlier.add_policy(policy(iteration))
     with closing(ReplayStore.create(tmp_path / "replay.sqlite")) as store:
         store.add_run(run_record(OTHER))

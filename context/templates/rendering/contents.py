@@ -20,8 +20,6 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Content:
-    """A text of a message."""
-
     text: str
     author: str
     required: bool

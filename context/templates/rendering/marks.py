@@ -51,8 +51,6 @@ def inner(text: str, control: Control) -> tuple[int, int]:
 
 
 class Written:
-    """What a template wrote."""
-
     def __init__(self, marked: str, before: Written | None = None) -> None:
         """`before`: what it may begin with."""
         self.marked = marked

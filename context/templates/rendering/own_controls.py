@@ -96,7 +96,6 @@ def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: s
 
 
 def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Control]:
-    """The control tokens of a text that no break parts."""
     return [
         Control(found.token, first + found.first, first + found.end)
         for first, end in pairwise([0, *breaks, len(text)])

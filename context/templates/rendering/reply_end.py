@@ -28,8 +28,6 @@ class Tail:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A reply as the policy said it."""
-
     text: str
     stop: int | None
     """The token that ended it; None: a stop string."""
@@ -37,12 +35,8 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is there of a reply."""
-
     end: int
-    """Where its last content ends."""
     missing: tuple[str, ...]
-    """The contents that are not there."""
 
 
 def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:

@@ -52,10 +52,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     }
     if found["plan"] is None:
         return page
-    return page | {
-        "command": _command(source, run, settings, own),
-        "steps": _steps(found["rules"]),
-    }
+    return page | {"command": _command(source, run, settings, own), "steps": _steps(found["rules"])}
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,6 @@ _MOST_PARTICIPANTS = 100
 """Rows of a table: those that have been silent for longest."""
 _EPISODES = 50
 _ONLY = {"all": None, "success": True, "failed": False}
-"""Which held-out episodes are listed."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -47,7 +46,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 
 def cluster(source: OpenBuffer, request: Request) -> QueryResult:
-    """Who takes part in a run that workers collect."""
     run = source.store.run(in_path(request, "run"))
     found = questions.cluster(source.store, run)
     live = sum(not each["gone"] for each in found["workers"])
@@ -62,7 +60,6 @@ def cluster(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
-    """The held-out episodes of one evaluation."""
     run, only = source.store.run(in_path(request, "run")), choice(request, "only", _ONLY)
     found = questions.held_out(
         source.store,
@@ -91,7 +88,6 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
-    """One held-out task through all evaluations."""
     run = source.store.run(in_path(request, "run"))
     found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
     said = [

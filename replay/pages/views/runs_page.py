@@ -33,7 +33,6 @@ _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
 """Runs in one chart: each colour once as a whole and once as a dashed line."""
 _AT_FIRST = COLOURS
-"""Runs that are shown where none is marked."""
 
 Ask = Callable[[QueryResult, Hashable, Callable[[OpenBuffer], Any]], Any]
 """(line of a run, name of a question, question about its buffer): the answer."""
@@ -157,10 +156,7 @@ class OpenedRuns:
         self._lock = Lock()
 
     def lines(self) -> list[QueryResult]:
-        """Every run, those last written to first: its `folder`, and its line.
-
-        `problem`: why nothing is known of a buffer that can't be read; None for others.
-        """
+        """Every run, the last written to first: its `folder`, its line, or the `problem` of an unreadable buffer."""
         return [
             {"folder": folder.name, **line} for folder in run_folders(self.folder) for line in self._lines_of(folder)
         ]

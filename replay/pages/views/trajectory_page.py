@@ -17,15 +17,11 @@ from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
 _TURNS = 60
-"""Turns of a conversation on one page."""
 _MOST_NEIGHBOURS = 16
 """Members of its group that it can be compared with."""
 _VIEWS = ("conversation", "tokens", "updates")
-"""The parts of the page."""
 _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
-"""What tokens can be coloured by."""
 _MOST_COMPARED = 8
-"""Trajectories side by side."""
 _BEFORE, _AFTER = 48, 240
 """Tokens shown before the first one that differs, and from it on."""
 _MESSAGES = 40

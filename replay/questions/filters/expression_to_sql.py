@@ -130,8 +130,6 @@ def _asks_messages(node: ast.expr) -> bool:
 
 
 class _Filter:
-    """One text and its tree."""
-
     def __init__(self, text: str, known: Known) -> None:
         self._text = text.strip()
         self._known = known

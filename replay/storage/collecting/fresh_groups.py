@@ -96,8 +96,6 @@ def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: 
 
 @dataclass(frozen=True)
 class FreshRequest:
-    """The rows that are to be fresh in an iteration."""
-
     run: str
     iteration: int
     planned_for: int
@@ -111,7 +109,6 @@ class FreshRequest:
 class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
     late: int = 0
-    """Rows found to be late now."""
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
@@ -139,11 +136,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
         for slot, (row, age) in enumerate(zip(rows, ages, strict=True))
     ]
     reserve(connection, records)
-    taken = [
-        BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward)
-        for row, record in zip(rows, records, strict=True)
-    ]
-    return FreshDraw(taken, late=len(missed))
+    return FreshDraw([*map(BatchRow.drawn, rows, records)], late=len(missed))
 
 
 def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:

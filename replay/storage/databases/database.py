@@ -35,7 +35,6 @@ class Database(ABC):
 
     _engine: sa.Engine
     _snapshots: sa.Engine
-    """Begins transactions that only read."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:
@@ -73,7 +72,6 @@ class Database(ABC):
             raise DamagedDatabase(f"{found} at {self.url}") from error
 
     def write(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """`work` in one write transaction; raises ConnectionLost as `writing` does."""
         with self.writing() as connection:
             return work(connection)
 
@@ -103,7 +101,6 @@ class Database(ABC):
         """Bytes on disk."""
 
     def close(self) -> None:
-        """Give every connection back."""
         self._engine.dispose()
 
 

@@ -24,7 +24,6 @@ _MAGIC = b"AL"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBI")
 _LOG_PROBS, _TOKENS = 3, 5
-"""Kinds."""
 # Level 1 makes ids of real text 9 % smaller, and takes half as long again to write and to read.
 _ARRAY_LEVEL = -1
 # Of text, level 1 takes a fifth off, for a sixth more time.
@@ -62,7 +61,6 @@ _codec = _Codec()
 
 
 def encode_tokens(tokens: TokenSequence) -> bytes:
-    """One segment's arrays."""
     arrays = b"".join([_stored(tokens, name).data for name in _STARTS])
     return _encode(_TOKENS, len(tokens), arrays)
 

@@ -158,7 +158,6 @@ groups = sa.Table(
 )
 
 _PLACE = ("run", "iteration", "slot", "id")
-"""The place of a row in its run's list."""
 _LOOKED_AT = (
     *("group", "source", "reward", "success", "advantage", "stop_reason", "num_turns", "num_tool_calls"),
     *("num_tokens", "num_action_tokens", "policy_version_min", "state", "uses"),
@@ -238,22 +237,13 @@ segments = sa.Table(
 
 # The requests of an agent's session, from which the training sequences of its trajectory follow: it has no `segments`.
 # See `context.tokens.session_nodes`.
-nodes = sa.Table(
-    "nodes",
-    metadata,
-    _key("trajectory", "trajectories.id", primary_key=True),
-    *_node(),
-)
+nodes = sa.Table("nodes", metadata, _key("trajectory", "trajectories.id", primary_key=True), *_node())
 
 # Sessions that have not ended: see `replay.storage.sessions`.
 sessions = sa.Table("sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"))
 
 session_nodes = sa.Table(
-    "session_nodes",
-    metadata,
-    _key("session", "sessions.id", primary_key=True),
-    *_node(),
-    *_said()[1:],
+    "session_nodes", metadata, _key("session", "sessions.id", primary_key=True), *_node(), *_said()[1:]
 )
 
 messages = sa.Table("messages", metadata, _key("trajectory", "trajectories.id", primary_key=True), *_said())

@@ -26,7 +26,7 @@ from replay.records import Trajectory
 from tests.agentloop.training.test_from_python import ROWS, small
 from tests.fakes.environments import functions
 from tests.fakes.random_agents import TOOLS
-from tests.fakes.records import group, new_store, planned_row, session_row, task, trajectory
+from tests.fakes.records import new_store, planned_row, put, session_row, trajectory
 from tests.fakes.runs import rows
 
 FILE = Path(functions.__file__)
@@ -92,7 +92,7 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
     row = trajectory("t1", messages=said, stop_reason="answered")
     environments = RunEnvironments.of_one(replace(load_environment("lookup_chain", {}), version="1"))
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.append([task()], [group()], [row])
+        put(store, row)
         write_demonstrations(store, environments, tmp_path / "wins.jsonl", where=condition("success"))
     conversation = read_line((tmp_path / "wins.jsonl").read_bytes(), Counter())
     assert [message.content for message in conversation.opening] == ["What is 2 times 2?", "It is 4.", "And 2 times 3?"]
@@ -102,7 +102,7 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
 def session_lines(folder: Path, *sessions: Trajectory) -> list[Conversation]:
     """What sft reads of these sessions, which are all that is known of their environment."""
     with closing(new_store(folder / "replay.sqlite")) as store:
-        store.append([task()], [group()], sessions)
+        put(store, *sessions)
         write_demonstrations(store, None, folder / "wins.jsonl", where=condition("success"))
     return [read_line(line, Counter()) for line in (folder / "wins.jsonl").read_bytes().splitlines()]
 

@@ -160,7 +160,6 @@ def drawn_reply(dialect: Dialect, chance: random.Random) -> dict[str, Any]:
 
 
 def tools_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas that the calls fit."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     tools = []
     for call in row["tool_calls"]:

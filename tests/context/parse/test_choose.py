@@ -1,5 +1,3 @@
-"""The parser is chosen by the calls that a template writes."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Replies read into messages, by every parser alike; nothing the policy writes raises."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""What each strategy shows, and when."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -7,14 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from context import (
-    ContextManager,
-    Message,
-    ToolCall,
-    default_authors,
-    loss_mask,
-    response_mask,
-)
+from context import ContextManager, Message, ToolCall, default_authors, loss_mask, response_mask
 from context.authors import HISTORY, MEMORY
 from context.strategies import ClipToolResults, Hint, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from context.strategies.protocol import Answer, Append, Arrangement, History, Question, Rewrite, Stop, Turn
@@ -72,11 +63,7 @@ def test_budget_never_takes_the_room_for_a_reply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ("oldest", ["01~", "b" * 20, "c" * 10]),
-        ("largest", [TEN, "bb~", "c" * 10]),
-    ],
+    ("order", "expected"), [("oldest", ["01~", "b" * 20, "c" * 10]), ("largest", [TEN, "bb~", "c" * 10])]
 )
 def test_clipping_takes_the_oldest_or_the_largest_first(order: str, expected: list[str]) -> None:
     # 4 + 10 + 20 + 10 = 44; clipping the oldest saves 7, the largest 17.

@@ -1,5 +1,3 @@
-"""Templates' arguments, their named versions, the forms in which they take messages, and how they fail."""
-
 from __future__ import annotations
 
 import hashlib
@@ -83,8 +81,7 @@ DEMANDED = CALLING.replace(
 
 
 @pytest.mark.parametrize(
-    ("source", "needs"),
-    [(KIMI, True), (DEMANDED, True), (OPTIONAL_ID, False), (CHATML, False), (SAYING, False)],
+    ("source", "needs"), [(KIMI, True), (DEMANDED, True), (OPTIONAL_ID, False), (CHATML, False), (SAYING, False)]
 )
 def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: bool) -> None:
     assert ChatTemplate(source, {"bos_token": "", "eos_token": ""}).needs_call_ids is needs

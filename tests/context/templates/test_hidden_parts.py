@@ -1,5 +1,3 @@
-"""What real templates leave out is said by name, and nothing of a learned reply is lost in silence."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -24,7 +22,6 @@ LEFT_OUT = {
     "trl/llama3_1": ["thoughts"],
     "trl/qwen3": [],
     "trl/deepseekv3": ["tools"],
-    "trl/gemma4_v5": [],
     "trl/gptoss": [],
     "written/mistral_v0_3": ["thoughts"],
     "trl/gemma": ["system messages", "tools", "calls", "results", "thoughts"],

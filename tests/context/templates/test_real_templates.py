@@ -72,8 +72,6 @@ CONVERSATIONS = {
 
 @dataclass
 class Watched(Strategy):
-    """Another strategy, and what it shows."""
-
     strategy: Strategy
     arrangement: Arrangement | None = None
     view: tuple[Message, ...] = field(default=())
@@ -144,13 +142,10 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
 def test_prompts_of_real_templates_are_what_transformers_writes_and_reads(name: str, kind: str) -> None:
     model = made(name, kind)
     budget = len(model.reference.ids(model.reference.text((USER,), (LOOKUP,)) or "x")) + 150
+    compared = [play(model, conversation, Linear()) for conversation in CONVERSATIONS]
+    if kind == "byte_bpe" and name in (*SIX, *BUILT_IN):
+        assert sum(compared) >= 12
     for conversation in CONVERSATIONS:
-        play(model, conversation, Linear())
         play(model, conversation, LinearThink())
     for strategy in (SlidingWindow(budget), ClipToolResults(budget, keep_chars=1, marker="~")):
         play(model, "long", strategy)
-
-
-@pytest.mark.parametrize("name", (*SIX, *BUILT_IN))
-def test_most_prompts_are_compared(name: str) -> None:
-    assert sum(play(made(name, "byte_bpe"), conversation, Linear()) for conversation in CONVERSATIONS) >= 12

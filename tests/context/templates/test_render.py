@@ -1,5 +1,3 @@
-"""Messages to tokens, on three families of templates."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -28,7 +26,6 @@ def model(request: pytest.FixtureRequest) -> Family:
 
 
 def by_author(model: Family, tokens, author: str) -> str:
-    """The text an author wrote; for the family that marks spaces, as pieces."""
     ids = tokens.token_ids[tokens.authors == default_authors().code(author)].tolist()
     return model.codec.decode(ids)
 
@@ -101,21 +98,6 @@ def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
     ids = renderer.reply(Message("assistant", evil))
     assert [token for token in ids if token in model.codec.added_ids] == [model.end_id]
     assert model.codec.decode(ids).strip() == evil + model.end
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("chatml", "The code: ü \U0001f600 \u2028 pearl\n"),
-        ("llama3", "\x00\x1b ü \U0001f600 pearl\n"),
-        ("mistral", "The code is 78. What is pearl?"),
-    ],
-)
-def test_token_bytes_add_up_to_the_text(name: str, text: str) -> None:
-    codec = family(name).codec
-    parts = [codec.token_bytes(token) for token in codec.encode_text(text)]
-    assert b"".join(parts).decode() == text
-    assert len(parts) > 5
 
 
 def test_token_bytes_of_sentencepiece_tokens() -> None:

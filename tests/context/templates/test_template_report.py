@@ -1,11 +1,9 @@
-"""What is said of a template: which conversations it writes again, what it does not support, what it leaves out."""
-
 from __future__ import annotations
 
 import pytest
 
 from context.templates.model_files import from_template
-from context.templates.template_report import Case, check_template
+from context.templates.template_report import check_template
 from tests.fakes.real_templates import BUILT_IN, model
 
 PLAIN = (
@@ -19,16 +17,10 @@ REWRITTEN = {
     "glm4moe": THOUGHTS,
     "gptoss": 9,  # <|return|> becomes <|end|>
     "llama3_1": [],
-    "phi3": [],
-    "qwen2_5": [],
     "qwen3": [THOUGHTS[0], "empty thinking between tool results", THOUGHTS[1]],
     "qwen3_5_think": 7,
     **{name: [] for name in BUILT_IN},
 }
-
-
-def case_of(name: str, case: str) -> Case:
-    return next(found for found in check_template(model(name)).cases if found.name == case)
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
@@ -92,5 +84,5 @@ def test_report_in_one_line_names_what_is_rewritten_and_what_does_not_work(name:
     ],
 )
 def test_what_does_not_work_says_why(name: str, case: str, state: str, why: str) -> None:
-    found = case_of(name, case)
+    (found,) = [row for row in check_template(model(name)).cases if row.name == case]
     assert found.state == state and why in found.details[0]

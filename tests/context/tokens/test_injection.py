@@ -14,15 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from context import Message, RenderError, TokenCodec, ToolCall, default_authors
 from context.templates.model_files import from_template
 from tests.fakes.families import CORPUS, family
-from tests.fakes.real_templates import (
-    KINDS,
-    REPRESENTATIVE,
-    SIX,
-    TEMPLATES,
-    real_template,
-    real_templates,
-    renderer,
-)
+from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, TEMPLATES, real_template, real_templates, renderer
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 

@@ -1,5 +1,3 @@
-"""Each prompt extends what is trained, or a new segment begins; and the cost is that of the new tokens."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -84,8 +82,6 @@ def test_strict_allows_what_changes_only_the_unseen() -> None:
 
 
 class CountingCodec(TokenCodec):
-    """Keeps what it tokenises."""
-
     pieces: tuple[str, ...] = ()
 
     @property

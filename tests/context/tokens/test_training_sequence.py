@@ -1,5 +1,3 @@
-"""Which sampled tokens are kept out of training."""
-
 from __future__ import annotations
 
 import math
@@ -17,7 +15,6 @@ TABLE = default_authors()
 
 
 def trained_turns(control: TrainingControl, turns: int = 4) -> list[bool]:
-    """Play an episode of one-token replies; whether each is trained."""
     context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
     context.begin([Message("user", "go")], ())
     for turn in range(turns):
@@ -47,7 +44,6 @@ def test_turns_are_named_from_both_ends(control: TrainingControl, expected: list
 
 
 def letters(text: str) -> list[int]:
-    """Tokens of single letters, or of parts of one."""
     return [token for letter in text for token in MODEL.codec.encode_text(letter)]
 
 

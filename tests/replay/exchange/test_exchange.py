@@ -1,5 +1,3 @@
-"""What is exported comes back bit by bit, and what comes back is exported to the same bytes."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,6 @@ from replay import ReplayStore
 from replay.exchange import export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
 from replay.questions.filters import condition
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import (
     AUTHORS,
@@ -30,6 +27,7 @@ from tests.fakes.records import (
     iterate,
     new_store,
     policy,
+    put,
     run_record,
     session_row,
     sql,
@@ -41,9 +39,8 @@ from tests.fakes.records import (
 
 def filled(store: ReplayStore) -> ReplayStore:
     """Rows of every shape: several segments, no messages, unknown log-probs, odd texts, drawn and not."""
-    sampler = make_sampler("uniform", 0)
     for iteration in (1, 2):
-        iterate(store, iteration, sampler)
+        iterate(store, iteration)
     long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=1)
     unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
     rows = [
@@ -54,7 +51,7 @@ def filled(store: ReplayStore) -> ReplayStore:
         ),
         replace(trajectory("\ud800 ' \x00 \ue000json: \U0001f600"), messages=()),
     ]
-    store.append([task()], [group()], rows)
+    put(store, *rows)
     return store
 
 
@@ -81,7 +78,6 @@ ODD = "\ud800 ' \x00 \ue000json: \U0001f600 \n\u2028é"
 
 
 def odd_row() -> Bundle:
-    """What is odd in every place where something odd can stand."""
     sequence = TokenSequence(
         np.array([0, 2**31 - 1, 7, 8], np.int32),
         np.array([AUTHORS.code(name) for name in (TEMPLATE, LLM, LLM, ENV)], np.uint8),
@@ -168,7 +164,7 @@ def test_rows_are_chosen_and_those_left_out_counted(file_store: ReplayStore, tmp
 
 def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
+        put(store, *[trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
 
         def evict(done: int, total: int) -> None:
             assert total == 130
@@ -186,7 +182,7 @@ def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, mo
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
     given = [trajectory(f"t{i}", slot=i, segments=(Segment(SHORT), Segment(SHORT))) for i in range(3)]
-    file_store.append([task()], [group()], [replace(row, messages=MESSAGES[:3]) for row in given])
+    put(file_store, *[replace(row, messages=MESSAGES[:3]) for row in given])
     for kind, ending in (("json", "jsonl"), ("parquet", "parquet")):
         path = tmp_path / f"rows.{ending}"
         export_file(file_store, path)

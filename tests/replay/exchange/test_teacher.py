@@ -1,5 +1,3 @@
-"""Conversations of others as trajectories: exact tokens, honest log-probs, groups, and nothing that was not said."""
-
 from __future__ import annotations
 
 import json
@@ -37,19 +35,8 @@ CALLED = [
 PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
 
 
-def save_model(folder: Path, name: str = "chatml") -> Path:
-    family = fakes.family(name)
-    folder.mkdir(parents=True)
-    family.tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(family.special_tokens))
-    (folder / "chat_template.jinja").write_text(family.template_source)
-    return folder
-
-
 def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
-    folder = tmp_path / "model"
-    own = folder if folder.exists() else save_model(folder, name)
-    return teaching_of(store, None, own, group_advantages, **options)
+    return teaching_of(store, None, fakes.family(name).save(tmp_path / "model"), group_advantages, **options)
 
 
 def written(tmp_path: Path, *rows: Any) -> Path:
@@ -73,7 +60,6 @@ def codec_of(name: str = "chatml") -> TokenCodec:
 
 
 def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
-    """The texts of the runs of trained tokens."""
     trained = np.flatnonzero(np.diff([0, *AUTHORS.is_trained(segment.tokens.authors).astype(int), 0]))
     ids = segment.tokens.token_ids.tolist()
     return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]
@@ -210,7 +196,7 @@ def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refuse
 
 
 def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:
-    own, other = save_model(tmp_path / "own"), save_model(tmp_path / "other", "llama3")
+    own, other = (fakes.family(name).save(tmp_path / name) for name in ("chatml", "llama3"))
     assert teaching_of(file_store, None, own, group_advantages, model=own).run.id == RUN
     with pytest.raises(ExchangeError, match=f"--model must hold the tokenizer and chat template of run {RUN}"):
         teaching_of(file_store, None, own, group_advantages, model=other)

@@ -1,5 +1,3 @@
-"""What a batch is made of: rounding, schedules, the four units, what a buffer lacks, and a mixer that goes on."""
-
 from __future__ import annotations
 
 import itertools

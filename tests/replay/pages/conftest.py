@@ -1,5 +1,3 @@
-"""Inspectors of a buffer full of hostile text, with a token and without."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

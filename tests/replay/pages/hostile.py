@@ -16,16 +16,7 @@ from replay import ReplayStore
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage.databases import Location
 from replay.ticket_records import TicketRecord
-from tests.fakes.records import (
-    SHORT,
-    fresh_draws,
-    group,
-    iteration_record,
-    measured,
-    policy,
-    run_record,
-    trajectory,
-)
+from tests.fakes.records import SHORT, fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
 
 MARK = "hostile-mark"
 SUM = "4900280003"
@@ -74,7 +65,6 @@ def hostile(id: str, **changes: Any) -> Trajectory:
 
 
 def hostile_buffer(location: Location) -> ReplayStore:
-    """Two trajectories, drawn in two iterations of a run, and one more run that holds nothing."""
     store = ReplayStore.create(location)
     config = {"run": {"name": TEXT}, "replay": {"fraction": 0.5, "sampler": TEXT}, TEXT: TEXT}
     store.add_run(replace(run_record(RUN), name=TEXT, config=config, code_version=TEXT))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from html import unescape
+from http.client import HTTPConnection
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -34,7 +35,6 @@ class Response:
         return self.body.decode()
 
     def header(self, name: str) -> str | None:
-        """The only one of that name."""
         found = [value for key, value in self.headers if key == name.lower()]
         assert len(found) <= 1, found
         return found[0] if found else None
@@ -61,10 +61,15 @@ class Served:
         headers: Sequence[tuple[str, str]] = (),
     ) -> Response:
         """One request, its target and its headers exactly as given; `hosts`: its Host headers, ours if left out."""
-        lines = [f"{method} {target} HTTP/1.1"]
-        lines += [f"Host: {host}" for host in ([self.host] if hosts is None else hosts)]
-        lines += [f"{name}: {value}" for name, value in headers]
-        return self.send("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
+        given = [("Host", host) for host in ([self.host] if hosts is None else hosts)]
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            for name, value in [*given, *headers]:
+                connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            found = tuple((name.lower(), value) for name, value in answer.getheaders())
+            return Response(answer.status, found, answer.read())
 
     def page(self, target: str) -> str:
         """The HTML of a page; its status must be 200."""
@@ -78,24 +83,9 @@ class Served:
         return words_of(html[html.index("<main") :])
 
     def problem(self, target: str) -> tuple[int, str]:
-        """Status and text of an answer that says what is wrong."""
         answer = self.ask(target)
         assert answer.status >= 400, answer.text
         return answer.status, unescape(answer.text)
-
-    def send(self, request: bytes) -> Response:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(request)
-            parts = []
-            while part := connection.recv(65536):
-                parts.append(part)
-        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        headers = tuple((name.lower(), value.strip()) for name, _, value in pairs)
-        if ("transfer-encoding", "chunked") in headers:
-            body = _unchunked(body)
-        return Response(int(first.split()[1]), headers, body)
 
 
 def words_of(html: str) -> str:
@@ -135,15 +125,6 @@ def served(app: ASGIApp) -> Iterator[Served]:
     assert not thread.is_alive()
 
 
-def _unchunked(body: bytes) -> bytes:
-    whole = b""
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        whole, body = whole + rest[:length], rest[length + 2 :]
-    return whole
-
-
 def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held_out: str | None = None) -> list[str]:
     """Of each page at least one, about the first run; of a cluster and of all runs about both.
 
@@ -172,7 +153,6 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
 
 
 def missing_pages(targets: Iterable[str]) -> list[str]:
-    """Paths of pages that none of the addresses is of."""
     paths = [target.partition("?")[0] for target in targets]
     patterns = {page.path: re.compile(re.sub(r"\{[^}]*\}", "[^/]+", page.path)) for page in PAGES}
     return [path for path, pattern in patterns.items() if not any(map(pattern.fullmatch, paths))]

@@ -1,14 +1,9 @@
-"""Addresses and what they ask; commands as people type them; text that can't be seen; bars."""
-
 from __future__ import annotations
 
 import html
 import re
 import shlex
 import unicodedata
-from contextlib import closing
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from xml.etree import ElementTree
@@ -16,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from starlette.requests import Request
 
+from replay import ReplayStore
 from replay.pages.addresses import BadQuery, address, choice, text, texts, whole
 from replay.pages.reading import typed
 from replay.pages.templating import environment, visible_text
-from tests.fakes.records import group, new_store, task, trajectory
+from tests.fakes.records import put, trajectory
 from tests.replay.pages.serving import inspecting
 
 
@@ -102,20 +98,9 @@ def test_bars_that_lead_somewhere_are_links_and_the_chosen_one_says_so() -> None
     assert [title.text for title in root.iter("title")] == ["a: 3", "b: 1,200", f"{hostile}: 1"]
 
 
-def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> None:
-    svg = bars(*(bar(f"label {i:02d}", 1) for i in range(32)))
-    places = [float(x) for x in re.findall(r'class="tick" x="([0-9.]+)"', svg)]
-    # 8 characters of at most 6.2 pixels and one free: none nearer than 55.8 to the next, half of one from the edge.
-    assert 2 <= len(places) <= 6
-    assert min(b - a for a, b in pairwise(places)) >= 55.8
-    assert min(places) >= 24.8
-    assert max(places) <= 320 - 24.8
-
-
-def test_row_whose_id_is_no_utf_8_is_listed_and_opened(tmp_path: Path) -> None:
+def test_row_whose_id_is_no_utf_8_is_listed_and_opened(file_store: ReplayStore) -> None:
     odd = "x\ud800/y"
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.append([task()], [group()], [trajectory(odd), trajectory("b", slot=1, member=1)])
-    with inspecting(tmp_path / "replay.sqlite") as server:
+    put(file_store, trajectory(odd), trajectory("b", slot=1, member=1))
+    with inspecting(file_store) as server:
         assert address("trajectories", odd) in html.unescape(server.page("/buffer"))
         assert "U+D800" in server.page(address("trajectories", odd))

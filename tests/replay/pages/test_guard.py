@@ -1,5 +1,3 @@
-"""Who is answered, with what headers; and that nothing is ever written."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -9,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore
-from tests.fakes.records import group, task, trajectory
+from tests.fakes.records import put, trajectory
 from tests.replay.pages.conftest import TOKEN
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
 from tests.replay.pages.serving import Served, inspecting, missing_pages, page_addresses
@@ -115,7 +113,7 @@ def test_nothing_can_be_written_and_a_whole_visit_changes_no_byte_of_the_databas
     before = path.read_bytes()
     with closing(ReplayStore.open(path, read_only=True)) as store:
         with pytest.raises((ReplayError, sa.exc.DBAPIError)):
-            store.append([task()], [group()], [trajectory("new")])
+            put(store, trajectory("new"))
         with store.reading() as connection, pytest.raises(sa.exc.DBAPIError, match=r"read-?only|readonly"):
             connection.execute(sa.text("update runs set name = 'x'"))
         with inspecting(store) as server:

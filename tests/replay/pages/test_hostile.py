@@ -1,5 +1,3 @@
-"""Odd paths, wrong parameters, errors, and text that would like to be HTML: what they can't do."""
-
 from __future__ import annotations
 
 import re

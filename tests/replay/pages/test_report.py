@@ -1,5 +1,3 @@
-"""The report of a run: its page as one file."""
-
 from __future__ import annotations
 
 import base64

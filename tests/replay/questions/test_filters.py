@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from replay.questions.filters.fields import Field, FieldKind
 from replay.storage.format.column_types import ESCAPE, is_storable, to_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.validate import summarised
-from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, add_draw, group, new_store, policy, run_record, task, tokens, trajectory
+from tests.fakes.records import LLM, RUN, add_draw, policy, put, run_record, tokens, trajectory
 
 KINDS = ("raised", "timeout", "raised", "not_text")
 ODD = (
@@ -88,24 +87,19 @@ ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors
 
 
 @pytest.fixture(scope="module")
-def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    store = new_store(databases.new(tmp_path_factory.mktemp("where") / "replay.sqlite"))
+def odd_rows(module_store: ReplayStore) -> ReplayStore:
+    store = module_store
     store.add_run(run_record(RUN_2))
     store.add_policy(policy(NEWEST))
-    groups = [
-        group(r.record.group, run=r.record.run, task=r.record.task, iteration=r.record.iteration, size=1 + i % 4)
-        for i, r in enumerate(ROWS)
-    ]
-    store.append([task(odd) for odd in ODD], groups, ROWS)
     for index, each in enumerate(ROWS):
+        put(store, each, size=1 + index % 4)
         # The last one that counts, which was used by two runs, stands between an earlier and a reserved one.
         draws = [(RUN, 1, "committed", 0.5), (RUN_2, 2, "committed", 9.0), (RUN, 2, "committed", drift(index))]
         for run, iteration, state, mean in draws if index % 3 else []:
             used = {"run": run, "iteration": iteration, "slot": index, "state": state}
             add_draw(store, to_storable(each.id), **used, mean=mean, largest=None if mean is None else 2 * mean)
         add_draw(store, to_storable(each.id), iteration=3, slot=index, state="reserved")
-    yield store
-    store.close()
+    return store
 
 
 def drift(index: int) -> float | None:

@@ -14,7 +14,7 @@ from replay.questions.session import requests_of
 from replay.questions.tokens import turns_of
 from replay.questions.trajectory import lineage_of
 from tests.fakes.random_agents import planned_session
-from tests.fakes.records import AUTHORS, group, planned_row, session_row, task, tokens
+from tests.fakes.records import AUTHORS, planned_row, put, session_row, tokens
 
 
 def test_requests_say_what_they_go_on_from_or_why_they_fork() -> None:
@@ -78,7 +78,7 @@ def test_tokens_have_the_request_that_was_answered_with_them_wherever_the_reply_
 
 
 def test_what_a_summary_replaced_is_shown_where_it_parts(file_store: ReplayStore) -> None:
-    file_store.append([task()], [group()], [planned_row("row-1")])
+    put(file_store, planned_row("row-1"))
     found = questions.overview(file_store, "row-1")
     assert [part["requests"] for part in found["segments"]] == [[2], [0, 1, 3], [4]]
     assert [part["turns"] for part in found["segments"]] == [None] * 3
@@ -91,6 +91,6 @@ def test_what_a_summary_replaced_is_shown_where_it_parts(file_store: ReplayStore
 
 def test_a_row_of_no_session_has_no_requests(file_store: ReplayStore) -> None:
     row = replace(planned_row("row-1"), nodes=())
-    file_store.append([task()], [group()], [row])
+    put(file_store, row)
     assert questions.overview(file_store, "row-1")["requests"] == []
     assert lineage_of(file_store, "row-1")["requests"] == []

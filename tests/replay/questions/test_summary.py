@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -19,14 +18,13 @@ from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
     FreshRows,
-    group,
     iterate,
     new_store,
     policy,
+    put,
     request,
     run_record,
     sql,
-    task,
     tokens,
     trajectory,
 )
@@ -34,20 +32,16 @@ from tests.fakes.replay_command import counted, listed
 
 
 @pytest.fixture(scope="module")
-def resumed_run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def resumed_run(module_store: ReplayStore) -> ReplayStore:
     """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; three reserved for a fifth."""
-    location = databases.new(tmp_path_factory.mktemp("run") / "replay.sqlite")
-    store = new_store(location)
-    sampler = make_sampler("success", 3)
+    store, sampler = module_store, make_sampler("success", 3)
     for iteration in range(1, 5):
         iterate(store, iteration, sampler, count=3)
     store.resume(RUN, 3)
     iterate(store, 4, sampler, count=3, attempt=1)
     (drawn, _) = store.draw(request(5, 2), sampler)
     store.reserve_fresh([DrawRecord(RUN, 5, 0, drawn.trajectory.record.id, FRESH, probability=None, staleness=0)])
-    store.close()
-    with closing(ReplayStore.open(location, read_only=True)) as reader:
-        yield reader
+    return store
 
 
 def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
@@ -105,7 +99,7 @@ def test_trajectory_has_its_tokens_as_numbers_and_every_use(resumed_run: ReplayS
 
 
 def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
+    put(store, trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x"))
     assert questions.find(store, "abc1") == "abc1"
     assert questions.find(store, "%") == "%bc"
     assert questions.find(store, "abc2") == "abc2"  # whole, though another begins with it
@@ -150,8 +144,6 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
 
 
 class Bytes:
-    """A decoder of one token per byte."""
-
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
@@ -171,17 +163,15 @@ def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     `b`, of the same group, is scored.
     """
-    location = databases.new(tmp_path_factory.mktemp("split") / "replay.sqlite")
-    store = new_store(location)
+    store = new_store(databases.new(tmp_path_factory.mktemp("split") / "replay.sqlite"))
     segments = (Segment(FIRST), Segment(ASIDE, "fork"), Segment(THEN, "strategy_rewrite"))
     rows = [trajectory("a", segments=segments, num_turns=3), trajectory("b", member=1, slot=1, reward=0.0)]
     rows.append(trajectory("c", segments=segments, num_turns=2, member=2, slot=2))
-    store.append([task()], [group()], rows)
+    put(store, *rows)
     current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, 100.0], np.float32)
     store.add_scores(RUN, 4, {("b", 0): current})
+    yield store
     store.close()
-    with closing(ReplayStore.open(location, read_only=True)) as reader:
-        yield reader
 
 
 def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
@@ -236,7 +226,7 @@ def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
     assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
     unscored = questions.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
-    store.append([task()], [group()], [trajectory("a", num_turns=3)])
+    put(store, trajectory("a", num_turns=3))
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
     damaged = questions.tokens(store, "a")
@@ -250,7 +240,7 @@ def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
 def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
     ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
     said = Segment(tokens(ids, [LLM] * len(ids)))
-    store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
+    put(store, trajectory("a", segments=(said,), num_turns=1))
     texts = questions.tokens(store, "a", codec_of=in_bytes)["texts"]
     assert texts == ["a", "é", None, "€", None, None, "😀", None, None, None] * 9
     for first in range(20, 40):
@@ -263,7 +253,7 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
     parts = tuple(Segment(FIRST, "clean" if i == 0 else "strategy_rewrite") for i in range(40))
     members = [trajectory(f"m{i}", member=i, slot=i) for i in range(2, 40)]
     many = trajectory("many", segments=parts, member=1, slot=1, num_turns=80)
-    store.append([task()], [group(size=40)], [few, replace(many, messages=many.messages * 50), *members])
+    put(store, few, replace(many, messages=many.messages * 50), *members, size=40)
     counts = []
     for id in ("few", "many"):
         with counted() as statements:

@@ -1,9 +1,7 @@
-"""One task, all tasks side by side, and what one update learned from and did: one answer each."""
-
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,15 +12,14 @@ from replay.questions import TaskSort
 from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord
 from replay.storage.databases import Location
 from replay.storage.format import schema
-from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
     FreshRows,
     add_draw,
-    group,
     iterated,
     iteration_record,
     new_store,
+    put,
     run_record,
     set_state,
     sql,
@@ -36,9 +33,9 @@ SOLVED = {"easy": (True, True), "hard": (False, False, False), "half": (True, Fa
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def store(module_store: ReplayStore) -> ReplayStore:
     """A group of each task, in iterations 1 to 4, and of the easy one a group of another run in iteration 9."""
-    store = new_store(databases.new(tmp_path_factory.mktemp("tasks") / "replay.sqlite"))
+    store = module_store
     store.add_run(run_record(OTHER))
     for iteration, (name, outcomes) in enumerate(SOLVED.items(), 1):
         add_group(store, name, outcomes, iteration=iteration)
@@ -49,8 +46,7 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
     add_draw(store, "half-0", slot=2)
     add_draw(store, "easy-0", slot=3, stream="fresh", mean=1.0, largest=1.0)
     add_draw(store, "easy-0", slot=4, state="reserved")
-    yield store
-    store.close()
+    return store
 
 
 def add_group(store: ReplayStore, name: str, outcomes: Sequence[bool], *, iteration: int, run: str = RUN) -> None:
@@ -61,7 +57,7 @@ def add_group(store: ReplayStore, name: str, outcomes: Sequence[bool], *, iterat
         for slot, solved in enumerate(outcomes)
     ]
     share = sum(outcomes) / len(outcomes)
-    store.append([task(name)], [group(id, size=len(outcomes), success_rate=share, reward_mean=share, **place)], rows)
+    put(store, *rows, size=len(outcomes), success_rate=share, reward_mean=share)
 
 
 def listed(store: ReplayStore, sort: TaskSort = TaskSort.unsolved, run: str | None = RUN) -> list[str]:
@@ -115,7 +111,6 @@ def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location
     whole = questions.task(with_gone, row["hash"], RUN)
     assert [whole[name] for name in ("attempts", "successes", "eligible")] == [16, 6, 8]
     assert row["replayed"] == replayed
-    with_gone.close()
 
 
 def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStore) -> None:

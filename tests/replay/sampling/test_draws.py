@@ -1,5 +1,3 @@
-"""Draws: which rows a run may draw, what limits leave out, what is reserved and committed, and what a resume undoes."""
-
 from __future__ import annotations
 
 import json
@@ -19,16 +17,15 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     FreshRows,
-    group,
+    add_run,
     iterate,
     iteration_record,
     new_store,
-    policy,
+    put,
     request,
     run_record,
     set_state,
     sql,
-    task,
     trajectory,
 )
 
@@ -46,7 +43,6 @@ def available(store: ReplayStore, iteration: int, **limits: Any) -> int:
 
 
 def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[str]:
-    """Drawn and committed."""
     drawn = draw(store, iteration, count, **limits)
     store.commit(iteration_record(iteration, replay=len(drawn)), [row.draw for row in drawn], sampler_state={})
     return [row.trajectory.id for row in drawn]
@@ -54,11 +50,6 @@ def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> l
 
 def iterations(drawn: list[BatchRow]) -> Counter[int]:
     return Counter(row.trajectory.record.iteration for row in drawn)
-
-
-def add_other(store: ReplayStore) -> None:
-    store.add_run(run_record("run-0"))
-    store.add_policy(policy(0, run="run-0"))
 
 
 def drawn_by(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
@@ -161,10 +152,9 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
 
 
 def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
-    store.append([task("task-2")], [], [])
     FreshRows(1, rates=(0.5,)).append_to(store)
     taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
-    store.append([], [group("g2", task="task-2", size=2)], taught)
+    put(store, *taught)
     drawn = drawn_by(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
     # One of the two teacher's rows, two of the other task, the teacher's last one, then the two that are left.
     places = [(row.trajectory.record.source, row.trajectory.record.task) for row in drawn]
@@ -209,7 +199,7 @@ def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str
 
 
 def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(store: ReplayStore) -> None:
-    add_other(store)
+    add_run(store, "run-0")
     FreshRows(1).append_to(store)
     FreshRows(1, run="run-0", rates=(0.5, 0.5)).append_to(store)
     for iteration, source in enumerate(("gateway", "earlier", "hindsight"), start=2):
@@ -229,7 +219,7 @@ def test_staleness_is_bounded_and_unknown_in_other_runs(store: ReplayStore) -> N
     # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
     assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
     assert available(store, 8, max_staleness=3) == 8
-    add_other(store)
+    add_run(store, "run-0")
     FreshRows(1, run="run-0", source="earlier").append_to(store)
     assert available(store, 20, max_staleness=1) == 4
     assert available(store, 20, unknown_staleness="refuse") == 24
@@ -279,9 +269,8 @@ def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None
 
 
 def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
-    store.append([task("task-2")], [], [])
     FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(store)
-    store.append([], [group("g", task="task-2", size=1)], [trajectory("z", group="g", task="task-2", slot=50)])
+    put(store, trajectory("z", group="g", task="task-2", slot=50))
     drawn = Counter(row.trajectory.record.group for row in draw(store, 2, per_group=2))
     assert drawn == {"run-1-1-0-0": 2, "run-1-1-0-1": 2, "run-1-1-0-2": 2, "g": 1}
     for iteration, picks, cap in ((3, (Pick(99),), 4), (4, (Pick(2, task="task-1"), Pick(9)), 3)):
@@ -382,7 +371,7 @@ def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     outcomes = []
     for restarted in (False, True):
         store = new_store(tmp_path / f"restarted-{restarted}")
-        add_other(store)
+        add_run(store, "run-0")
         sampler, found = make_sampler(name, 3, options), []
         for iteration in range(1, 8):
             rates = ((0.5, 0.25), (1.0, 0.75), (0.0, 0.5))[iteration % 3]

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from replay import Rows, Sampler, Trajectory
-from replay.sampling.samplers import SAMPLERS, DrawClock, make_sampler
+from replay.mixing.request import DrawRequest
+from replay.sampling.samplers import SAMPLERS, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import FreshRows, new_store, request
+from tests.fakes.records import FreshRows, draw, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
-NOW = DrawClock(iteration=12, policy_version=11)
+NOW = DrawRequest("run", iteration=12, policy_version=11)
 
 
 def columns(**changes: Any) -> dict[str, np.ndarray]:
@@ -41,7 +42,7 @@ def columns(**changes: Any) -> dict[str, np.ndarray]:
     return {**made, **changes}
 
 
-def weighed(name: str, options: dict[str, Any] | None = None, now: DrawClock = NOW, **changes: Any) -> list[float]:
+def weighed(name: str, options: dict[str, Any] | None = None, now: DrawRequest = NOW, **changes: Any) -> list[float]:
     return make_sampler(name, 0, options).weigh(Rows(columns(**changes), slice(None), now))[0].tolist()
 
 
@@ -69,7 +70,9 @@ def test_rows_weigh_by_the_formula_of_their_sampler(name: str, options: dict[str
 
 @pytest.mark.parametrize("name, options", [("recency", {"half_life": 1.0}), ("freshness", {"sampler": "uniform"})])
 def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, Any]) -> None:
-    far = weighed(name, options, DrawClock(10**6, 10**6), policy_version=columns()["policy_version"] + 10**6 - 11)
+    far = weighed(
+        name, options, DrawRequest("run", 10**6, 10**6), policy_version=columns()["policy_version"] + 10**6 - 11
+    )
     assert far == pytest.approx(weighed(name, options))
 
 
@@ -193,7 +196,7 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     FreshRows(1, rates=(0.5,), size=10).append_to(store)
-    drawn = store.draw(request(2, 5), make_sampler("uniform", 0))
+    drawn = draw(store, 2, 5)
     times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
     # Rows alike, of which those of the shortest waiting times are drawn.
     assert [row.trajectory.record.slot for row in drawn] == np.argsort(times)[:5].tolist() == [3, 2, 4, 6, 0]

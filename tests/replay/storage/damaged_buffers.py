@@ -32,15 +32,14 @@ from tests.fakes.records import (
     RUN,
     SHORT,
     FreshRows,
-    group,
     iterate,
     new_store,
     policy,
+    put,
     request,
     run_record,
     session_row,
     sql,
-    task,
     trajectory,
 )
 from tests.replay.pages.serving import page_addresses
@@ -56,13 +55,12 @@ EVALUATED = HeldOutEpisode(
 
 
 def fill(location: Location) -> None:
-    """Two runs; iterations with draws, histograms, metrics and scores; rows of every state."""
     with closing(new_store(location)) as store:
         store.add_run(replace(run_record(OTHER), fingerprint=_FINGERPRINT))
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
         other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
-        store.append([task("task-2")], [group("g-other", run=OTHER, task="task-2")], rows)
+        put(store, *rows)
         sampler = make_sampler("uniform", 0)
         for iteration in (1, 2, 3):
             iterate(store, iteration, sampler)
@@ -70,7 +68,7 @@ def fill(location: Location) -> None:
         place: dict[str, Any] = {"group": "g-long", "iteration": 3}
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
         cut = trajectory("cut", slot=9, error_kinds="limit", parent="long", **place)
-        store.append([], [group("g-long", iteration=3)], [long, cut])
+        put(store, long, cut)
         agent = session_row("agent", slot=11, **place)
         store.append([], [], [agent])
         store.sessions.open(OpenSession("under way", RUN, TODAY.isoformat()))
@@ -96,7 +94,6 @@ def fill(location: Location) -> None:
 
 
 def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
-    """A file, and the log of what was written since it was whole."""
     path = folder / "replay.sqlite"
     fill(path)
     with closing(ReplayStore.open(path)) as store:
@@ -106,7 +103,6 @@ def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
 
 
 def place(path: Path, file: bytes, log: bytes | None) -> None:
-    """A buffer in the place of the one before."""
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     path.write_bytes(file)

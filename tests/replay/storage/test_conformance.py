@@ -21,24 +21,23 @@ from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
     FreshRows,
-    group,
     iterate,
     iteration_record,
     new_store,
     policy,
+    put,
     request,
     run_record,
     sql,
     task,
     trajectory,
 )
-from tests.replay.storage.collecting.episodes import OVER, issue
+from tests.replay.storage.collecting.episodes import issue
 from tests.replay.storage.damaged_buffers import QUESTIONS, fill
 from tests.replay.storage.test_kill_points import contents
 
 pytestmark = pytest.mark.every_database
 
-ODD_TEXTS = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain", "%_'\"\\"]
 ZEROS = np.zeros(6, np.float32)
 
 
@@ -74,18 +73,9 @@ def without_place(answer: Any) -> Any:
     return [without_place(each) for each in answer] if isinstance(answer, list) else answer
 
 
-def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
-    rows = [trajectory(id, slot=slot, stop_reason=id) for slot, id in enumerate(ODD_TEXTS)]
-    store.append([task()], [group()], rows)
-    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(ODD_TEXTS)
-    assert all(row.trajectory.record.stop_reason == row.trajectory.id for row in drawn)
-    assert [row.messages for row in store.read(["plain"])] == [trajectory("plain").messages]
-
-
 @pytest.mark.parametrize(("table", "change"), [("trajectories", "reward = -1.0"), ("segments", "reason = 'fork'")])
 def test_row_that_was_changed_is_quarantined_and_never_trained_on(store: ReplayStore, table: str, change: str) -> None:
-    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    put(store, trajectory("a"), trajectory("b", slot=1))
     sql(store, f"update {table} set {change} where {'id' if table == 'trajectories' else 'trajectory'} = 'a'")
     assert [row.trajectory.id for row in store.draw(request(2, 2), make_sampler("uniform", 0))] == ["b"]
     assert sql(store, "select id from trajectories where state = 'quarantined'") == [("a",)]
@@ -169,16 +159,6 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
         WRITES["append"](second)
 
 
-def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:
-    store.roles.lead(RUN, "first", lease_s=600)
-    with pytest.raises(ReplayError, match="got 'second' while 'first' leads run-1"):
-        store.roles.lead(RUN, "second", lease_s=600)
-    store.roles.still_leads(RUN, "first", lease_s=OVER)
-    store.roles.lead(RUN, "second", lease_s=600)
-    with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
-        store.roles.still_leads(RUN, "first", lease_s=600)
-
-
 def test_creation_at_once_makes_one_database(databases: Databases, tmp_path: Path) -> None:
     location = databases.new(tmp_path / "replay.sqlite", empty=True)
     with ThreadPoolExecutor(8) as pool:
@@ -199,7 +179,7 @@ def test_reader_sees_one_moment(location: Location) -> None:
         counted = sa.select(sa.func.count()).select_from(trajectories)
         with reader.reading() as connection:
             assert connection.scalar(counted) == 0
-            writer.append([task()], [group()], [trajectory("a")])
+            put(writer, trajectory("a"))
             assert connection.scalar(counted) == 0
         with reader.reading() as connection:
             assert connection.scalar(counted) == 1

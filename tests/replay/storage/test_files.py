@@ -1,5 +1,3 @@
-"""What is opened, what is refused, and what stands on the disk."""
-
 from __future__ import annotations
 
 import os

@@ -111,7 +111,7 @@ def test_kill_leaves_all_or_nothing(databases: Databases, new_location: Callable
     def prepared(name: object) -> Location:
         location = new_location(f"{name}.sqlite")
         with closing(new_store(location)) as store:
-            iterate(store, 1, make_sampler("uniform", 0))
+            iterate(store, 1)
             issue(store, [0], iteration=9)
         return location
 

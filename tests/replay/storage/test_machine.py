@@ -25,7 +25,7 @@ from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.errors import DatabaseFailed
 from replay.storage.databases import disk
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
+from tests.fakes.records import FreshRows, new_store, put, sql, trajectory
 from tests.replay.storage.writers import begin, check_counts, check_whole, stored_ids
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def in_child(work: Callable[..., Answer], *arguments: object) -> Answer:
 
 def with_two_rows(path: Path) -> Path:
     with closing(new_store(path, "run-2")) as store:
-        store.append([task()], [group(run="run-2")], [trajectory(id, run="run-2") for id in ("a", "b")])
+        put(store, *(trajectory(id, run="run-2") for id in ("a", "b")))
     return path
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from replay import DatabaseRefused, Limits, ReplayError, ReplayStore, make_sampler, questions
 from replay.errors import ConnectionLost, DatabaseFailed
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.records import RUN, group, iterate, new_store, policy, sql, task, trajectory
+from tests.fakes.records import RUN, iterate, new_store, policy, put, sql, task, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.collecting.episodes import claim, close, episode, issue
 from tests.replay.storage.test_kill_points import contents
@@ -39,7 +39,7 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: LocalSer
     url = new_database(empty=True, options=options)
     ids = ["B", "a", "b", "A", "ä", "Z", "_", "a b", "ab"]
     with closing(new_store(url)) as store:
-        store.append([task()], [group()], [trajectory(id) for id in ids])
+        put(store, *[trajectory(id) for id in ids])
         assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
 
 
@@ -74,7 +74,7 @@ def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> N
         ReplayStore.create(own)
     sql(url, "create schema mine")
     with closing(new_store(own)) as store:
-        store.append([task()], [group()], [trajectory("a")])
+        put(store, trajectory("a"))
     assert sql(url, "select id from mine.trajectories") == [("a",)]
     assert sql(url, "select tablename from pg_tables where schemaname = 'public'") == [("notes",)]
 
@@ -237,7 +237,7 @@ def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: LocalServ
         with pytest.raises(ConnectionLost, match="What was stored is safe"), store.reading() as connection:
             end_connections(postgres, url)
             connection.exec_driver_sql("select id from runs")
-        assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
+        assert put(store, trajectory("a")).inserted == 1
 
 
 def test_server_that_stays_away_is_an_error_within_bounds(
@@ -253,4 +253,4 @@ def test_server_that_stays_away_is_an_error_within_bounds(
             assert not isinstance(error.value, ConnectionLost)
             assert "\n" not in str(error.value)
         own_server.start()
-        assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
+        assert put(store, trajectory("a")).inserted == 1

@@ -91,7 +91,6 @@ def drain(location: Location, run: str) -> None:
 
 
 def test_trainers_that_share_rows_never_use_one_more_often_than_allowed(location: Location) -> None:
-    """Four runs of one database, two of which are killed and resumed."""
     trainers = [f"trainer-{'i' * number}" for number in range(4)]
     with closing(new_store(location)) as store:
         FreshRows(1, rates=(0.5,) * 10, size=8).append_to(store)

@@ -1,5 +1,3 @@
-"""Which rows go, when, and what is left of them."""
-
 from __future__ import annotations
 
 import json
@@ -18,14 +16,13 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
 from replay.storage.format.rows import plain_text
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, FreshRows, group, iterate, request, run_record, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, put, request, run_record, sql, trajectory
 
 EVICTED = "select iteration, slot from trajectories where state = 'evicted' order by 1, 2"
 TABLES = ("trajectories", "segments", "messages", "token_scores", "reclaimed")
 
 
 def filled(store: ReplayStore, iterations: int = 3, *, count: int = 0) -> None:
-    """8 rows each, in two groups of one task, and `count` drawn ones."""
     sampler = make_sampler("uniform", 3)
     for iteration in range(1, iterations + 1):
         iterate(store, iteration, sampler, count=count)
@@ -112,7 +109,7 @@ def hide_keys(messages: tuple[Message, ...]) -> list[Message] | None:
 def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayStore) -> None:
     texts = {"a": "nothing to hide", "b": "my key is sk-abc123", "c": "burn this"}
     rows = [trajectory(id, slot=slot, messages=(Message("user", texts[id]),)) for slot, id in enumerate(texts)]
-    report = store.append([task()], [group()], rows, redact=hide_keys)
+    report = put(store, *rows, redact=hide_keys)
     assert (report.inserted, report.redacted) == (3, 2)
     kept = sql(store, "select trajectory, said from messages order by 1")
     assert [(id, json.loads(plain_text(said))[0]["content"]) for id, said in kept] == [
@@ -122,7 +119,7 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
     assert sql(store, "select distinct trajectory from segments") == [("a",)]
     left = "select state, state_reason, content_hash, segments_checksum from trajectories where id <> 'a'"
     assert sql(store, left) == [("evicted", "redacted", "", None)] * 2
-    assert store.append([task()], [group()], rows, redact=hide_keys).duplicates == 3
+    assert put(store, *rows, redact=hide_keys).duplicates == 3
     for id in ("b", "c"):
         with pytest.raises(ContentGone, match="redacted"):
             store.read([id])
@@ -130,8 +127,8 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
 
 def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:
     rows = [trajectory(f"r{slot}", slot=slot) for slot in range(4)]
-    store.append([task()], [group()], rows[:2], redact=lambda said: said[:1])
-    store.append([task()], [group()], rows[2:])
+    put(store, *rows[:2], redact=lambda said: said[:1])
+    put(store, *rows[2:])
     state = "select state, state_reason from trajectories where id = 'r0'"
     assert store.purge(RUN, 9) == 0
     # 4 rows, one too many: what can't be drawn goes first.

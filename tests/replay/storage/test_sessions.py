@@ -19,7 +19,7 @@ from replay.storage.format.schema import trajectories
 from replay.storage.read import load
 from replay.storage.sessions import OpenSession
 from tests.fakes.random_agents import TODAY, random_session
-from tests.fakes.records import AUTHORS, RUN, group, new_store, planned_row, sql, task, trajectory
+from tests.fakes.records import AUTHORS, RUN, new_store, planned_row, put, sql, trajectory
 
 pytestmark = pytest.mark.every_database
 
@@ -57,7 +57,7 @@ def test_what_is_under_way_is_there_as_soon_as_it_was_added(location: Location) 
 
 def test_a_session_that_ended_is_a_row_whose_training_sequences_follow_from_its_nodes(location: Location) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [row()])
+        put(store, row())
         (found,) = store.read(["row-1"])
         assert same(found.nodes, NODES)
         assert [s.tokens.equals(w.tokens) for s, w in zip(found.segments, segments_of(NODES, AUTHORS), strict=True)]
@@ -77,7 +77,7 @@ def test_each_stored_session_comes_back_as_it_was(location: Location) -> None:
     rows = [row(random_session(seed).tree.nodes, f"row-{seed}") for seed in range(30)]
     rows = [each for each in rows if segments_of(each.nodes, AUTHORS)]
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], rows)
+        put(store, *rows)
         assert all(same(a.nodes, b.nodes) for a, b in zip(store.read([each.id for each in rows]), rows, strict=True))
 
 
@@ -87,14 +87,14 @@ CHANGES = ("parent = 0, kept_tokens = 1", "kept_tokens = kept_tokens + 1", "stat
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_node_is_found(location: Location, change: str) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [row([*NODES[:-1], replace(NODES[-1], status=Status.ASIDE)])])
+        put(store, row([*NODES[:-1], replace(NODES[-1], status=Status.ASIDE)]))
         sql(location, f"update nodes set {change} where number = {len(NODES) - 1}")
         assert list(store.verify().corrupt) == ["row-1"]
 
 
 def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [row()])
+        put(store, row())
         store.forget(trajectories.c.id == "row-1", dry_run=False)
     assert sql(location, "select count(*) from nodes") == [(0,)]
 
@@ -121,7 +121,7 @@ def with_log_prob(number: int, log_prob: float) -> Trajectory:
 
 def test_a_log_prob_that_was_rounded_above_zero_is_zero_and_a_row_reads_back(location: Location) -> None:
     with closing(new_store(location)) as store:
-        store.append([task()], [group()], [with_log_prob(1, 5e-7)])
+        put(store, with_log_prob(1, 5e-7))
         assert store.verify().corrupt == {}
         assert store.read(["row-1"])[0].nodes[1].tokens.behavior_log_probs[-1] == 0.0
 
@@ -134,4 +134,4 @@ def test_what_is_no_log_prob_is_refused_in_every_node(location: Location, number
         with pytest.raises(
             InvalidRecord, match=rf"nodes\[{number}\].behavior_log_probs\[{at}\] must be finite and at mo"
         ):
-            store.append([task()], [group()], [with_log_prob(number, log_prob)])
+            put(store, with_log_prob(number, log_prob))

@@ -1,5 +1,3 @@
-"""What is damaged is named, set aside, and never trained on: a cell, a row, or the file as a whole."""
-
 from __future__ import annotations
 
 import json
@@ -18,21 +16,8 @@ from hypothesis import strategies as st
 from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.errors import DamagedDatabase
 from replay.questions import chosen
-from replay.sampling.samplers import make_sampler
 from replay.storage.sessions import OpenSession
-from tests.fakes.records import (
-    RUN,
-    FreshRows,
-    group,
-    iterate,
-    new_store,
-    planned_row,
-    request,
-    session_row,
-    sql,
-    task,
-    trajectory,
-)
+from tests.fakes.records import RUN, FreshRows, draw, iterate, new_store, planned_row, put, session_row, sql, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.damaged_buffers import EVALUATED, Asked, buffer_with_log, place
 
@@ -43,14 +28,13 @@ _HEADER = 100
 
 @pytest.fixture
 def filled(store: ReplayStore) -> ReplayStore:
-    """Three iterations of 8 rows."""
     for iteration in (1, 2, 3):
-        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+        iterate(store, iteration, count=2)
     return store
 
 
 def draw_all(store: ReplayStore) -> list[object]:
-    return [*store.draw(request(4, 9), make_sampler("success", 0))]
+    return [*draw(store, 4, 9, "success")]
 
 
 def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
@@ -194,7 +178,7 @@ def test_damaged_index_of_a_file_is_told(filled: ReplayStore) -> None:
 
 
 def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) -> None:
-    iterate(store, 1, make_sampler("uniform", 0))
+    iterate(store, 1)
     store.keep_held_out(RUN, [EVALUATED], evaluations=1)
     rows = FreshRows(1, rates=(0.5, 0.25)).trajectories
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in rows})
@@ -226,7 +210,7 @@ def test_damaged_session_that_is_under_way_is_told_and_never_gone_on_with(store:
 
 def test_scores_of_an_agent_s_sequences_are_checked(store: ReplayStore) -> None:
     row = planned_row("agent")
-    store.append([task()], [group()], [row])
+    put(store, row)
     lengths = [len(segment.tokens) for segment in row.segments]
     store.add_scores(RUN, 1, {("agent", at): np.zeros(length, np.float32) for at, length in enumerate(lengths)})
     assert store.verify().damage == []
@@ -240,7 +224,7 @@ def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) ->
     path, stored = tmp_path / "replay.sqlite", struct.pack(">d", 7.125)
     with closing(new_store(path)) as store:
         rows = [trajectory(f"t{at}", slot=at, reward=7.125 if at == 1 else 0.0) for at in range(4)]
-        store.append([task()], [group()], rows)
+        put(store, *rows)
     whole = path.read_bytes()
     # It stands in the page of the row, and in that of an index.
     for at in (at for at in range(len(whole)) if whole.startswith(stored, at)):
@@ -248,7 +232,7 @@ def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) ->
         if sql(path, "select 1 from trajectories not indexed where slot = 1 and reward <> 7.125"):
             break
     with closing(ReplayStore.open(path)) as store:
-        drawn = store.draw(request(2, 4), make_sampler("uniform", 0))
+        drawn = draw(store, 2, 4)
         assert sorted(row.trajectory.id for row in drawn) == ["t0", "t2", "t3"]
         assert sql(path, "select id from trajectories where state = 'quarantined'") == [("t1",)]
         assert not store.verify().damage
@@ -271,7 +255,7 @@ def test_whatever_a_record_holds_its_checksum_holds(
     id = f"{reward}/{entropy}/{text}"
     made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
     whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
-    store.append([task()], [group(id)], [made, whole])
+    put(store, made, whole)
     assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
 
 

@@ -1,5 +1,3 @@
-"""Processes that write into one buffer until they are done or killed, and what must hold afterwards."""
-
 from __future__ import annotations
 
 import time
@@ -15,7 +13,6 @@ from tests.fakes.small_processes import SMALL, Child
 
 
 def begin(location: Location) -> None:
-    """A run, a task and a group that members can be appended to."""
     with closing(new_store(location)) as store:
         store.append([task()], [group()], [])
 
@@ -31,11 +28,9 @@ class Writer:
         """How long each acknowledged append took."""
 
     def stop(self) -> None:
-        """After the append it is at."""
         self._stop.set()
 
     def acknowledged(self) -> list[str]:
-        """Waits for the process to end."""
         said = self._child.said()
         self.seconds = [seconds for _, seconds in said]
         return [id for id, _ in said]

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from replay import ReplayStore
-from replay.sampling.samplers import make_sampler
+from tests.fakes.families import family
 from tests.fakes.records import iterate, new_store, policy, run_record, sql
 from tests.fakes.replay_command import ask
-from tests.replay.exchange.test_teacher import save_model
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "a").mkdir()
     with closing(new_store(tmp_path / "a" / "replay.sqlite")) as store:
         for iteration in (1, 2):
-            iterate(store, iteration, make_sampler("uniform", 0))
+            iterate(store, iteration)
     return tmp_path / "a"
 
 
@@ -82,7 +81,7 @@ CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "c
 
 
 def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_path: Path) -> None:
-    save_model(run / "start")
+    family("chatml").save(run / "start")
     file = tmp_path / "chat.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output

@@ -35,6 +35,7 @@ from tests.fakes.records import (
     iterated,
     new_store,
     planned_row,
+    put,
     run_record,
     sql,
     task,
@@ -95,7 +96,7 @@ def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         made = [trajectory("made", slot=2, source=HINDSIGHT), trajectory("made too", slot=3, source=HINDSIGHT)]
         sampled = [trajectory("won"), trajectory("lost", slot=1, success=False, reward=0.0)]
-        store.append([task("task-1")], [group("group-1")], [*sampled, *made])
+        put(store, *sampled, *made)
     printed = [line.split() for line in ask("stats", tmp_path / "replay.sqlite").stdout.splitlines()]
     assert ["hindsight", "2,", "100.0", "%", "successful"] in printed
     assert ["self", "2,", "50.0", "%", "successful"] in printed
@@ -103,7 +104,7 @@ def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:
 
 def test_show_and_lineage_print_the_requests_of_a_session(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.append([task()], [group()], [planned_row("agents")])
+        put(store, planned_row("agents"))
     for command in ("show", "lineage"):
         printed = [line.split() for line in ask(command, "agents", tmp_path / "replay.sqlite").stdout.splitlines()]
         assert ["2", "│", "●", "searcher", "new", "trained", "5", "31", "6", "0"] in printed

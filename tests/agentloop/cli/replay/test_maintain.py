@@ -25,9 +25,9 @@ from tests.fakes.records import (
     group,
     iterated,
     new_store,
+    put,
     run_record,
     sql,
-    task,
     tokens,
     trajectory,
 )
@@ -59,7 +59,7 @@ def test_compact_gives_back_what_pruned_rows_took_and_loses_no_other(tmp_path: P
     path = tmp_path / "replay.sqlite"
     with closing(iterated(path)) as store:
         long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
-        store.append([task()], [group("long")], [replace(trajectory("long", group="long"), messages=long)])
+        put(store, replace(trajectory("long", group="long"), messages=long))
         left = sorted(sql(path, "select id from trajectories where id <> 'long'"))
         store.prune(rows=schema.trajectories.c.id == "long", dry_run=False)
     found = json.loads(ask("compact", str(path), "--json").output)
@@ -159,7 +159,7 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
     sa.event.listen(sa.Pool, "connect", leave_deleted_bytes)
     request.addfinalizer(lambda: sa.event.remove(sa.Pool, "connect", leave_deleted_bytes))
     with closing(new_store(path)) as store:
-        store.append([task()], [group()], rows)
+        put(store, *rows)
     blobs = dict(sql(path, "select trajectory, said from messages"))
     evicted, forgotten = [f"t{n:03d}" for n in range(150, 200)], [f"t{n:03d}" for n in range(0, 150, 2)]
     # All begin alike: with the names of the message's fields.

@@ -12,7 +12,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange.attach import attach
-from tests.fakes.records import RUN, group, iterated, new_store, task, trajectory
+from tests.fakes.records import RUN, iterated, new_store, put, trajectory
 from tests.fakes.replay_command import ask, preview_of
 
 CONFIG = """
@@ -52,7 +52,7 @@ def test_mix_draws_from_buffers_that_a_configuration_attaches_and_copies_nothing
 ) -> None:
     earlier = tmp_path / "earlier.sqlite"
     with closing(new_store(earlier, run="run-2")) as store:
-        store.append([task()], [group(run="run-2")], [trajectory(f"row-{n}", run="run-2", slot=n) for n in range(4)])
+        put(store, *(trajectory(f"row-{n}", run="run-2", slot=n) for n in range(4)))
     sources = "  sources: {self: 0.5, earlier: 0.5}\n"
     (tmp_path / "run.yaml").write_text(f"{CONFIG}{sources}  attach: {{earlier: {earlier}}}\n", encoding="utf-8")
     before = run.read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.records import group, iterated, sql, task, trajectory
+from tests.fakes.records import iterated, put, sql, trajectory
 from tests.fakes.replay_command import ask
 
 
@@ -17,7 +17,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three iterations, one row of which is damaged."""
     folder = tmp_path_factory.mktemp("run")
     with closing(iterated(folder / "replay.sqlite")) as store:
-        store.append([task()], [group()], [trajectory("damaged", slot=99)])
+        put(store, trajectory("damaged", slot=99))
         sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
     return folder
 

@@ -1,5 +1,3 @@
-"""Where a reply's turn ends: nothing that later prompts write otherwise is taken for what was said."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,8 +1,5 @@
-"""The mixing page over HTTP: its address is its state, its answer is `questions.preview`, and it never breaks."""
-
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
@@ -10,9 +7,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from typer.testing import CliRunner
 
-from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
@@ -21,15 +16,6 @@ from tests.fakes.replay_command import preview_of
 from tests.replay.pages.serving import Served, inspecting, served
 
 CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
-
-
-@pytest.fixture(scope="module")
-def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """24 fresh rows of three iterations, two drawn in each."""
-    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    iterated(path).close()
-    with closing(ReplayStore.open(path, read_only=True)) as reader:
-        yield reader
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +63,17 @@ def test_controls_and_command_say_what_the_address_says(server: Served, three_it
     assert f"agentloop replay mix {three_iterations.url} --set replay.fraction=0.5" in text
 
 
-def test_a_database_of_several_runs_asks_which_and_its_command_answers_the_same(tmp_path: Path) -> None:
+def test_a_database_of_several_runs_asks_which(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(iterated(path, 1)) as writer:
         writer.add_run(run_record("run-2"))
-        expected = preview_of(writer, RUN, {"fraction": "0.5"})
     with open_buffer(str(path)) as source, served(create_app(source)) as found:
         assert 'href="/mixing?run=run-2"' in page(found)
         assert found.ask("/mixing?run=other").status == 404
         # Before its first iteration, with an empty buffer.
         assert "can't give 64 of the 64 rows" in unescape(page(found, run="run-2", fraction="0.5"))
         text = unescape(page(found, run=RUN, fraction="0.5"))
-    command = f"agentloop replay mix {path} --run {RUN} --set replay.fraction=0.5"
-    assert command in text
-    assert json.loads(CliRunner().invoke(app, [*command.split()[1:], "--json"]).stdout) == expected
+    assert f"agentloop replay mix {path} --run {RUN} --set replay.fraction=0.5" in text
 
 
 def test_a_wrong_setting_is_named_by_its_control(server: Served) -> None:

@@ -1,12 +1,9 @@
-"""A folder of runs: one list, their curves in the same charts, and the pages of each below an address of its own."""
-
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -16,8 +13,7 @@ from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
-from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
+from tests.fakes.records import RUN, iterate, new_store, put, run_record, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served
 
@@ -29,7 +25,7 @@ def add_run(folder: Path, iterations: int, success: float) -> None:
     folder.mkdir(parents=True)
     with closing(new_store(folder / "replay.sqlite")) as store:
         for iteration in range(1, iterations + 1):
-            iterate(store, iteration, make_sampler("uniform", 0), count=2)
+            iterate(store, iteration, count=2)
             batch = {"rollout/reward": 0.5, "batch/fresh": 6.0, "batch/replay": 2.0}
             store.add_metrics(RUN, iteration, {"eval/success": success * iteration, **batch})
     (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
@@ -43,8 +39,7 @@ def runs(tmp_path: Path) -> Path:
     add_run(folder / ODD, 3, 0.125)
     with closing(new_store(folder / ODD / "replay.sqlite")) as store:
         store.add_run(run_record("import-1"))
-        place = {"run": "import-1", "iteration": 1}
-        store.append([task()], [replace(group("theirs"), **place)], [trajectory("theirs", group="theirs", **place)])
+        put(store, trajectory("theirs", group="theirs", run="import-1"))
     (folder / "damaged").mkdir()
     (folder / "damaged" / "replay.sqlite").write_text("no database")
     (folder / "notes").mkdir()
@@ -58,7 +53,6 @@ def inspector(runs: Path) -> Iterator[Served]:
 
 
 def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
-    """Points by title of the panel and name of the run."""
     panels = charts_of(html).values()
     return {panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]} for panel in panels}
 
@@ -96,7 +90,7 @@ def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
 def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
     assert charts(inspector.page("/"))["Reward"]["a"][-1] == [2, 0.5]
     with closing(new_store(runs / "a" / "replay.sqlite")) as store:
-        iterate(store, 3, make_sampler("uniform", 0), count=2)
+        iterate(store, 3, count=2)
         store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
     after = inspector.page("/")
     assert charts(after)["Reward"]["a"][-1] == [3, 1.0]

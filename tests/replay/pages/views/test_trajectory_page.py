@@ -19,23 +19,9 @@ from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.questions.open_buffer import OpenBuffer, open_buffer
-from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
-from tests.fakes.records import (
-    RUN,
-    group,
-    iterate,
-    new_store,
-    planned_row,
-    policy,
-    run_record,
-    session_row,
-    sql,
-    task,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 
 SPLIT = (
@@ -70,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trajectory("split", segments=SPLIT, num_turns=3, error_kinds="raised malformed raised"), messages=SAID
         )
         rows = [split, trajectory("scored", member=1, slot=1, reward=0.0), trajectory("gone", member=2, slot=2)]
-        store.append([task()], [group(size=3)], rows)
+        put(store, *rows, size=3)
         store.append([], [], [trajectory("broken", member=3, slot=3)])
         current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, -1.0], np.float32)
         store.add_scores(RUN, 4, {("scored", 0): current})
@@ -168,18 +154,16 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
     assert page.ask("/trajectories/gone/messages/0").status == 404
 
 
-def test_every_update_is_a_line_of_a_table(tmp_path: Path) -> None:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        sampler = make_sampler("success", 3)
-        drawn = [id for iteration in range(1, 4) for id in iterate(store, iteration, sampler, count=3)]
-        with inspecting(store) as server:
-            shown = server.ask(address("trajectories", drawn[0], view="updates")).text
+def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
+    drawn = [id for iteration in range(1, 4) for id in iterate(file_store, iteration, count=3)]
+    with inspecting(file_store) as server:
+        shown = server.ask(address("trajectories", drawn[0], view="updates")).text
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
 
 
 def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: ReplayStore) -> None:
-    file_store.append([task()], [group()], [planned_row("agents")])
+    put(file_store, planned_row("agents"))
     with inspecting(file_store) as server:
         shown, text = server.page("/trajectories/agents"), server.words("/trajectories/agents")
         for line in (
@@ -200,7 +184,7 @@ def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: 
 
 def test_long_session_is_shown_some_requests_at_a_time(file_store: ReplayStore) -> None:
     nodes = [replace(planned_session()[0], number=number) for number in range(70)]
-    file_store.append([task()], [group()], [session_row("long", nodes=nodes)])
+    put(file_store, session_row("long", nodes=nodes))
     with inspecting(file_store) as server:
         shown = server.page("/trajectories/long?turn=65")
     assert re.findall(r'id="turn-(\d+)"', shown) == [str(number) for number in range(60, 70)]
@@ -235,8 +219,7 @@ def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_pat
     identify(tmp_path)
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
-            store.add_run(run_record(run))
-            store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+            add_run(store, run, tokenizer=tokenizer)
         assert "a database was opened" in str(unread(OpenBuffer(store), RUN))
     with open_buffer(str(tmp_path)) as source:
         assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))

@@ -1,5 +1,3 @@
-"""Episodes made up for tickets."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -39,7 +37,6 @@ def episode(claim: Claim, *, version: int = 0, suffix: str = "", trained: bool =
 
 
 def collect(store: ReplayStore, count: int, *, version: int = 0) -> list[str]:
-    """Ids of the rows of as many tickets."""
     claims = claim(store, count=count)
     rows = [episode(each, version=version) for each in claims]
     assert store.tickets.finish(list(zip(claims, rows, strict=True))) == [True] * len(claims)
@@ -53,7 +50,6 @@ def close(store: ReplayStore, number: int, *, advantage: float = 0.25, version: 
 
 
 def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...]:
-    """State, holder, fence, tries and reason of a ticket."""
     with store.reading() as connection:
         found = connection.exec_driver_sql(
             f"select state, holder, fence, tries, reason from tickets where number = {number} and member = {member}"

@@ -1,17 +1,14 @@
-"""Groups that workers collected: closed by the learner, fresh once within the bound, or late and for replay."""
-
 from __future__ import annotations
 
 import pytest
 
 from replay import InvalidRecord, ReplayStore
 from replay.records import FRESH, DrawRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
 from replay.ticket_records import PlannedBatch, TicketCounts
-from tests.fakes.records import RUN, iteration_record, measured, policy, request, sql, task
+from tests.fakes.records import RUN, draw, iteration_record, measured, policy, sql, task
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
 
@@ -60,11 +57,11 @@ def test_no_replay_draw_sees_an_open_or_a_waiting_row(store: ReplayStore) -> Non
     collect(store, 3)
     close(store, 0)
     assert states(store) == {"row-0-0": "waiting", "row-0-1": "waiting", "row-1-0": "open"}
-    assert store.draw(request(5, 9), make_sampler("uniform", 0)) == []
+    assert draw(store, 5, 9) == []
     drawn = fresh(store, 1)
-    assert store.draw(request(5, 9), make_sampler("uniform", 0)) == []
+    assert draw(store, 5, 9) == []
     commit(store, 1, drawn)
-    drawn_again = store.draw(request(5, 9), make_sampler("uniform", 0))
+    drawn_again = draw(store, 5, 9)
     assert {row.trajectory.id for row in drawn_again} == {"row-0-0", "row-0-1"}
 
 

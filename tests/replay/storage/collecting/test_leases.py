@@ -1,5 +1,3 @@
-"""Who may collect an episode, until when, and what becomes of those that nobody ends; who takes part in a run."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -140,7 +138,7 @@ def test_leases_from_before_the_clock_was_put_back_are_over(store: ReplayStore) 
     assert [each.place for each in claim(store, "after", count=2, lease_s=lease)] == [dead.place]
     assert not store.roles.view(RUN, lease_s=lease).has_free_tickets
     store.roles.lead(RUN, "after", lease_s=lease)
-    with pytest.raises(RunReplaced):
+    with pytest.raises(RunReplaced, match="got 'after' in the place of 'before'"):
         store.roles.still_leads(RUN, "before", lease_s=lease)
     with pytest.raises(ReplayError, match="must have one learner, got 'third' while 'after' leads"):
         store.roles.lead(RUN, "third", lease_s=lease)

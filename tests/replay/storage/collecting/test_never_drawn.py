@@ -1,5 +1,3 @@
-"""Episodes of evaluations and what tools answered are kept apart: nothing that counts or draws rows knows of them."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -13,9 +11,8 @@ from context.messages import Message, ToolCall
 from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import RUN, FreshRows, new_store, request, run_record, sql
+from tests.fakes.records import RUN, FreshRows, draw, new_store, run_record, sql
 
 SAID = (
     Message("user", "What is 6 times 7?"),
@@ -33,7 +30,6 @@ def episode(number: int, iteration: int = 0, *, run: str = RUN, success: bool = 
 
 
 def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
-    """Iteration and number of each."""
     return [(int(i), int(n)) for i, n in sql(store, "select iteration, number from held_out where run = ?", run)]
 
 
@@ -83,7 +79,7 @@ def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
     def seen() -> tuple[object, ...]:
         summary = questions.summary(store)
         del summary["bytes"]
-        drawn = [row.trajectory.id for row in store.draw(request(2, 3), make_sampler("uniform", 0))]
+        drawn = [row.trajectory.id for row in draw(store, 2, 3)]
         store.resume(RUN, 1)  # releases what was reserved
         return summary, questions.page(store)["rows"], questions.runs(store), drawn
 
