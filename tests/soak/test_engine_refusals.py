@@ -16,7 +16,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import write_directory
 from tests.fakes.processes import Program, processes
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
-from tests.vllm.environment import EXECUTABLE, missing
+from tests.vllm.environment import missing
 from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -91,7 +91,7 @@ def test_an_engine_that_died_or_stands_still_ends_and_serves_nothing_until_the_n
 
 def engine_command(model: Path, run: Path, port: int, *more: str) -> Program:
     """`agentloop engine` as people type it."""
-    words = ["engine", model, "--run", run, "--vllm", beside_a_learner(EXECUTABLE, run), "--port", str(port)]
+    words = ["engine", model, "--run", run, "--vllm", beside_a_learner(run), "--port", str(port)]
     words += ["--dtype", "float32", "--max-model-len", "2048", *more, "--", *SMALL]
     return Program(*words, place={**SMALL_MACHINE, "AGENTLOOP_ENGINE_KEY": KEY})
 

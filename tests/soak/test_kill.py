@@ -32,14 +32,13 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
-def small_file(folder: Path, model: Path, database: str | None = None) -> Path:
+def small_file(folder: Path, model: Path) -> Path:
     config = small_config(
         folder / "runs",
         model,
         run={"iterations": ITERATIONS},
         environment={"name": PARITY},
         checkpoint={"every": EVERY},
-        replay={"database": database},
     )
     return write_config(config, folder / "small.yaml")
 
@@ -52,42 +51,23 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def kill_runs(unbroken: Unbroken, folder: Path, number: int, new_database: Callable[[], str | None]) -> None:
-    """Runs that are killed so often together end like the unbroken one, which is on SQLite."""
-    rng = random.Random(number)
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    rng = random.Random(KILLS)
     whole, model, seconds = unbroken
     kills = runs = 0
-    while kills < number:
+    while kills < KILLS:
         runs += 1
-        own = folder / str(runs)
+        own = tmp_path / str(runs)
         own.mkdir()
-        kills += kill_until_finished(
-            own,
-            model,
-            at_most=number - kills,
-            pause=lambda: rng.uniform(0, seconds / 3),
-            database=new_database(),
-        )
+        kills += kill_until_finished(own, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
         assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
         assert_same_run(own / "runs" / "small-001", whole)
     print(f"{kills} kills in {runs} runs")
 
 
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
-    kill_runs(unbroken, tmp_path, KILLS, lambda: None)
-
-
-def test_runs_on_a_server_killed_at_random_moments_end_like_the_unbroken_one_on_sqlite(
-    unbroken: Unbroken, tmp_path: Path, new_database: Callable[[], str]
-) -> None:
-    kill_runs(unbroken, tmp_path, KILLS // 3, new_database)
-
-
-def kill_until_finished(
-    folder: Path, model: Path, *, at_most: int, pause: Callable[[], float], database: str | None = None
-) -> int:
+def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
     """Start one run again and again until it ends by itself; how often it was killed."""
-    config = small_file(folder, model, database)
+    config = small_file(folder, model)
     moments = Moments(folder / "runs" / "small-001", every=EVERY)
     kills = orphans = 0
     while True:

@@ -24,7 +24,7 @@ SMALL_MACHINE = {
 START_S = 600.0
 
 
-def beside_a_learner(vllm: Path, folder: Path) -> Path:
+def beside_a_learner(folder: Path) -> Path:
     """A program that starts vLLM so that it has the cores which others leave; on a GPU it is in nobody's way.
 
     Linux shares the cores out between sessions first: being nice counts within one alone.
@@ -33,7 +33,7 @@ def beside_a_learner(vllm: Path, folder: Path) -> Path:
     program.write_text(
         f"""#!/bin/sh
 [ -w /proc/self/autogroup ] && echo 15 > /proc/self/autogroup
-exec nice -n 10 {vllm} "$@"
+exec nice -n 10 {EXECUTABLE} "$@"
 """
     )
     program.chmod(0o755)
@@ -47,7 +47,7 @@ def real_engine(
     """Serve `model`; the server's log is in `folder`, and the server is gone after the `with`."""
     chosen = ServeOptions(str(model), "tiny", free_port(), number_type, 2048, lora_rank, (*SMALL, *further))
     environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
-    command = serve_command(beside_a_learner(EXECUTABLE, folder), chosen)
+    command = serve_command(beside_a_learner(folder), chosen)
     process = EngineProcess(command, environment, port=chosen.port, log=folder / "vllm.log")
     try:
         with EngineControl(chosen.url, model=chosen.served_model_name, key=KEY) as control:
