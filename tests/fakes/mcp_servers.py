@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.config.sections.environments import McpServerSection
+from agentloop.engines.serving.engine_process import free_port
 
 PROGRAM = Path(__file__).with_name("mcp_program.py")
 
@@ -25,10 +26,7 @@ def program(*, tools: tuple[str, ...] | None = None) -> McpServerSection:
 @contextmanager
 def over_http(*, port: int | None = None) -> Iterator[str]:
     """Its address while it runs, in a process of its own."""
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
+    port = port or free_port()
     process = subprocess.Popen(
         [sys.executable, PROGRAM, str(port)],
         start_new_session=True,
