@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
+# By root, or by a sudo that asks for no password. Lists of packages may be old, or missing: only then are they fetched.
+apt := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive timeout 600 \
+	apt-get -qq -o Acquire::Retries=2 -o Acquire::http::Timeout=30
+install = i="$(apt) install -y --no-install-recommends $(1)"; $$i || { $(apt) update && $$i; }
+
 .PHONY: help quickstart test test-slow soak oldest bench gpu setup-browser setup-sandbox setup-vllm real-model screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
@@ -37,12 +42,12 @@ test-slow: $(VENV)/.dev
 
 ## make setup-browser  install chromium for the tests in a browser, where this machine lets us
 setup-browser:
-	@$(PYTHON) -m tests.browser.executable
+	@echo "$$AGENTLOOP_TEST_BROWSER" | grep . || command -v chromium || command -v chromium-browser \
+		|| command -v google-chrome || { $(call install,chromium); }
 
 ## make setup-sandbox  install bubblewrap, which code tools and their tests need, where this machine lets us
 setup-sandbox:
-	@command -v bwrap || $(PYTHON) -c "import sys; from tests.debian_packages import install; \
-		sys.exit(install('bubblewrap', 'util-linux') or 0)"
+	@command -v bwrap || { $(call install,bubblewrap util-linux); }
 
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:

@@ -1,4 +1,4 @@
-"""The browser that tests drive by playwright: found, or installed where this machine lets us; `make setup-browser`.
+"""The browser that tests drive by playwright; `make setup-browser` installs one where it may.
 
 Playwright's own browsers are downloads and never used.
 """
@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from tests.debian_packages import install
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -45,16 +42,3 @@ def launched() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=executable, args=list(_FLAGS))
         yield browser
         browser.close()
-
-
-def main() -> int:
-    if there := found():
-        print(f"browser: {there} is there; nothing was installed")
-        return 0
-    trouble = install("chromium")
-    print(f"browser: installed {found()}" if found() else f"browser: could not be installed: {trouble or WANTED}")
-    return 0 if found() else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
