@@ -23,7 +23,6 @@ from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
 from tests.fakes.processes import Program, processes, stat
 from tests.fakes.runs import ROOT, buffer_of, layered, run_identity, small_config
-from tests.fakes.worker_runs import stop_between_writes
 
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"
@@ -68,11 +67,8 @@ class Roles:
         self._engine_words = engine_words
 
     def start(self, role: str) -> None:
-        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one.
-
-        A second learner has a name that begins with `learner`.
-        """
-        if role.startswith(LEARNER):
+        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
+        if role == LEARNER:
             words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
         elif role == ENGINE_ROLE:
             words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
@@ -95,13 +91,6 @@ class Roles:
             os.kill(pid, signal.SIGKILL)
         self.processes[ENGINE_ROLE].wait()
 
-    def stop(self, role: str) -> None:
-        """Freeze it until `go_on`; it holds no lock of the database."""
-        stop_between_writes(self.processes[role].id, buffer_of(self.run))
-
-    def go_on(self, role: str) -> None:
-        self.processes[role].send(signal.SIGCONT)
-
     def is_running(self, role: str) -> bool:
         return not self.processes[role].ended
 
@@ -118,7 +107,6 @@ class Roles:
     def end(self) -> None:
         for process in self.processes.values():
             process.send(signal.SIGTERM)
-            process.send(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(timeout_s=20)
