@@ -17,7 +17,7 @@ from agentloop.runs.checkpoint import write_directory
 from tests.fakes.processes import Program, processes
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
 from tests.vllm.environment import missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, is_of_server, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -104,8 +104,7 @@ def signal_worker(port: int, number: signal.Signals) -> None:
     """To the process that has the weights, of the server that listens on `port`."""
 
     def has_weights(folder: Path) -> bool:
-        leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
-        return (folder / "cmdline").read_text().startswith("VLLM::Worker") and f"--port\0{port}\0" in leader.read_text()
+        return (folder / "cmdline").read_text().startswith("VLLM::Worker") and is_of_server(folder, port)
 
     (worker,) = processes(has_weights)
     os.kill(worker, number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import httpx2
@@ -16,7 +15,7 @@ from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.runs import rows, save_vllm_llama, small_config
 from tests.soak.test_launched_quickstart import committed
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ITERATIONS = 6
@@ -79,9 +78,4 @@ def train(folder: Path, *words: str) -> Training:
 def session(run: Path) -> list[int]:
     """All processes of the run's engines, whatever they call themselves."""
     ports = [log.stem.rpartition("-")[2] for log in run.glob("engine-*.log")]
-
-    def is_theirs(folder: Path) -> bool:
-        leader = (Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline").read_text()
-        return any(f"--port\0{port}\0" in leader for port in ports)
-
-    return processes(is_theirs)
+    return processes(lambda folder: any(is_of_server(folder, port) for port in ports))

@@ -55,3 +55,9 @@ def real_engine(
             yield control
     finally:
         process.end()
+
+
+def is_of_server(folder: Path, port: int | str) -> bool:
+    """Whether the process in this folder of /proc is of the server that listens on `port`."""
+    leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
+    return f"--port\0{port}\0" in leader.read_text()
