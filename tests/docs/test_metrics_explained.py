@@ -13,8 +13,7 @@ import pytest
 
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.train import train
-from tests.docs.blocks import ROOT
-from tests.docs.tables import tables
+from tests.docs.blocks import ROOT, tables
 from tests.docs.test_errors_page import nodes, text
 from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from context.tokens.session_nodes import Fork, Status
-from tests.docs.blocks import DOCUMENTS, ROOT, blocks
-from tests.docs.tables import table
+from tests.docs.blocks import DOCUMENTS, ROOT, blocks, table
 
 INDEX = ROOT / "docs" / "index.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -20,8 +20,7 @@ from agentloop.learning.gradients import stream_losses
 from agentloop.learning.update_stats import trajectory_drift
 from agentloop.runs.display import with_interval
 from docs.worked_example import hand, page
-from tests.docs.blocks import ROOT
-from tests.docs.tables import table
+from tests.docs.blocks import ROOT, table
 
 PAGE = ROOT / "docs" / "reading-a-run.md"
 TOKEN = torch.tensor([[True]])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -95,6 +98,30 @@ class IssuedRun:
             assert time.monotonic() < deadline, f"{counts} and {said}"
             time.sleep(0.02)
         return counts
+
+
+def stop(pid: int) -> None:
+    """Returns once none of its threads runs."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + LIMIT_S
+    while any(path.read_text().rpartition(") ")[2][0] != "T" for path in Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stop_between_writes(pid: int, location: Location) -> None:
+    """A file has one writer at a time: one that is stopped in the middle would hold all others up."""
+    stop(pid)
+    while isinstance(location, Path):
+        with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
+            try:
+                connection.execute("begin immediate")
+                connection.execute("rollback")
+                return
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.05)
+                stop(pid)
 
 
 @contextmanager
