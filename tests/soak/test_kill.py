@@ -13,7 +13,7 @@ from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 
-ITERATIONS = 24
+ITERATIONS = 48
 EVERY = 4
 
 

@@ -17,8 +17,7 @@ from tests.fakes.launched import Launch, left_over
 from tests.fakes.processes import stat, until
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_quickstart import evaluations, warmed_up_model, worst_log_prob_error
-from tests.vllm.environment import missing
-from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner
+from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, missing
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 FIRST_WORDS = {

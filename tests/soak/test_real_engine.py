@@ -24,8 +24,7 @@ from agentloop.models.loading import LoadedModel
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.published_policies import label, published, step, tiny_learner, with_adapter
 from tests.soak.test_quickstart import evaluations, metric, quickstart, warmed_up_model
-from tests.vllm.environment import missing
-from tests.vllm.server import KEY, real_engine
+from tests.vllm.server import KEY, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 TEMPERATURE = 0.7

@@ -12,8 +12,7 @@ from agentloop.engines.publish.proof import ProofFailed, prove, publish
 from tests.fakes.engine_sampling import load, next_log_probs
 from tests.fakes.published_policies import TEXT, prober, published, step, tiny_learner
 from tests.soak.test_real_engine import generate
-from tests.vllm.environment import missing
-from tests.vllm.server import real_engine
+from tests.vllm.server import missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 

@@ -14,8 +14,7 @@ from tests.fakes.processes import Training, processes, stat, until, write_config
 from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.runs import rows, save_vllm_llama, small_config
 from tests.soak.test_launched_quickstart import committed
-from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, real_engine
+from tests.vllm.server import EXECUTABLE, KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ITERATIONS = 6

@@ -10,8 +10,9 @@ from pathlib import Path
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.serving.engine_process import EngineProcess, free_port
 from agentloop.engines.serving.vllm_command import ServeOptions, serve_command, serve_environment
-from tests.vllm.environment import EXECUTABLE
+from tests.fakes.runs import ROOT
 
+EXECUTABLE = ROOT / ".vllm" / "bin" / "vllm"
 KEY = "a-key-for-tests"
 SMALL = ("--enforce-eager", "--max-num-seqs", "64")
 """Nothing is compiled."""
@@ -22,6 +23,11 @@ SMALL_MACHINE = {
     "HF_HUB_OFFLINE": "1",
 }
 START_S = 600.0
+
+
+def missing() -> str | None:
+    """Why the tests of a real server can't run on this machine; None where they can."""
+    return None if (ROOT / ".vllm" / "installed.txt").exists() else "vLLM is not installed: make setup-vllm"
 
 
 def beside_a_learner(folder: Path) -> Path:
