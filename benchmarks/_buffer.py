@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from benchmarks._rows import RUN, add_run, make_trajectory
+from benchmarks._rows import RUN, make_trajectory
 from context.messages import Message
-from replay import GroupRecord, IterationRecord, ReplayStore, TaskRecord, Trajectory
+from replay import GroupRecord, ReplayStore, TaskRecord, Trajectory
 from replay.records import FRESH, REPLAY, DrawRecord
-from tests.fakes.records import policy
+from tests.fakes.records import add_run, iteration_record, measured, policy
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8
 TASKS = [TaskRecord(f"{index * 0x9E3779B1 % 2**32:08x}", "lookup_chain", {"hops": index % 5}) for index in range(400)]
@@ -43,26 +42,16 @@ def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], ra
         for slot, id in enumerate(ids)
     ]
     store.reserve_fresh(records)
-    figures: dict[str, Any] = {
-        "advantage": 0.5,
-        "drift_mean": 1.0,
-        "token_gap_max": 2.0,
-        "ess_share": 1 / len(ids),
-        "clip_fraction": 0.05,
-    }
-    done = IterationRecord(
+    done = iteration_record(
+        iteration,
         run=run,
-        iteration=iteration,
-        policy_version=iteration - 1,
         planned_fresh=FRESH_ROWS,
         planned_replay=REPLAYED,
         fresh=FRESH_ROWS,
         replay=len(records) - FRESH_ROWS,
-        fraction=1 / 3,
-        optimizer_steps=2,
         metrics={f"{stream}/{name}": float(random.random()) for stream in ("fresh", "replay") for name in _METRICS},
     )
-    store.commit(done, [replace(record, **figures) for record in records], sampler_state={})
+    store.commit(done, measured(records), sampler_state={})
     store.add_policy(policy(iteration, run=run))
 
 

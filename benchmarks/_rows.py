@@ -16,7 +16,7 @@ from agentloop.models.tiny import build_tokenizer
 from context.authors import ENV, LLM, TEMPLATE, default_authors
 from context.messages import Message
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay import GroupRecord, ReplayStore, TaskRecord, Trajectory
+from replay import GroupRecord, TaskRecord, Trajectory
 from tests.fakes import records
 
 RUN = "benchmark"
@@ -94,10 +94,6 @@ def row_id(iteration: int, slot: int) -> str:
 
 def make_group(iteration: int, size: int = ROWS) -> GroupRecord:
     return records.group(f"group-{iteration}", run=RUN, task=TASK.hash, iteration=iteration, size=size)
-
-
-def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
-    return records.add_run(store, run)
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -14,9 +14,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def typed(*words: object, folder: Path, checkout: Path = ROOT) -> tuple[str, float]:
-    """What `python -m ...` printed last, and its CPU-seconds; `checkout` is the project whose code it runs."""
-    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(checkout)}
+def typed(*words: object, folder: Path) -> tuple[str, float]:
+    """What `python -m ...` printed last, and its CPU-seconds."""
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
     command, before = [sys.executable, "-m", *map(str, words)], _children_cpu()
     done = subprocess.run(command, cwd=folder, env={**os.environ, **quiet}, capture_output=True, text=True)
     if done.returncode != 0:
@@ -25,11 +25,11 @@ def typed(*words: object, folder: Path, checkout: Path = ROOT) -> tuple[str, flo
 
 
 def run(
-    command: str, config: str, settings: Mapping[str, object], *, folder: Path = ROOT, checkout: Path = ROOT
+    command: str, config: str, settings: Mapping[str, object], *, folder: Path = ROOT
 ) -> tuple[dict[str, Any], float]:
     """`agentloop train` or `sft`: its result, and the CPU-seconds of the whole command, evaluations included."""
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value, default=str)}")]
-    printed, cpu = typed("agentloop", command, config, "--json", *sets, folder=folder, checkout=checkout)
+    printed, cpu = typed("agentloop", command, config, "--json", *sets, folder=folder)
     return json.loads(printed), cpu
 
 
@@ -37,6 +37,11 @@ def warmed_up(config: str, settings: Mapping[str, object]) -> Path:
     """The model that a run begins with; made by a run of one iteration."""
     result, _ = run("train", config, {**settings, "run.iterations": 1, "evaluation.tasks": 1})
     return Path(result["folder"]) / "start"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Results that runs have left, a line each."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _children_cpu() -> float:

@@ -20,6 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from agentloop.models.tiny import END_OF_TURN, build_tokenizer
+from benchmarks._goals import show
 from context import ChatTemplate, ContextManager, HermesParser, Message, Renderer, TokenCodec, ToolCall, default_authors
 from context.messages import to_template
 
@@ -147,14 +148,9 @@ def measure(
 
 
 def main() -> dict[str, float]:
-    result = measure()
-    for count in TURNS:
-        print(
-            f"context, {count} turns, {result[f'tokens_{count}']:,.0f} tokens: {result[f'seconds_{count}']:.2f} CPU-s, "
-            f"{result[f'speedup_{count}']:.0f}x (goal {GOALS[f'speedup_{count}']})"
-        )
-    print(f"context, t(200) / t(50): {result['growth']:.1f} (goal {GOALS['growth']})")
-    return result
+    found = measure()
+    show(found, GOALS)
+    return found
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from benchmarks._replay_figures import (
     to_target,
     with_tables,
 )
-from benchmarks._trained import ROOT, warmed_up
+from benchmarks._trained import ROOT, read, warmed_up
 
 PAGE, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "evidence" / "results.jsonl"
 CONFIG = "benchmarks/replay_value.yaml"
@@ -132,10 +132,6 @@ def run(task: str, arm: str, seed: int, folder: Path) -> Result:
     return {"task": task, "arm": arm, "seed": seed, "iterations": iterations, "evaluations": evaluations}
 
 
-def read(path: Path) -> list[Result]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
     """Runs that were not made to tune, of arms that have several, in the order of TITLES."""
     of_task = [each for each in results if each["task"] == task and each["seed"] in SEEDS]
@@ -159,18 +155,17 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(FOUND))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["on_policy", "hindsight", "hindsight_last"])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    made = {(each["task"], each["arm"], each["seed"]) for each in read(given.results)}
+    made = {(each["task"], each["arm"], each["seed"]) for each in read(RESULTS)}
     wanted = [(task, arm, seed) for seed in given.seeds for task in given.tasks for arm in given.arms]
     with tempfile.TemporaryDirectory() as folder:
         for task, arm, seed in wanted if given.run else ():
             if (task, arm, seed) not in made:
                 result = run(task, arm, seed, Path(folder))
-                with given.results.open("a") as file:
+                with RESULTS.open("a") as file:
                     file.write(json.dumps(result) + "\n")
                 print(f"{task} {arm} seed {seed}: fresh to 90 %: {to_target(result, 'fresh'):,.0f}", flush=True)
-    results = read(given.results)
+    results = read(RESULTS)
     if given.report:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
     return {

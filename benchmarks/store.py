@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks._goals import show
-from benchmarks._rows import ROWS, RUN, TASK, TOKENS, add_run, make_group, make_trajectory, seconds
+from benchmarks._rows import ROWS, RUN, TASK, TOKENS, make_group, make_trajectory, seconds
 from context.messages import to_template
 from context.tokens.token_sequence import TokenSequence
 from replay import DrawRequest, Limits, Pick, ReplayStore, Trajectory, make_sampler
+from tests.fakes.records import add_run
 
 GOALS = {"append_rate_to_raw": ">= 0.5", "draw_time_to_raw": "<= 3.5", "disk_to_raw_bytes": "<= 0.45"}
 FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
@@ -96,7 +97,7 @@ def measure(rounds: int, folder: Path) -> Times:
     Between the two, the buffer's index follows what was appended; the others have none.
     """
     random = np.random.default_rng(0)
-    store = add_run(ReplayStore.create(folder / "store.sqlite"))
+    store = add_run(ReplayStore.create(folder / "store.sqlite"), RUN)
     others: dict[str, Store] = {"raw": Raw(folder / "raw.sqlite")}
     if all(importlib.util.find_spec(name) is not None for name in ("torchrl", "tensordict")):
         others["torchrl"] = TorchRL(folder / "torchrl", rounds * ROWS)

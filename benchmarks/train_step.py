@@ -13,24 +13,25 @@ import copy
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, ScoredBatch, score
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
 from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from benchmarks._goals import show
-from benchmarks._rows import make_trajectory
+from context.authors import ENV, LLM, USER
+from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
+from tests.fakes.batch_rows import row
+from tests.fakes.records import AUTHORS, tokens
 
 VOCABULARY = 560
 ROWS = 64
@@ -38,8 +39,6 @@ PROMPT, REPLY, RESULT = 96, 14, 26
 LONGEST_RESULT = 400
 GROUP = 8
 KINDS = ("episodes", "long_tail", "groups")
-ONE_PASS = 10**9
-_RANDOM = np.random.default_rng(0)
 
 
 def tiny_model() -> PreTrainedModel:
@@ -62,38 +61,20 @@ def tiny_model() -> PreTrainedModel:
 def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
     """Rows as an iteration has them, of random tokens; every row has an advantage."""
     rng = random.Random(0)
-    ids: list[list[int]] = []
-    acts: list[list[bool]] = []
+    made: list[BatchRow] = []
     prompt: list[int] = []
     for number in range(rows):
         if kind != "groups" or number % GROUP == 0:
             prompt = [rng.randrange(3, VOCABULARY) for _ in range(PROMPT)]
-        tokens, acting = list(prompt), [False] * PROMPT
+        ids, authors = list(prompt), [USER] * PROMPT
         for _ in range(rng.randint(2, 9)):
             rare = kind == "long_tail" and rng.random() < 0.1
             result = rng.randint(RESULT, LONGEST_RESULT) if rare else RESULT
-            tokens += [rng.randrange(3, VOCABULARY) for _ in range(REPLY + result)]
-            acting += [True] * REPLY + [False] * result
-        ids.append(tokens)
-        acts.append(acting)
-    width = max(map(len, ids))
-    real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in ids])
-    action = torch.tensor([row + [False] * (width - len(row)) for row in acts])
-    advantages = torch.tensor([rng.choice((-1.0, 1.0)) * rng.uniform(0.3, 2.5) for _ in range(rows)])
-    return Batch(
-        token_ids=torch.tensor([row + [0] * (width - len(row)) for row in ids]),
-        attention_mask=real,
-        response_mask=action,
-        loss_mask=action,
-        behavior_log_probs=torch.zeros(rows, width),
-        advantages=advantages[:, None] * action,
-        replay_mask=torch.zeros(rows, dtype=torch.bool),
-        hinted=torch.zeros(rows, dtype=torch.bool),
-        loss_weights=torch.ones(rows),
-        temperature=torch.ones(rows),
-        trajectory=torch.arange(rows),
-        members=tuple(BatchRow(make_trajectory(_RANDOM, iteration=1, slot=slot)) for slot in range(rows)),
-    )
+            ids += [rng.randrange(3, VOCABULARY) for _ in range(REPLY + result)]
+            authors += [LLM] * REPLY + [ENV] * result
+        advantage = rng.choice((-1.0, 1.0)) * rng.uniform(0.3, 2.5)
+        made.append(row(str(number), Segment(tokens(ids, authors, log_prob=0.0)), advantage=advantage))
+    return build_batch(made, AUTHORS)
 
 
 def scored_batch(model: PreTrainedModel, kind: str, *, rows: int = ROWS) -> ScoredBatch:
@@ -104,18 +85,18 @@ def scored_batch(model: PreTrainedModel, kind: str, *, rows: int = ROWS) -> Scor
     return ScoredBatch(batch, (now + 0.2 * torch.randn_like(now)) * batch.response_mask, None)
 
 
-class OurStep:
-    """One optimizer step as the trainer makes it."""
+class Step:
+    """One optimizer step as the trainer makes it, in passes of so many padded tokens."""
 
-    def __init__(self, model: PreTrainedModel, config: RunConfig, *, packs: bool = False) -> None:
-        self._model = copy.deepcopy(model)
+    def __init__(
+        self, model: PreTrainedModel, scored: ScoredBatch, *, packs: bool = False, tokens: int | None = None
+    ) -> None:
+        """`tokens` None: as many as by default."""
+        self._model, self._scored = copy.deepcopy(model), scored
         self._actor = Actor(self._model, packs=packs)
-        self._config = config
-        self._losses = stream_losses(config.loss)
-        self._optimizer = WeightOptimizer(self._model, config.optimizer)
-
-    def prepare(self, scored: ScoredBatch) -> None:
-        self._scored = scored
+        self._config = RunConfig.model_validate({"batch": {"micro_batch_tokens": tokens} if tokens else {}})
+        self._losses = stream_losses(self._config.loss)
+        self._optimizer = WeightOptimizer(self._model, self._config.optimizer)
 
     def accumulate(self) -> float:
         totals = UpdateTotals(self._scored.batch.replayed)
@@ -125,32 +106,20 @@ class OurStep:
         self.accumulate()
         self._optimizer.step(self._optimizer.gradient_norm())
 
-    def gradients(self) -> list[Tensor]:
-        return [p.grad.clone() for p in self._model.parameters() if p.grad is not None]
+    def gradient(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self._model.parameters() if p.grad is not None])
 
     def clear(self) -> None:
         self._optimizer.clear_gradients()
 
 
-def with_pass_of(tokens: int) -> RunConfig:
-    config = RunConfig()
-    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_tokens": tokens})})
+WAYS: Mapping[str, dict[str, Any]] = {"by_length": {}, "packed": {"packs": True}, "one_padded": {"tokens": 10**9}}
 
 
-def ways(model: PreTrainedModel, names: Sequence[str]) -> dict[str, Any]:
-    config = RunConfig()
-    makers: dict[str, Callable[[], Any]] = {
-        "by_length": lambda: OurStep(model, config),
-        "packed": lambda: OurStep(model, config, packs=True),
-        "one_padded": lambda: OurStep(model, with_pass_of(ONE_PASS)),
-    }
-    return {name: makers[name]() for name in names}
-
-
-def check_alike(found: Mapping[str, Any]) -> None:
+def check_alike(found: Mapping[str, Step]) -> None:
     """Raises ValueError unless all ways give one loss and one gradient, to float32's rounding."""
     losses = {name: way.accumulate() for name, way in found.items()}
-    gradients = {name: torch.cat([g.flatten() for g in way.gradients()]) for name, way in found.items()}
+    gradients = {name: way.gradient() for name, way in found.items()}
     first = gradients["by_length"]
     for name, way in found.items():
         apart = float((gradients[name] - first).norm() / first.norm())
@@ -162,13 +131,7 @@ def check_alike(found: Mapping[str, Any]) -> None:
         way.clear()
 
 
-def seconds(action: Callable[[], None]) -> float:
-    began = time.process_time()
-    action()
-    return time.process_time() - began
-
-
-def measure(kind: str, *, names: Sequence[str], rows: int = ROWS, rounds: int = 5) -> dict[str, float]:
+def measure(kind: str, *, names: Sequence[str] = tuple(WAYS), rows: int = ROWS, rounds: int = 5) -> dict[str, float]:
     """Median tokens per CPU-second of each way over alternating rounds, and medians of the paired ratios.
 
     `names` are those of the ways, by_length among them.
@@ -176,16 +139,15 @@ def measure(kind: str, *, names: Sequence[str], rows: int = ROWS, rounds: int = 
     torch.set_num_threads(1)
     model = tiny_model()
     scored = scored_batch(model, kind, rows=rows)
-    found = ways(model, names)
-    for way in found.values():
-        way.prepare(scored)
+    found = {name: Step(model, scored, **WAYS[name]) for name in names}
     check_alike(found)
     times: dict[str, list[float]] = {name: [] for name in found}
     for number in range(rounds + 1):
         for name, way in found.items():
-            took = seconds(partial(way.step))
+            began = time.process_time()
+            way.step()
             if number:  # the first step pays for AdamW's moments
-                times[name].append(took)
+                times[name].append(time.process_time() - began)
     tokens = int(scored.batch.attention_mask.sum())
     figures = {f"{kind}_{name}_tokens_per_s": tokens / statistics.median(each) for name, each in times.items()}
     for name in names:
@@ -196,11 +158,10 @@ def measure(kind: str, *, names: Sequence[str], rows: int = ROWS, rounds: int = 
 
 
 def main() -> dict[str, float]:
-    names = ("by_length", "packed", "one_padded")
     print(f"one optimizer step on {ROWS} rows; speed_to_X is by_length's speed over X's")
     found: dict[str, float] = {}
     for kind in KINDS:
-        found |= measure(kind, names=names)
+        found |= measure(kind)
     show(found, {})
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._replay_figures import with_tables
-from benchmarks._trained import ROOT, run, typed
+from benchmarks._trained import ROOT, read, run, typed
 
 RESULTS = ROOT / "docs" / "evidence" / "two_agents.jsonl"
 AGENTS = ("sql_agent", "coding_agent")
@@ -42,10 +42,6 @@ def learn(agent: str, seed: int, folder: Path) -> Result:
     }
 
 
-def read(path: Path) -> list[Result]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def table(results: Sequence[Result]) -> str:
     """One agent's seeds as markdown."""
     head = "| seed | held-out success before | after | points | CPU-minutes |\n|---|---|---|---|---|\n"
@@ -66,17 +62,16 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--report", action="store_true", help="the tables of the two pages")
     parser.add_argument("--agents", nargs="*", choices=AGENTS, default=list(AGENTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    made = {(row["agent"], row["seed"]) for row in read(given.results)}
+    made = {(row["agent"], row["seed"]) for row in read(RESULTS)}
     wanted = [(agent, seed) for seed in given.seeds for agent in given.agents if (agent, seed) not in made]
     for agent, seed in wanted if given.run else ():
         with tempfile.TemporaryDirectory() as folder:
             row = learn(agent, seed, Path(folder))
         print(f"{agent} seed {seed}: {row['before']:.1%} -> {row['after']:.1%}", flush=True)
-        with given.results.open("a") as file:
+        with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")
-    results = read(given.results)
+    results = read(RESULTS)
     for agent in AGENTS if given.report else ():
         found = {agent: table([row for row in results if row["agent"] == agent])}
         page(agent).write_text(with_tables(page(agent).read_text(encoding="utf-8"), found), encoding="utf-8")

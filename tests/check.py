@@ -23,7 +23,7 @@ QUICK = {
     "layers": [BIN / "lint-imports", "--no-cache"],
 }
 PYTEST = [
-    *(sys.executable, "-m", "pytest", "--durations=10"),
+    *(sys.executable, "-m", "pytest", "--durations=10", "-rs"),
     *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
     "--max-worker-restart=0",  # what a dead worker had left to do is given to nobody, and would be waited for
 ]

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["tests.fakes.databases", "tests.browser.executable"]
+pytest_plugins = ["tests.fakes.databases"]
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("random", print_blob=True, deadline=None)

@@ -12,7 +12,8 @@ import pytest
 
 from agentloop.config.config_file import load_config
 from benchmarks._replay_figures import STARTS, interval, less, mean_success, percent_more, to_target, with_tables
-from benchmarks.replay_value import ARMS, CONFIG, FOUND, PAGE, RESULTS, read, settings, tables
+from benchmarks._trained import read
+from benchmarks.replay_value import ARMS, CONFIG, FOUND, PAGE, RESULTS, settings, tables
 
 SPOKEN = re.compile(r"\S+ \[[-+\d.,]+, (?:[-+\d.,]+|never)\]")
 

@@ -12,10 +12,17 @@ import pytest
 
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
+from tests.browser.executable import WANTED, found, launched
 from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _executable() -> None:
+    if not found():
+        pytest.skip(WANTED)
 
 
 @pytest.fixture(scope="session")
@@ -37,16 +44,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path
 @pytest.fixture(scope="session")
 def server(run_folder: Path) -> Iterator[Served]:
     """An inspector of the demonstration."""
-    with open_buffer(str(run_folder)) as source, served(create_app(source)) as found:
-        yield found
+    with open_buffer(str(run_folder)) as source, served(create_app(source)) as inspector:
+        yield inspector
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    from tests.browser.executable import launched
-
-    with launched() as found:
-        yield found
+    with launched() as started:
+        yield started
 
 
 @pytest.fixture(scope="package")

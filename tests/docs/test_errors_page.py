@@ -12,8 +12,7 @@ from agentloop.engines.remote.vllm_protocol import FaultKind
 from agentloop.runs.signals import StopRequest
 from context.strategies import protocol
 from replay.records import STATES, StopReason
-from tests.docs.blocks import ROOT
-from tests.docs.tables import table, tables
+from tests.docs.blocks import ROOT, table, tables
 
 PAGE = ROOT / "docs" / "errors.md"
 PACKAGES = ("agentloop", "replay", "context")

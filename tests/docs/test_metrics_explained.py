@@ -13,8 +13,8 @@ import pytest
 
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.train import train
-from tests.docs.blocks import ROOT
-from tests.docs.tables import tables
+from tests.docs.blocks import ROOT, tables
+from tests.docs.test_errors_page import nodes, text
 from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
@@ -48,28 +48,19 @@ def pattern(name: str) -> re.Pattern[str]:
 
 
 def written() -> set[str]:
-    """Names the code gives to metrics: keys of dictionaries, and what is assigned to; a value in one is `<>`."""
+    """Names the code gives to metrics: keys of dictionaries, and what is assigned to; a value in one is `<value>`."""
     names: set[str] = set()
-    for path in [*(ROOT / "agentloop").rglob("*.py"), *(ROOT / "replay").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            keys: list[ast.expr | None] = []
-            if isinstance(node, ast.Dict):
-                keys = list(node.keys)
-            elif isinstance(node, ast.DictComp):
-                keys = [node.key]
-            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-                keys = [node.slice]
-            names |= {name for key in keys if (name := _text(key)) and _NAME.fullmatch(name)}
+    for _, node in nodes():
+        keys: list[ast.expr | None] = []
+        if isinstance(node, ast.Dict):
+            keys = list(node.keys)
+        elif isinstance(node, ast.DictComp):
+            keys = [node.key]
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            keys = [node.slice]
+        found = [name.replace("<>", "<value>") for key in keys if key and (name := text(key))]
+        names |= {name for name in found if _NAME.fullmatch(name)}
     return {name for name in names if not name.startswith(_TENSORS)}
-
-
-def _text(node: ast.expr | None) -> str | None:
-    """Of a string or an f-string; None of anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "<value>" for part in node.values)
-    return None
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from replay import DrawRequest, ReplayStore
 from replay.config import StoredConfig
 from replay.mixing.batch_plan import Mixer, with_completions
 from replay.records import HINDSIGHT, group_of
-from tests.docs.blocks import ROOT, blocks
-from tests.docs.tables import table
+from tests.docs.blocks import ROOT, blocks, table
 from tests.fakes.records import RUN, FreshRows, add_run, new_store, policy, task
 
 PAGE = ROOT / "docs/mixing.md"

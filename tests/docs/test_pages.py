@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT
+from context.tokens.session_nodes import Fork, Status
+from tests.docs.blocks import DOCUMENTS, ROOT, blocks, table
 
 INDEX = ROOT / "docs" / "index.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -16,7 +17,7 @@ READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 MOST_CHARACTERS = 600
 REMOVED_WORDS = re.compile(r"\b(anew|beside|told|born|worth|likewise|twins?)\b", re.IGNORECASE)
 """They stood for what the field has names for; see tests/test_names.py."""
-_LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
+_LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 _ITEM = re.compile(r"(?:[-*+]|\d+\.)\s")
 _NO_PROSE = ("#", "|", "<!--", "![")
 
@@ -36,8 +37,16 @@ def paragraphs(page: Path) -> Iterator[str]:
             lines.append(text)
 
 
-def links(page: Path) -> set[Path]:
-    return {(page.parent / target).resolve() for target in _LINK.findall(page.read_text(encoding="utf-8"))}
+def links(page: Path) -> list[tuple[Path, str]]:
+    """Files, and their sections where they are named."""
+    found = _LINK.findall(page.read_text(encoding="utf-8"))
+    return [((page.parent / target).resolve() if target else page, section) for target, section in found]
+
+
+def headings(page: Path) -> set[str]:
+    """As links name them: lower case, without punctuation, hyphens for spaces."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
@@ -57,9 +66,28 @@ def test_every_page_is_reached_from_the_index() -> None:
         page = left.pop()
         if page not in reached:
             reached.add(page)
-            left += [target for target in links(page) if target.suffix == ".md" and target.parent == INDEX.parent]
+            left += [target for target, _ in links(page) if target.suffix == ".md" and target.parent == INDEX.parent]
     assert set(PAGES) - reached == set()
 
 
-def test_readme_leads_to_the_index() -> None:
-    assert INDEX in links(ROOT / "README.md")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_to_files_and_their_sections(document: Path) -> None:
+    assert [target.name for target, _ in links(document) if not target.exists()] == []
+    found = [f"{page.name}#{section}" for page, section in links(document) if section and section not in headings(page)]
+    assert found == []
+
+
+def test_readme_is_one_page_of_reading_that_leads_to_the_index() -> None:
+    readme = ROOT / "README.md"
+    assert (INDEX, "") in links(readme)
+    assert len(readme.read_text(encoding="utf-8").split()) <= 1000
+    (block,) = [b for b in blocks() if b.note == ("file", "examples/calculator.py") and b.place.startswith("README.md")]
+    assert len(block.text.splitlines()) <= 20
+
+
+def test_every_fork_and_every_status_of_a_request_has_a_row() -> None:
+    page = ROOT / "docs" / "gateway.md"
+    assert [row["fork"].strip("`") for row in table(page, "fork")] == ["none", *Fork]
+    assert {row["status"].strip("`"): row["trained"] == "yes" for row in table(page, "status")} == {
+        status: status == Status.TRAINED for status in Status
+    }

@@ -1,4 +1,4 @@
-"""The numbers of docs/reading-a-run.md are what the project's own functions give."""
+"""The numbers of docs/reading-a-run.md and docs/worked-example.md are what the project's own functions give."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from agentloop.config.sections.loss import LossSection
 from agentloop.learning.gradients import stream_losses
 from agentloop.learning.update_stats import trajectory_drift
 from agentloop.runs.display import with_interval
-from tests.docs.blocks import ROOT
-from tests.docs.tables import table
+from docs.worked_example import hand, page
+from tests.docs.blocks import ROOT, table
 
 PAGE = ROOT / "docs" / "reading-a-run.md"
 TOKEN = torch.tensor([[True]])
@@ -118,3 +118,14 @@ def test_held_out_tasks_of_the_page_find_differences_of_that_size() -> None:
         count = int(row["held-out tasks"])
         assert with_interval(0.5, count) == f"50.0 % ({row['interval of 50 %']})"
         assert round(100 * math.sqrt(2 * (1.960 + 0.842) ** 2 / 4 / count)) == int(row["points found"])
+
+
+def test_worked_example_is_what_the_modules_compute_today() -> None:
+    """Else: `python -m docs.worked_example > docs/worked-example.md`, and read what has changed."""
+    assert page() == (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
+
+
+def test_arithmetic_that_the_modules_do_not_find_is_refused() -> None:
+    assert hand("1 - 1/2", 0.5) == "1 - 1/2 = 0.5"
+    with pytest.raises(ValueError, match="1 - 1/3 must be 0.5, which the modules found, got 0.666"):
+        hand("1 - 1/3", 0.5)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import two_agents
+from benchmarks._trained import read
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.test_blocks import SMALL, checkout, typed
 from tests.fakes.runs import rows
@@ -41,7 +42,7 @@ def test_commands_of_the_page_make_data_and_train(agent: str, tmp_path: Path, mo
 
 @pytest.mark.parametrize("agent", two_agents.AGENTS)
 def test_table_of_the_page_is_that_of_the_results(agent: str) -> None:
-    found = [row for row in two_agents.read(two_agents.RESULTS) if row["agent"] == agent]
+    found = [row for row in read(two_agents.RESULTS) if row["agent"] == agent]
     assert two_agents.table(found) in two_agents.page(agent).read_text(encoding="utf-8")
     assert len(found) == len(two_agents.SEEDS)
     assert all(row["after"] - row["before"] >= 0.3 for row in found)

@@ -11,9 +11,6 @@ import asyncio
 import base64
 import inspect
 import pickle
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.fakes.engine_sampling import Asked, EngineModels, Sampled
 from tests.fakes.engine_traps import Refused, Traps, json_answer, spoil
+from tests.fakes.scripted_http import running
 
 GUARDED = ("/v1", "/v2", "/inference")
 Answered = Callable[[Request, Any], Any]
@@ -260,21 +258,7 @@ def serving(folder: Path, *, port: int = 0, access_log: bool = False, **options:
     `access_log`: each request is printed, as vLLM does.
     """
     engine = EngineServer(folder, **options)
-    listening = socket.create_server(("127.0.0.1", port), backlog=128)
-    engine.port = listening.getsockname()[1]
     level = "info" if access_log else "critical"
     settings = uvicorn.Config(engine.app(), log_level=level, access_log=access_log, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the engine never began to listen"
-        time.sleep(0.002)
-    try:
+    with running(uvicorn.Server(settings), port=port) as engine.port:
         yield engine
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
-        listening.close()

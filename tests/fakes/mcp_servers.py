@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.config.sections.environments import McpServerSection
+from agentloop.engines.serving.engine_process import free_port
+from tests.fakes.processes import until
 
 PROGRAM = Path(__file__).with_name("mcp_program.py")
 
@@ -25,10 +27,7 @@ def program(*, tools: tuple[str, ...] | None = None) -> McpServerSection:
 @contextmanager
 def over_http(*, port: int | None = None) -> Iterator[str]:
     """Its address while it runs, in a process of its own."""
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
+    port = port or free_port()
     process = subprocess.Popen(
         [sys.executable, PROGRAM, str(port)],
         start_new_session=True,
@@ -50,11 +49,7 @@ def _answers(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
-def ended(pid: int, *, within_s: float = 30.0) -> bool:
+def ended(pid: int) -> bool:
     """Gone, and no zombie."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: not Path(f"/proc/{pid}").exists(), limit_s=30.0)
+    return True

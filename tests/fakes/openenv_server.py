@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from tests.fakes.scripted_http import running
 
 SCHEMA = {
     "action": {
@@ -89,12 +88,5 @@ def _error(text: str, code: str) -> str:
 def served(guess: GuessServer) -> Iterator[str]:
     """Its address while it runs, in a thread."""
     app = Starlette(routes=[Route("/schema", guess.schema), WebSocketRoute("/ws", guess.session)])
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, ws="wsproto", log_level="critical"))
-        running = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        running.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        running.join()
+    with running(uvicorn.Server(uvicorn.Config(app, ws="wsproto", log_level="critical"))) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,8 @@ from agentloop.engines.serving.engine_process import free_port
 from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
-from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.processes import Program, processes, stat
-from tests.fakes.runs import ROOT, buffer_of, layered, rows, run_identity, small_config
-from tests.fakes.worker_runs import stop_between_writes
-from tests.vllm.server import beside_a_learner
+from tests.fakes.runs import ROOT, buffer_of, layered, run_identity, small_config
 
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"
@@ -54,18 +51,8 @@ def engine_executable(folder: Path) -> Path:
 class Roles:
     """Every role's process by name."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: RunConfig,
-        *,
-        vllm: Path | None = None,
-        engine_words: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """`vllm` None: the test server in its place."""
+    def __init__(self, folder: Path, config: RunConfig, *, engine_words: Sequence[str] = ()) -> None:
         self.folder, self.run = folder, folder / "runs" / f"{config.run.name}-001"
-        self._environment = {"PYTHONPATH": str(ROOT), **(environment or {})}
         self.processes: dict[str, Program] = {}
         self.started = Counter[str]()
         self.port = free_port()
@@ -76,15 +63,12 @@ class Roles:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path
-        self._vllm = engine_executable(folder) if vllm is None else beside_a_learner(vllm, folder)
+        self._vllm = engine_executable(folder)
         self._engine_words = engine_words
 
     def start(self, role: str) -> None:
-        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one.
-
-        A second learner has a name that begins with `learner`.
-        """
-        if role.startswith(LEARNER):
+        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
+        if role == LEARNER:
             words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
         elif role == ENGINE_ROLE:
             words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
@@ -92,7 +76,7 @@ class Roles:
         else:
             words = ["worker", "--run", str(self.run), "--concurrency", "8"]
         self.started[role] += 1
-        self.processes[role] = Program(*words, place=self._environment)
+        self.processes[role] = Program(*words, place={"PYTHONPATH": str(ROOT)})
 
     def printed(self, role: str) -> str:
         return self.processes[role].output
@@ -106,13 +90,6 @@ class Roles:
         for pid in processes(lambda folder: stat(folder)[1] == self.processes[ENGINE_ROLE].id):
             os.kill(pid, signal.SIGKILL)
         self.processes[ENGINE_ROLE].wait()
-
-    def stop(self, role: str) -> None:
-        """Freeze it until `go_on`; it holds no lock of the database."""
-        stop_between_writes(self.processes[role].id, buffer_of(self.run))
-
-    def go_on(self, role: str) -> None:
-        self.processes[role].send(signal.SIGCONT)
 
     def is_running(self, role: str) -> bool:
         return not self.processes[role].ended
@@ -130,7 +107,6 @@ class Roles:
     def end(self) -> None:
         for process in self.processes.values():
             process.send(signal.SIGTERM)
-            process.send(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(timeout_s=20)
@@ -179,47 +155,3 @@ def running_roles(roles: Roles, names: Sequence[str]) -> Iterator[Roles]:
         yield roles
     finally:
         roles.end()
-
-
-def kill_all(roles: Roles, *, workers: int, rounds: int, staleness: int, server: LocalServer | None = None) -> None:
-    """Each in turn, once more was collected since, in so many rounds with an iteration between; then up to the end."""
-    names = [f"worker-{number + 1}" for number in range(workers)]
-    kinds = ("worker", LEARNER, ENGINE_ROLE, *(["database"] if server else []))
-    kills, began = dict.fromkeys(kinds, 0), time.monotonic()
-    with running_roles(roles, [ENGINE_ROLE, LEARNER, *names]):
-        for number in range(rounds):
-            roles.until_more(lambda found: found.fresh, 1, limit_s=900)
-            for kind in kinds if not roles.has_learned else ():
-                kill_one(roles, names[number % workers] if kind == "worker" else kind, server)
-                kills[kind] += 1
-                roles.until_more(lambda found: found.done, 1, limit_s=600)
-        roles.until(lambda: roles.has_learned, limit_s=2400)
-        roles.until(lambda: not any(roles.is_running(name) for name in names))
-    found = roles.look()
-    assert found is not None
-    print(f"{kills}, {roles.started[LEARNER]} starts of the learner, {time.monotonic() - began:.0f} s: {found}")
-    assert set(kills.values()) == {rounds}
-    assert found.queued == found.leased == 0
-    check_rows(roles, staleness=staleness)
-
-
-def kill_one(roles: Roles, role: str, server: LocalServer | None) -> None:
-    if role == "database":
-        assert server is not None
-        server.crash()
-        server.start()
-        return
-    if role == ENGINE_ROLE:
-        roles.kill_server()
-    else:
-        roles.kill(role)
-    roles.start(role)
-
-
-def check_rows(roles: Roles, *, staleness: int) -> None:
-    """Each member is there once, and is fresh once, within the bound."""
-    database = buffer_of(roles.run)
-    assert rows(database, "select 1 from trajectories group by group_id, member having count(*) > 1") == []
-    twice = "select trajectory from draws where stream = 'fresh' and state = 'committed' group by 1 having count(*) > 1"
-    assert rows(database, twice) == []
-    assert rows(database, "select max(staleness) from draws where stream = 'fresh'")[0][0] <= staleness

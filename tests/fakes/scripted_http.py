@@ -1,72 +1,76 @@
-"""A server that answers each path as a test has written down, and remembers what it was asked."""
+"""Servers in threads of the tests; one that answers each path as a test has written down, and remembers what it was
+asked.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-class ScriptedServer(ThreadingHTTPServer):
+
+@contextmanager
+def running(server: uvicorn.Server, *, port: int = 0) -> Iterator[int]:
+    """Its port of 127.0.0.1 (0: a free one) while it runs, until the end of the block."""
+    listening = socket.create_server(("127.0.0.1", port), backlog=128)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < deadline, "the server never began to listen"
+        time.sleep(0.002)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+        listening.close()
+
+
+class ScriptedServer:
     """`answers` has a status and a JSON value for each path; any other path is 404."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
         self.answers: dict[str, tuple[int, Any]] = {}
         self.silent: set[str] = set()
         """Paths that are never answered."""
         self.asked: list[tuple[str, Any]] = []
         """Paths with their queries, and bodies."""
         self.keys: set[str | None] = set()
+        self.port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.asked]
 
-
-class _Answers(BaseHTTPRequestHandler):
-    server: ScriptedServer
-
-    def do_GET(self) -> None:
-        self._answer(None)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(json.loads(body) if body else None)
-
-    def _answer(self, body: Any) -> None:
-        self.server.asked.append((self.path, body))
-        self.server.keys.add(self.headers.get("Authorization"))
-        if self.path in self.server.silent:
-            # Until the one who asks has gone.
-            self.rfile.read(1)
-            return
-        status, value = self.server.answers.get(self.path.partition("?")[0], (404, {"error": "Not Found"}))
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
+    async def answer(self, request: Request) -> Response:
+        body, path = await request.body(), request.url.path
+        self.asked.append((f"{path}?{request.url.query}".rstrip("?"), json.loads(body) if body else None))
+        self.keys.add(request.headers.get("Authorization"))
+        while path in self.silent and not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        status, value = self.answers.get(path, (404, {"error": "Not Found"}))
+        return Response(json.dumps(value), status, media_type="application/json")
 
 
 @contextmanager
 def scripted_server() -> Iterator[ScriptedServer]:
-    server = ScriptedServer()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    scripted = ScriptedServer()
+    app = Starlette(routes=[Route("/{path:path}", scripted.answer, methods=["GET", "POST"])])
+    with running(uvicorn.Server(uvicorn.Config(app, log_level="critical"))) as scripted.port:
+        yield scripted

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, kill_all, roles_config, running_roles
+from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
 from tests.fakes.runs import buffer_of, rows, save_qwen2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -61,11 +60,3 @@ def test_a_learner_whose_workers_are_away_replays_as_often_as_it_may(tmp_path: P
     assert alone
     # The first two are planned before there is a row; a quarter of each later one is replayed, whatever came between.
     assert [replay for fresh, replay in sizes() if fresh] == [0, 0] + [4] * (4 - len(alone))
-
-
-@pytest.mark.soak
-def test_a_run_on_postgres_outlives_a_kill_of_each_role(tmp_path: Path, model: Path, own_server: LocalServer) -> None:
-    sections = {"run": {"iterations": 20}, "replay": {"database": own_server.url(own_server.new_database(empty=True))}}
-    given = roles_config(tmp_path, model, {"max_staleness": 1, "lease_s": 3}, **sections)
-    roles = Roles(tmp_path, given, engine_words=["--silence", "10"])
-    kill_all(roles, workers=4, rounds=1, staleness=1, server=own_server)

@@ -1,4 +1,4 @@
-"""Which files one update goes through: `python -m tests.invariants.test_update_trace` prints them in order."""
+"""Which files one update goes through."""
 
 from __future__ import annotations
 
@@ -36,11 +36,5 @@ def files_of_an_update() -> list[str]:
 
 def test_an_update_goes_through_few_files() -> None:
     entered = files_of_an_update()
-    assert len(set(entered)) <= 10
+    assert len(set(entered)) <= 10, entered
     assert len(entered) - len(set(entered)) <= 37
-
-
-if __name__ == "__main__":
-    entered = files_of_an_update()
-    print("\n".join(entered))
-    print(f"{len(set(entered))} files, {len(entered) - len(set(entered))} times back into one that it had left")

@@ -16,8 +16,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import write_directory
 from tests.fakes.processes import Program, processes
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
-from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, is_of_server, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -91,7 +90,7 @@ def test_an_engine_that_died_or_stands_still_ends_and_serves_nothing_until_the_n
 
 def engine_command(model: Path, run: Path, port: int, *more: str) -> Program:
     """`agentloop engine` as people type it."""
-    words = ["engine", model, "--run", run, "--vllm", beside_a_learner(EXECUTABLE, run), "--port", str(port)]
+    words = ["engine", model, "--run", run, "--vllm", beside_a_learner(run), "--port", str(port)]
     words += ["--dtype", "float32", "--max-model-len", "2048", *more, "--", *SMALL]
     return Program(*words, place={**SMALL_MACHINE, "AGENTLOOP_ENGINE_KEY": KEY})
 
@@ -104,8 +103,7 @@ def signal_worker(port: int, number: signal.Signals) -> None:
     """To the process that has the weights, of the server that listens on `port`."""
 
     def has_weights(folder: Path) -> bool:
-        leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
-        return (folder / "cmdline").read_text().startswith("VLLM::Worker") and f"--port\0{port}\0" in leader.read_text()
+        return (folder / "cmdline").read_text().startswith("VLLM::Worker") and is_of_server(folder, port)
 
     (worker,) = processes(has_weights)
     os.kill(worker, number)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ import pytest
 from replay.pages.addresses import address
 from replay.storage.databases import Location
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.processes import AGENTLOOP, Training, assert_sound, write_config
+from tests.fakes.processes import Program, Training, assert_sound, write_config
 from tests.fakes.records import RUN
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
 from tests.replay.pages.serving import Served, page_addresses
@@ -77,20 +77,15 @@ class Visitor:
 @contextmanager
 def inspected(run: Path) -> Iterator[tuple[psutil.Process, Served]]:
     """`agentloop inspect` in a process of its own."""
-    command = [AGENTLOOP, "inspect", run, "--no-browser", "--port", "0"]
-    inspector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert inspector.stdout and inspector.stderr
-    told = inspector.stdout.readline()
-    port = told.rstrip("/\n").rpartition(":")[2]
-    assert port.isdecimal(), told + inspector.stderr.read()
-    try:
-        yield psutil.Process(inspector.pid), Served(int(port))
-        assert inspector.poll() is None, "the inspector has ended"
-    finally:
-        inspector.send_signal(signal.SIGINT)
-        _, errors = inspector.communicate(timeout=30)
-        print(errors)
-    assert "Traceback" not in errors, errors
+    with Program("inspect", run, "--no-browser", "--port", "0") as inspector:
+        inspector.says(" at http")
+        (port,) = re.findall(r" at http\S+:(\d+)", inspector.output)
+        yield psutil.Process(inspector.id), Served(int(port))
+        assert not inspector.ended, inspector.output
+        inspector.send(signal.SIGINT)
+        inspector.wait()
+    print(inspector.output)
+    assert "Traceback" not in inspector.output
 
 
 def wal_bytes(database: Location) -> int:

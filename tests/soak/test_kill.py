@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,32 +13,17 @@ from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 
-KILLS = 30
-ITERATIONS = 24
+ITERATIONS = 48
 EVERY = 4
-Unbroken = tuple[Path, Path, float]
-"""A run's folder, its model, and its seconds from the first line to the last."""
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    """A run that was left in peace."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    model = save_qwen2(folder / "model")
-    training = Training(small_file(folder, model))
-    ready = training.says("run folder:")
-    assert training.wait() == 0, training.errors
-    return folder / "runs" / "small-001", model, training.says("held-out success") - ready
-
-
-def small_file(folder: Path, model: Path, database: str | None = None) -> Path:
+def small_file(folder: Path, model: Path) -> Path:
     config = small_config(
         folder / "runs",
         model,
         run={"iterations": ITERATIONS},
         environment={"name": PARITY},
         checkpoint={"every": EVERY},
-        replay={"database": database},
     )
     return write_config(config, folder / "small.yaml")
 
@@ -52,59 +36,14 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def kill_runs(unbroken: Unbroken, folder: Path, number: int, new_database: Callable[[], str | None]) -> None:
-    """Runs that are killed so often together end like the unbroken one, which is on SQLite."""
-    rng = random.Random(number)
-    whole, model, seconds = unbroken
-    kills = runs = 0
-    while kills < number:
-        runs += 1
-        own = folder / str(runs)
-        own.mkdir()
-        kills += kill_until_finished(
-            own,
-            model,
-            at_most=number - kills,
-            pause=lambda: rng.uniform(0, seconds / 3),
-            database=new_database(),
-        )
-        assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
-        assert_same_run(own / "runs" / "small-001", whole)
-    print(f"{kills} kills in {runs} runs")
+def test_run_killed_at_every_tender_moment_and_at_others_ends_like_the_unbroken_one(tmp_path: Path) -> None:
+    model, chance = save_qwen2(tmp_path / "model"), random.Random(0)
+    (tmp_path / "whole").mkdir()
+    whole = Training(small_file(tmp_path / "whole", model))
+    ready = whole.says("run folder:")
+    assert whole.wait() == 0, whole.errors
+    iteration_s = (whole.says("held-out success") - ready) / ITERATIONS
 
-
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
-    kill_runs(unbroken, tmp_path, KILLS, lambda: None)
-
-
-def test_runs_on_a_server_killed_at_random_moments_end_like_the_unbroken_one_on_sqlite(
-    unbroken: Unbroken, tmp_path: Path, new_database: Callable[[], str]
-) -> None:
-    kill_runs(unbroken, tmp_path, KILLS // 3, new_database)
-
-
-def kill_until_finished(
-    folder: Path, model: Path, *, at_most: int, pause: Callable[[], float], database: str | None = None
-) -> int:
-    """Start one run again and again until it ends by itself; how often it was killed."""
-    config = small_file(folder, model, database)
-    moments = Moments(folder / "runs" / "small-001", every=EVERY)
-    kills = orphans = 0
-    while True:
-        training = Training(config, *(["--resume"] if kills else []))
-        if kills < at_most:
-            training.wait_until(training.says("resumed" if moments.saved else "run folder:") + pause())
-            training.kill()
-        if training.wait() == 0:
-            check_after_kill(moments, orphans)
-            return kills
-        assert training.wait() == -signal.SIGKILL, training.errors
-        kills += 1
-        orphans = check_after_kill(moments, orphans)
-
-
-def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
-    whole, model, _ = unbroken
     config = small_file(tmp_path, model)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
     first = Training(config)
@@ -117,11 +56,17 @@ def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: 
         training.says("iteration")
         assert training.kill_when(moment), moment.__name__
         orphans = check_after_kill(moments, orphans)
+        training = Training(config, "--resume")
+        resumed = training.says("resumed" if moments.saved else "run folder:")
+        training.wait_until(resumed + chance.uniform(0, 2 * iteration_s))
+        training.kill()
+        assert training.exit_code == -signal.SIGKILL, training.output
+        orphans = check_after_kill(moments, orphans)
     assert orphans > 0
     last = Training(config, "--resume")
     assert last.wait() == 0, last.errors
     assert_sound(moments.folder, iterations=ITERATIONS)
-    assert_same_run(moments.folder, whole)
+    assert_same_run(moments.folder, tmp_path / "whole" / "runs" / "small-001")
 
 
 def test_quickstart_killed_three_times_and_stopped_twice_ends_like_the_unbroken_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentloop.config import RunConfig
-from agentloop.engines.publish.published_policy import RECORD, read_published
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.training.train import train
-from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import assert_sound, write_config
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 
@@ -112,32 +108,3 @@ def test_a_killed_rank_ends_the_others_and_resume_goes_on(tmp_path: Path, model:
     assert resumed.returncode == 0, said
     assert f"resumed {run} after iteration {reached}" in said
     assert_sound(run, iterations=4 * ITERATIONS)
-
-
-def published_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != RECORD}
-
-
-def test_two_ranks_publish_to_an_engine_what_one_does_and_one_goes_on(tmp_path: Path, model: Path) -> None:
-    def config(folder: Path, server: EngineServer) -> RunConfig:
-        engine = {"urls": [server.address], "restart_timeout_s": 0}
-        return small_config(folder, model, rollout={"engine": "vllm"}, engine=engine)
-
-    with serving(model) as server:
-        alone = train(config(tmp_path / "one", server), display=SilentDisplay()).folder
-    with serving(model) as server:
-        two = config(tmp_path / "two", server)
-        launched = torchrun(write_config(two, tmp_path / "two.yaml"))
-        said, _ = launched.communicate(timeout=600)
-        assert launched.returncode == 0, said
-        together = tmp_path / "two" / "small-001"
-        first, theirs = together / "policies" / "000000", alone / "policies" / "000000"
-        assert published_files(first) == published_files(theirs)
-        assert read_published(first).probe == read_published(theirs).probe
-        # Every version was proved by what the engine samples; of the last, by its name too.
-        last = read_published(together / "policies" / "000003")
-        assert server.models.label == last.label
-        shutil.rmtree(together / "checkpoints" / "000003")
-        resumed = train(two, resume=True, display=SilentDisplay())
-        assert resumed.iterations == 3
-        assert_sound(together, iterations=3)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import torch
 
 from agentloop.engines.publish.proof import ProofFailed, prove, publish
 from tests.fakes.engine_sampling import load, next_log_probs
 from tests.fakes.published_policies import TEXT, prober, published, step, tiny_learner
-from tests.vllm.environment import missing
-from tests.vllm.server import KEY, real_engine
+from tests.soak.test_real_engine import generate
+from tests.vllm.server import missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -68,12 +67,7 @@ def test_keys_and_values_of_a_prompt_are_made_anew_after_a_publish(tmp_path: Pat
 
 
 def cached_next(url: str, prompt: list[int]) -> dict[int, float]:
-    """The likeliest next tokens, by a request that may read what is cached."""
-    sampling = {"temperature": 0.7, "max_tokens": 1, "logprobs": 10, "top_p": 1.0, "top_k": -1}
-    body = {"model": "tiny", "token_ids": prompt, "sampling_params": {**sampling, "detokenize": False}}
-    headers = {"Authorization": f"Bearer {KEY}"}
-    asked = httpx2.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=120)
-    answer = asked.raise_for_status().json()
-    (token,) = answer["choices"][0]["logprobs"]["content"]
+    """The likeliest next tokens."""
+    (token,) = generate(url, prompt, max_tokens=1, logprobs=10)["logprobs"]["content"]
     likeliest = sorted(token["top_logprobs"], key=lambda one: -one["logprob"])[:10]
     return {one["token_id"]: one["logprob"] for one in likeliest}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from agentloop.config import RunConfig
-from agentloop.config.config_file import load_config
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.run_roles import Roles, kill_all, roles_config
-from tests.fakes.runs import ROOT, save_qwen2
-from tests.soak.test_quickstart import evaluations, warmed_up_model, worst_log_prob_error
-from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import SMALL, SMALL_MACHINE
+from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
+from tests.fakes.runs import buffer_of, rows, save_qwen2
 
 pytestmark = pytest.mark.soak
 ROUNDS = 10
@@ -26,44 +22,52 @@ def server(request: pytest.FixtureRequest) -> LocalServer | None:
     return None if request.param == "sqlite" else request.getfixturevalue("own_server")
 
 
-def database(server: LocalServer | None) -> str | None:
-    return None if server is None else server.url(server.new_database(empty=True))
-
-
 @pytest.mark.timeout(1800)
 def test_a_run_outlives_ten_kills_of_each_role(tmp_path: Path, server: LocalServer | None) -> None:
-    roles = small_roles(tmp_path, replay={"database": database(server)})
-    kill_all(roles, workers=4 if server else 2, rounds=ROUNDS, staleness=STALENESS, server=server)
-
-
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-@pytest.mark.timeout(5400)
-def test_quickstart_through_vllm_learns_while_all_are_killed(tmp_path: Path, server: LocalServer | None) -> None:
-    url = database(server)
-    roles = quickstart_roles(tmp_path, *([f"replay.database={url}"] if url else []))
-    kill_all(roles, workers=4 if server else 2, rounds=ROUNDS, staleness=STALENESS, server=server)
-    assert evaluations(roles.run)[-1] >= 0.9
-    # Every stored token is of the version that its row names.
-    assert server is not None or worst_log_prob_error(roles.run) < 1e-3
-
-
-def small_roles(folder: Path, **sections: object) -> Roles:
-    """A random model and the test server: an iteration is a second."""
-    model = save_qwen2(folder / "model")
-    run = {"name": "small", "folder": str(folder), "iterations": 60, "seed": 0}
-    sections = {"run": run, "evaluation": {"every": 0, "tasks": 8}, **sections}
-    given = roles_config(folder, model, {"max_staleness": STALENESS, "lease_s": 3}, **sections)
-    return Roles(folder, given, engine_words=["--silence", "10"])
-
-
-def quickstart_roles(folder: Path, *settings: str) -> Roles:
-    """The quickstart through a real vLLM, to its end."""
-    overrides = (
-        *(f"model.path={warmed_up_model(folder / 'warm-up')}", "rollout.engine=vllm", "context.max_tokens=1024"),
-        *('engine.urls=["http://127.0.0.1:1"]', "engine.turn_timeout_s=600", "engine.restart_timeout_s=600"),
-        *("collection.by=workers", f"collection.max_staleness={STALENESS}", "collection.lease_s=10"),
-        *("loss.fresh.anchor=behavior", "checkpoint.every=1", *settings),
+    """Each in turn, once more was collected since, with an iteration between the rounds; then up to the end."""
+    config = roles_config(
+        tmp_path,
+        save_qwen2(tmp_path / "model"),
+        {"max_staleness": STALENESS, "lease_s": 3},
+        run={"name": "small", "folder": str(tmp_path), "iterations": 60, "seed": 0},
+        evaluation={"every": 0, "tasks": 8},
+        replay={"database": server and server.url(server.new_database(empty=True))},
     )
-    given: RunConfig = load_config(ROOT / "configs" / "quickstart.yaml", overrides)
-    words = ["--silence", "15", "--dtype", "float32", "--max-model-len", "2048", "--", *SMALL]
-    return Roles(folder, given, vllm=EXECUTABLE, engine_words=words, environment=SMALL_MACHINE)
+    roles = Roles(tmp_path, config, engine_words=["--silence", "10"])
+    names = [f"worker-{number + 1}" for number in range(4 if server else 2)]
+    kinds = ("worker", LEARNER, ENGINE_ROLE, *(["database"] if server else []))
+    kills, began = dict.fromkeys(kinds, 0), time.monotonic()
+    with running_roles(roles, [ENGINE_ROLE, LEARNER, *names]):
+        for number in range(ROUNDS):
+            roles.until_more(lambda found: found.fresh, 1, limit_s=900)
+            for kind in kinds if not roles.has_learned else ():
+                kill(roles, names[number % len(names)] if kind == "worker" else kind, server)
+                kills[kind] += 1
+                roles.until_more(lambda found: found.done, 1, limit_s=600)
+        roles.until(lambda: roles.has_learned, limit_s=2400)
+        roles.until(lambda: not any(roles.is_running(name) for name in names))
+    found = roles.look()
+    assert found is not None
+    print(f"{kills}, {roles.started[LEARNER]} starts of the learner, {time.monotonic() - began:.0f} s: {found}")
+    assert set(kills.values()) == {ROUNDS}
+    assert found.queued == found.leased == 0
+    # Each member is there once, and is fresh once, within the bound.
+    database = buffer_of(roles.run)
+    assert rows(database, "select 1 from trajectories group by group_id, member having count(*) > 1") == []
+    twice = "select trajectory from draws where stream = 'fresh' and state = 'committed' group by 1 having count(*) > 1"
+    assert rows(database, twice) == []
+    assert rows(database, "select max(staleness) from draws where stream = 'fresh'")[0][0] <= STALENESS
+
+
+def kill(roles: Roles, role: str, server: LocalServer | None) -> None:
+    """And start it again."""
+    if role == "database":
+        assert server is not None
+        server.crash()
+        server.start()
+        return
+    if role == ENGINE_ROLE:
+        roles.kill_server()
+    else:
+        roles.kill(role)
+    roles.start(role)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import httpx2
@@ -14,8 +13,8 @@ from agentloop.engines.publish.proof import PROOFS, publish
 from tests.fakes.processes import Training, processes, stat, until, write_config
 from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.runs import rows, save_vllm_llama, small_config
-from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, real_engine
+from tests.soak.test_launched_quickstart import committed
+from tests.vllm.server import EXECUTABLE, KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ITERATIONS = 6
@@ -25,7 +24,7 @@ ITERATIONS = 6
 def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "small-001"
     with train(tmp_path) as training:
-        until(lambda: training.ended or learned(run) >= 2, limit_s=START_S)
+        until(lambda: training.ended or committed(run) >= 2, limit_s=START_S)
         assert not training.ended, training.output
         engine = session(run)
         assert len(engine) >= 3  # what ends it, its server, and the one that samples
@@ -33,7 +32,7 @@ def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_pat
     until(lambda: session(run) == [] and not processes(lambda at: at in alive and stat(at)[0] != "Z"), limit_s=START_S)
     with train(tmp_path, "--resume") as again:
         assert again.wait(timeout_s=START_S * 2) == 0, again.output
-    assert learned(run) == ITERATIONS
+    assert committed(run) == ITERATIONS
     assert session(run) == []
     assert all(json.loads(line)["holds"] for line in (run / "policies" / PROOFS).read_text().splitlines())
     metrics = rows(run / "replay.sqlite", "select name, iteration, value from metrics")
@@ -75,18 +74,7 @@ def train(folder: Path, *words: str) -> Training:
     return Training(config, *words, place=place)
 
 
-def learned(run: Path) -> int:
-    database = run / "replay.sqlite"
-    made = database.exists() and rows(database, "select name from sqlite_master where name = 'iterations'")
-    return int(rows(database, "select count(*) from iterations")[0][0]) if made else 0
-
-
 def session(run: Path) -> list[int]:
     """All processes of the run's engines, whatever they call themselves."""
     ports = [log.stem.rpartition("-")[2] for log in run.glob("engine-*.log")]
-
-    def is_theirs(folder: Path) -> bool:
-        leader = (Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline").read_text()
-        return any(f"--port\0{port}\0" in leader for port in ports)
-
-    return processes(is_theirs)
+    return processes(lambda folder: any(is_of_server(folder, port) for port in ports))

@@ -1,1 +1,1 @@
-"""A real vLLM for the soak tests: its environment, and the server they start."""
+"""A real vLLM for the soak tests: its packages, and the server they start."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.serving.engine_process import EngineProcess, free_port
 from agentloop.engines.serving.vllm_command import ServeOptions, serve_command, serve_environment
-from tests.vllm.environment import EXECUTABLE
+from tests.fakes.runs import ROOT
 
+EXECUTABLE = ROOT / ".vllm" / "bin" / "vllm"
 KEY = "a-key-for-tests"
 SMALL = ("--enforce-eager", "--max-num-seqs", "64")
 """Nothing is compiled."""
@@ -24,7 +25,12 @@ SMALL_MACHINE = {
 START_S = 600.0
 
 
-def beside_a_learner(vllm: Path, folder: Path) -> Path:
+def missing() -> str | None:
+    """Why the tests of a real server can't run on this machine; None where they can."""
+    return None if (ROOT / ".vllm" / "installed.txt").exists() else "vLLM is not installed: make setup-vllm"
+
+
+def beside_a_learner(folder: Path) -> Path:
     """A program that starts vLLM so that it has the cores which others leave; on a GPU it is in nobody's way.
 
     Linux shares the cores out between sessions first: being nice counts within one alone.
@@ -33,7 +39,7 @@ def beside_a_learner(vllm: Path, folder: Path) -> Path:
     program.write_text(
         f"""#!/bin/sh
 [ -w /proc/self/autogroup ] && echo 15 > /proc/self/autogroup
-exec nice -n 10 {vllm} "$@"
+exec nice -n 10 {EXECUTABLE} "$@"
 """
     )
     program.chmod(0o755)
@@ -47,7 +53,7 @@ def real_engine(
     """Serve `model`; the server's log is in `folder`, and the server is gone after the `with`."""
     chosen = ServeOptions(str(model), "tiny", free_port(), number_type, 2048, lora_rank, (*SMALL, *further))
     environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
-    command = serve_command(beside_a_learner(EXECUTABLE, folder), chosen)
+    command = serve_command(beside_a_learner(folder), chosen)
     process = EngineProcess(command, environment, port=chosen.port, log=folder / "vllm.log")
     try:
         with EngineControl(chosen.url, model=chosen.served_model_name, key=KEY) as control:
@@ -55,3 +61,9 @@ def real_engine(
             yield control
     finally:
         process.end()
+
+
+def is_of_server(folder: Path, port: int | str) -> bool:
+    """Whether the process in this folder of /proc is of the server that listens on `port`."""
+    leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
+    return f"--port\0{port}\0" in leader.read_text()

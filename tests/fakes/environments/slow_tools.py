@@ -1,4 +1,4 @@
-"""Environments whose tools take their time, now and then or always, or never end."""
+"""Environments whose tools take their time, or never end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import random
 import sqlite3
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from agentloop.environments import Environment, Task, tool
-from context import HermesParser, Message, Reply, ToolCall
-from tests.fakes.environments.parity import Parity
+from context import Message
 
-SHORT_S, LONG_S = 0.02, 0.6
-ONE_IN = 20
 MEETING = threading.Barrier(8)
 """Passed by eight calls at once, and by no fewer."""
 ENDED = threading.Semaphore(0)
@@ -82,27 +78,3 @@ class OneConnection(Slow):
         """Note a number."""
         self.connection.execute("insert into seen values (?)", (n,))
         return "noted"
-
-
-class Calling:
-    """A parser that finds a call of `look` in two of three replies, so that random weights call tools, too."""
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        reply = HermesParser().parse(text, stopped=stopped)
-        if reply.outcome != "final" or zlib.crc32(text.encode()) % 3 == 0:
-            return reply
-        return Reply("tool_calls", Message("assistant", text, tool_calls=(ToolCall("look", {"text": text}),)), None)
-
-
-class Stragglers(Parity):
-    """One call in twenty takes thirty times as long: which one, a hash says, whatever the length of anything."""
-
-    def start(self, task: Task) -> None:
-        self.number = task.payload["number"]
-
-    @tool
-    def look(self, text: str) -> str:
-        """Look at a text."""
-        is_slow = zlib.crc32(f"{self.number} {text}".encode()) % ONE_IN == 0
-        time.sleep(LONG_S if is_slow else SHORT_S)
-        return "seen late" if is_slow else "seen"

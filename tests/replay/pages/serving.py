@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from replay.pages.app import PAGES, create_app
 from replay.pages.serve import quiet_server
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.databases import Location
+from tests.fakes.scripted_http import running
 
 
 @dataclass(frozen=True)
@@ -111,18 +110,8 @@ def inspecting(buffer: ReplayStore | Location, *opened: Any, **more: Any) -> Ite
 @contextmanager
 def served(app: ASGIApp) -> Iterator[Served]:
     """On a free port of 127.0.0.1, until the end of the block."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
-    server = quiet_server(app)
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the inspector never began to listen"
-        time.sleep(0.002)
-    yield Served(listening.getsockname()[1])
-    server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
+    with running(quiet_server(app)) as port:
+        yield Served(port)
 
 
 def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held_out: str | None = None) -> list[str]:

@@ -94,7 +94,7 @@ def test_file_made_by_create_is_private_from_its_first_byte(tmp_path: Path) -> N
 
 
 def test_commit_that_returned_is_on_the_disk(tmp_path: Path) -> None:
-    """What SQLite promises with these settings; a power cut in `make soak` shows it."""
+    """What SQLite promises with these settings, a power cut included."""
     with closing(new_store(tmp_path / "replay.sqlite")) as store, store.reading() as connection:
         names = ("journal_mode", "synchronous", "foreign_keys")
         settings = [connection.exec_driver_sql(f"pragma {name}").scalar() for name in names]
