@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -243,6 +244,7 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
     assert row.record.advantage == 1.0
     asked: list[str | Path] = ["replay", "demonstrations", buffer, "wins.jsonl"]
     assert Shell(monkeypatch, capfd).type(asked, tmp_path)[1].startswith("1 rows in wins.jsonl")
+    assert json.dumps([TOOL]) in (tmp_path / "wins.jsonl").read_text()  # as the template shows them, in that order
 
 
 @pytest.mark.slow
