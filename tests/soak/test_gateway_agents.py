@@ -31,8 +31,8 @@ def folder(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a model that imitates a colleague who is careless with this agent."""
     folder = tmp_path_factory.mktemp("agent")
     (folder / "examples").symlink_to(ROOT / "examples")
-    episodes = "600" if "scouts" in agent else "2000"  # of six conversations, and of one
-    started(folder, "examples.gateway_agents.make_data", "--agent", agent, "--demonstrations", episodes)
+    fewer = ("--demonstrations", "600") if "scouts" in agent else ()  # of six conversations each
+    started(folder, "examples.gateway_agents.make_data", "--agent", agent, *fewer)
     started(folder, "agentloop", "sft", f"{EXAMPLES}/sft.yaml")
     return folder
 
