@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -258,7 +259,7 @@ class ConversationTree:
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools
         is_new = shown and all(node.place.tools != prompt.place.tools for node in self.nodes)
-        offered = canonical_json(list(shown)) if is_new else ""
+        offered = json.dumps(list(shown), ensure_ascii=False) if is_new else ""  # in the order that templates show
         return Node(len(self.nodes), prompt.place, tokens, len(sampled), messages, status, agent, offered)
 
     def _append(self, node: Node) -> None:

@@ -88,6 +88,7 @@ def _checked(config: RunConfig) -> dict[str, Any]:
     can_demonstrate = factory.defines("demonstrate", "make_task")
     found = {
         "environment": factory.where,
+        "agent": factory.agent,
         "version": factory.version,
         "tools": factory.tools,
         "methods": [*filter(factory.defines, _METHODS)],
@@ -121,7 +122,9 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
 
 def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     """What may be missing or wrong."""
-    if not found["tools"]:
+    if found["agent"] is not None:
+        yield "the agent was not started: env play lets a model play an episode through it"
+    elif not found["tools"]:
         yield "there is no tool: the policy can only answer"
     for function in (tool["function"] for tool in found["tools"]):
         properties = function["parameters"].get("properties", {})
@@ -143,15 +146,18 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
 
 def _as_text(found: Mapping[str, Any]) -> str:
     example = found["example"]
-    lines = [
-        f"environment   {found['environment']}, version {found['version']}",
+    own = [
         f"defines       {', '.join(('reward', *found['methods']))}",
         f"tools         {len(found['tools'])}",
         *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found["tools"]),
+    ]
+    lines = [
+        f"environment   {found['environment']}, version {found['version']}",
+        *(own if found["agent"] is None else [f"agent         {found['agent']}"]),
         f"tasks         {found['rows'] or 'made up, the same for the same random numbers'}",
         *(f"  {line}" for line in conversation_text(example["messages"]).splitlines()),
         f"  payload: {json.dumps(example['payload'], ensure_ascii=False)}",
-        f"rewards       {found['empty_rewards'][0]:g} for an empty reply",
+        *([f"rewards       {found['empty_rewards'][0]:g} for an empty reply"] if found["agent"] is None else []),
     ]
     if found["demonstrated"] is not None:
         lines.append(f"demonstrated  {found['demonstrated']:.0%} of demonstrations are a success")

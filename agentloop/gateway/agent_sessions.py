@@ -127,6 +127,7 @@ class AgentSession:
         self._quiet_since = time.monotonic()
 
     async def _reply(self, request: AgentRequest) -> AgentReply:
+        self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
         prompt = self.tree.prompt(request.messages, request.tools)
         at = prompt.place.parent
         if at is not None and prompt.place.fork is None:

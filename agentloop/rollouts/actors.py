@@ -19,7 +19,7 @@ from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.agent_episode import AgentGateway
 from agentloop.user_code import failing_as, guarded, load_class
-from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
+from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, RenderError, ReplyParser, choose_parser
 from context.messages import canonical_json, shown_messages
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
@@ -114,9 +114,18 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
     """What agents that ask at a base URL are answered by."""
     from agentloop.gateway.agent_sessions import Policy
 
+    section, template = config.context, renderer.template
+
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
-        return make_parser(config.context.parser, renderer.template, tools=json.loads(tools))
+        offered, opening = json.loads(tools), [Message("user", "x")]
+        parser = make_parser(section.parser, template, tools=offered)
+        problem = _unread_calls(parser, template) if offered else None
+        if problem is None and section.parser == "auto" and not section.allow_hidden_tools:
+            problem = hidden_tools(template, offered, opening)
+        if problem is not None:
+            raise RenderError(problem)
+        return parser
 
     def parser(tools: Sequence[Mapping[str, Any]]) -> ReplyParser:
         return made(canonical_json(list(tools)))
@@ -168,13 +177,21 @@ def checked_parser(section: ContextSection, environments: RunEnvironments, files
     parser = make_parser(section.parser, files.template, tools=environments.tools)
     for factory in environments.all:
         _check_shown(factory, files.template, section)
-    unread = unread_call(parser, files.template) if environments.tools else None
-    if unread is not None and not isinstance(parser, ReactParser):
-        raise UserError(
-            "context.parser must read the tool calls that the model's chat template writes, got "
-            f"{type(parser).__name__} for {unread!r}. Name another one, or a class of your own."
-        )
+    problem = _unread_calls(parser, files.template) if environments.tools else None
+    if problem is not None:
+        raise UserError(problem)
     return parser
+
+
+def _unread_calls(parser: ReplyParser, template: ChatTemplate) -> str | None:
+    """Why calls as the template writes them are not read; None: they are, or are written in another way."""
+    unread = unread_call(parser, template)
+    if unread is None or isinstance(parser, ReactParser):
+        return None
+    return (
+        "context.parser must read the tool calls that the model's chat template writes, got "
+        f"{type(parser).__name__} for {unread!r}. Name another one, or a class of your own."
+    )
 
 
 def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: ContextSection) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/gateway_agents"))
     parser.add_argument("--agent", default=AGENT, help="path/to/file.py:function")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=2000, help="episodes, each of a task of its own")
+    parser.add_argument("--demonstrations", type=int, default=1000, help="episodes, each of a task of its own")
     parser.add_argument("--tasks", type=int, default=2000, help="to train on, and to be judged by")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)

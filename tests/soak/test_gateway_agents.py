@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.examples.test_gateway_agents import EPISODES, EXAMPLES
-from tests.fakes.runs import ROOT
+from tests.fakes.runs import ROOT, rows
 from tests.soak.test_calculator_agent import started
-from tests.soak.test_quickstart import evaluations
+from tests.soak.test_quickstart import evaluations, metric
+from tests.vllm.environment import missing
+from tests.vllm.server import KEY, real_engine
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
+
+START = "runs/gateway-agents-sft-001/model"
+SEEDS = {"local": 0, "vllm": 1}
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("agent", EPISODES)
-def test_agent_learns_from_what_it_asks(agent: str, tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    solve = f"{EXAMPLES}/{agent}.py:solve"
-    episodes = "600" if agent == "lead_with_scouts" else "2000"  # of six conversations, and of one
-    started(tmp_path, "examples.gateway_agents.make_data", "--agent", solve, "--demonstrations", episodes)
-    started(tmp_path, "agentloop", "sft", f"{EXAMPLES}/sft.yaml")
-    settings = (f"environment.agent={solve}", "model.path=runs/gateway-agents-sft-001/model")
-    sets = [part for setting in settings for part in ("--set", setting)]
-    started(tmp_path, "agentloop", "train", f"{EXAMPLES}/train.yaml", *sets)
-    success = evaluations(tmp_path / "runs/gateway-agents-001")
-    print(f"{agent}: held-out success {success[0]:.1%} -> {success[-1]:.1%}")
+@pytest.fixture(scope="module", params=EPISODES)
+def agent(request: pytest.FixtureRequest) -> str:
+    return f"{EXAMPLES}/{request.param}.py:solve"
+
+
+@pytest.fixture(scope="module")
+def folder(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a model that imitates a colleague who is careless with this agent."""
+    folder = tmp_path_factory.mktemp("agent")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    fewer = ("--demonstrations", "600") if "scouts" in agent else ()  # of six conversations each
+    started(folder, "examples.gateway_agents.make_data", "--agent", agent, *fewer)
+    started(folder, "agentloop", "sft", f"{EXAMPLES}/sft.yaml")
+    return folder
+
+
+@contextmanager
+def engine_settings(engine: str, folder: Path, log: Path) -> Iterator[tuple[str, ...]]:
+    if engine == "local":
+        yield ()
+        return
+    with real_engine(folder / START, log) as control:
+        of_server = ("engine.served_model_name=tiny", "engine.api_key_env=ENGINE_KEY")
+        yield ("rollout.engine=vllm", f'engine.urls=["{control.url}"]', *of_server)
+
+
+@pytest.mark.parametrize("engine", SEEDS)
+def test_agent_learns_from_what_it_asks(
+    agent: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "vllm" and missing() is not None:
+        pytest.skip(str(missing()))
+    monkeypatch.setenv("ENGINE_KEY", KEY)
+    run = tmp_path / "gateway-agents-001"
+    with engine_settings(engine, folder, tmp_path) as of_engine:
+        settings = (f"environment.agent={agent}", f"model.path={START}", f"run.folder={tmp_path}", *of_engine)
+        sets = [part for setting in (*settings, f"run.seed={SEEDS[engine]}") for part in ("--set", setting)]
+        started(folder, "agentloop", "train", f"{EXAMPLES}/train.yaml", *sets)
+    success, gap = evaluations(run), max(metric(run, "actor/fresh/token_gap_max"))
+    print(f"{agent} over {engine}: held-out success {success[0]:.1%} -> {success[-1]:.1%}; gap at most {gap:.1e} nats")
     assert success[0] <= 0.5
     assert success[-1] >= 0.90
+    assert gap < 1e-3
+    assert rows(run / "replay.sqlite", "select count(*) > 0 from draws where stream = 'replay'") == [(1,)]

@@ -18,7 +18,7 @@ from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
-from replay.locate import start_folder
+from replay.locate import run_identity, start_folder
 from replay.questions import chosen
 from replay.records import stored_setting
 
@@ -136,7 +136,7 @@ def demonstrations(
 
     with opened(run) as buffer, _progress_line() as show:
         environments = None  # of a database alone only the tools of sessions are known, which hold them
-        if buffer.folder is not None:
+        if buffer.folder is not None and run_identity(buffer.folder).id is not None:
             folder = run_folder_of(buffer)
             environments, _ = open_tasks(folder.config, folder.environments)
         found = write_demonstrations(

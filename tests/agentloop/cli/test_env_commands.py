@@ -76,6 +76,15 @@ def test_check_takes_options_and_rows(shell: Shell, tmp_path: Path) -> None:
     assert " held out" in json.loads(shell.type(["env", "check", problems, *rows, "--json"], tmp_path)[1])["rows"]
 
 
+def test_check_says_of_an_agent_only_what_is_known_before_it_asks(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(40)))
+    (tmp_path / "run.yaml").write_text("environment: {agent: ./mine}\ntasks: {data: tasks.jsonl}\nmodel: {path: m}\n")
+    lines = shell.type(["env", "check", "run.yaml"], tmp_path)[1].splitlines()
+    assert lines[:2] == ["environment   agent, version 1", "agent         ./mine"]
+    assert [line.split()[0] for line in lines[2:]] == ["tasks", "user:", "payload:", "note:"]
+    assert lines[-1] == "note: the agent was not started: env play lets a model play an episode through it"
+
+
 FUNCTIONS = """
 def double(number: int) -> int:
     'Twice a number.'

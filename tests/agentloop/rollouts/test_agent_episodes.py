@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context.messages import Message
 from tests.fakes.agents import looking_up
 from tests.fakes.processes import processes, stat, until
+from tests.fakes.real_templates import real_template
 from tests.fakes.scripted import CHATML, LOG_PROB, call, scripted_actors
 
 pytestmark = pytest.mark.slow  # each agent is a process that imports a client
@@ -57,16 +59,21 @@ def looks_up(prompt: str) -> str:
 
 
 def play(
-    agent: str, says: Callable[[str], str | None] = looks_up, *, tasks: int = 1, **rollout: Any
+    agent: str,
+    says: Callable[[str], str | None] = looks_up,
+    *,
+    tasks: int = 1,
+    template: str | None = None,
+    **rollout: Any,
 ) -> tuple[list[Episode], Policy]:
     factory = load_environment("agent", {"agent": agent}, row=ROW)
     policy = Policy(says)
-    actors = scripted_actors(factory, [])
+    actors = replace(scripted_actors(factory, []), generator=policy, renderer=CHATML.renderer(template))
     config = RunConfig.model_validate(
         {"rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout}, "context": {"max_tokens": 2000}}
     )
     given = [Task((Message("user", ROW["prompt"]),), ROW)] * tasks
-    return list(run_episodes(actors.__class__(**{**vars(actors), "generator": policy}), given, config)), policy
+    return list(run_episodes(actors, given, config)), policy
 
 
 @pytest.mark.parametrize("agent", [PROGRAM, FUNCTION], ids=["program", "function"])
@@ -87,6 +94,12 @@ def test_agents_that_ask_at_the_same_time_are_answered_together() -> None:
     episodes, policy = play(FUNCTION, tasks=4)
     assert [episode.environment_reward for episode in episodes] == [1.0] * 4
     assert sum(policy.together) == 8 > len(policy.together)
+
+
+def test_tools_that_the_template_hides_are_refused_to_the_agent_and_nothing_is_sampled() -> None:
+    (episode,), policy = play(FUNCTION, template=real_template("written/smollm2").text)
+    assert "chat template must show every tool, got one that leaves lookup out of a prompt" in str(episode.problem)
+    assert policy.together == []
 
 
 def script(tmp_path: Path, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -192,7 +193,9 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 @pytest.mark.slow
-def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(tmp_path: Path, model: Path) -> None:
+def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     buffer = tmp_path / "history.sqlite"
     with (
         scripted_server() as upstream,
@@ -239,6 +242,9 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(tmp_p
     assert np.isnan(segment.tokens.behavior_log_probs).all()
     assert (row.record.logprobs_mode, row.record.num_action_tokens) == ("none", written.sum())
     assert row.record.advantage == 1.0
+    asked: list[str | Path] = ["replay", "demonstrations", buffer, "wins.jsonl"]
+    assert Shell(monkeypatch, capfd).type(asked, tmp_path)[1].startswith("1 rows in wins.jsonl")
+    assert json.dumps([TOOL]) in (tmp_path / "wins.jsonl").read_text()  # as the template shows them, in that order
 
 
 @pytest.mark.slow
