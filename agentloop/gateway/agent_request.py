@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -76,10 +77,10 @@ class NoRoom(BadRequest):
 class Session(Protocol):
     """One episode of an agent."""
 
-    async def reply(self, request: AgentRequest) -> AgentReply:
+    async def reply(self, request: AgentRequest, gone: Future[Any]) -> AgentReply:
         """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
 
-        It is awaited to its end even if the agent has gone meanwhile.
+        It is awaited to its end even if the agent is `gone`, or its connection, meanwhile: that is done then.
         """
 
     def delivered(self, reply: AgentReply) -> None:

@@ -8,14 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
-from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
 from context import Renderer, ReplyParser, TrainingControl
@@ -54,29 +52,17 @@ class StoredNodes:
     nodes: tuple[Node, ...] = ()
 
 
-class AgentSessions:
-    """The sessions that this process answers."""
+@dataclass(eq=False)
+class _Asked:
+    """A request, and the client that waits for its reply."""
 
-    def __init__(self) -> None:
-        self._keys = EpisodeKeys()
-        self._open: dict[str, AgentSession] = {}
-
-    def add(self, session: AgentSession) -> str:
-        """Answer it from now on, who has the key that is returned."""
-        self._open[session.id] = session
-        return self._keys.key(session.id)
-
-    def remove(self, session: AgentSession) -> None:
-        """Answer it no more."""
-        self._open.pop(session.id, None)
-        session.closed = True
-
-    async def authorize(self, episode: str, key: str) -> AgentSession:
-        self._keys.check(episode, key)
-        session = self._open.get(episode)
-        if session is None:
-            raise BadRequest(403, "The episode must be one that is under way, got one that has ended.")
-        return session
+    what: str
+    """Hash of what makes requests equal."""
+    gone: asyncio.Future[Any]
+    """Done once the client waits no more."""
+    reply: asyncio.Future[AgentReply] = field(init=False)
+    node: int | None = None
+    """Whose reply is on its way."""
 
 
 class AgentSession:
@@ -100,8 +86,8 @@ class AgentSession:
         """Nats, one per sampled token whose entropy the engine said."""
         self.problem: str | None = None
         """Why the engine gave no reply, where it gave none."""
-        self._asked: dict[str, asyncio.Future[AgentReply]] = {}
-        """Requests that have no reply yet, by their contents."""
+        self._asked: list[_Asked] = []
+        """Requests that have no reply yet, or whose reply is on its way."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
         self._numbers: dict[str, int] = {}
@@ -112,32 +98,45 @@ class AgentSession:
     @property
     def idle_s(self) -> float:
         """Seconds for which nothing was asked, or is to be answered."""
-        return 0.0 if self._asked else time.monotonic() - self._quiet_since
+        return 0.0 if any(not one.reply.done() for one in self._asked) else time.monotonic() - self._quiet_since
 
-    async def reply(self, request: AgentRequest) -> AgentReply:
-        """Equal requests at the same time are one: an agent that asks again has given the first one up."""
-        asked = content_hash([canonical_json(request.tools), [repr(message) for message in request.messages]])
+    async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
+        """An equal request has the reply of one whose client is gone: the agent asks again. While a client waits for
+        that, it is another sample."""
+        what = content_hash([request.agent, request.aside, canonical_json(request.tools), *map(repr, request.messages)])
+        self._asked = [one for one in self._asked if not (one.reply.done() and one.gone.done())]
+        lost = (one for one in self._asked if one.what == what and one.gone.done())
+        asked = next(lost, None) or _Asked(what, gone)
         if asked not in self._asked:
-            self._asked[asked] = asyncio.ensure_future(self._reply(request))
-            self._asked[asked].add_done_callback(partial(self._answered, asked))
-        return await asyncio.shield(self._asked[asked])
+            asked.reply = asyncio.ensure_future(self._reply(request, asked))
+            asked.reply.add_done_callback(self._answered)
+            self._asked.append(asked)
+        asked.gone = gone
+        return await asyncio.shield(asked.reply)
 
-    def _answered(self, asked: str, _: asyncio.Future[AgentReply]) -> None:
-        del self._asked[asked]
+    def _answered(self, _: object) -> None:
         self._quiet_since = time.monotonic()
 
-    async def _reply(self, request: AgentRequest) -> AgentReply:
-        prompt = self.tree.prompt(request.messages, request.tools)
+    async def _reply(self, request: AgentRequest, asked: _Asked) -> AgentReply:
+        on_their_way = [one.node for one in self._asked if not one.gone.done()]
+
+        def is_lost(node: Node) -> bool:
+            return node.number not in on_their_way and node.agent == request.agent and not request.aside
+
+        prompt = self.tree.prompt(request.messages, request.tools, is_lost=is_lost)
         at = prompt.place.parent
         if at is not None and prompt.place.fork is None:
             self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection
         if prompt.repeats is not None:
+            asked.node = prompt.repeats
             await self._store()
-            return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.ids))
-        room = self._policy.max_tokens - len(prompt.ids)
-        if room < 1 or len(self.tree.nodes) >= _MOST_NODES:
+            return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.tokens))
+        if len(self.tree.nodes) >= _MOST_NODES:
+            raise BadRequest(400, f"An episode must have at most {_MOST_NODES} requests, got more.")
+        room = self._policy.max_tokens - len(prompt.tokens)
+        if room < 1:
             await self._store(self.tree.refuse(prompt, agent=request.agent))
-            raise NoRoom(len(prompt.ids), self._policy.max_tokens)
+            raise NoRoom(len(prompt.tokens), self._policy.max_tokens)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
         completion = await self._sampled(request, prompt, most)
         status = Status.ASIDE if request.aside else Status.UNDELIVERED
@@ -149,6 +148,7 @@ class AgentSession:
             agent=request.agent,
             status=status,
         )
+        asked.node = node.number
         await self._store(node)
         return self._written(node, cached=prompt.place.kept_tokens)
 
@@ -172,7 +172,7 @@ class AgentSession:
         if self._stored is not None:
             self._unstored |= {node.number: node for node in new}
             waiting = list(self._unstored.values())
-            await asyncio.gather(*(self._stored.writer.store(self.id, node) for node in waiting))
+            await self._stored.writer.store(self.id, waiting)
             for node in waiting:
                 self._unstored.pop(node.number, None)
 

@@ -117,7 +117,7 @@ class _Replies:
         protocol = self.load()
         request = protocol.read(body)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
-        asked = asyncio.ensure_future(session.reply(request))
+        asked = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
         try:
             while request.stream and not (await asyncio.wait([asked], timeout=self.ping_seconds))[0]:

@@ -8,14 +8,14 @@ from datetime import datetime
 import pytest
 
 from agentloop.gateway.agent_request import AgentRequest
-from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
+from agentloop.gateway.agent_sessions import AgentSession, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.server_thread import serving
 from agentloop.records import Completion
 from context import TrainingControl, choose_parser, default_authors
 from context.tokens.session_nodes import Status, segments_of
 from tests.agentloop.gateway.test_official_clients import ASKS, QUESTION
-from tests.fakes.agent_sessions import Gateway, ScriptedSessions
+from tests.fakes.agent_sessions import EPISODE, Gateway, ScriptedSessions
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS
 
@@ -35,14 +35,11 @@ class RealSessions(ScriptedSessions):
             return Completion(ids, (-0.5,) * len(ids), 0)
 
         policy = Policy(model.renderer(), lambda tools: parser, TrainingControl(), 4096, 256)
-        self.real, self._open = AgentSession("quarry-1", policy, ask, now=datetime(2026, 1, 1)), AgentSessions()
-        self._key = self._open.add(self.real)
+        self.real = AgentSession(EPISODE, policy, ask, now=datetime(2026, 1, 1))
 
-    def key(self, episode: str = "quarry-1") -> str:
-        return self._key
-
-    async def authorize(self, episode: str, key: str) -> AgentSession:
-        return await self._open.authorize(episode, key)
+    async def authorize(self, episode: str, key: str) -> AgentSession:  # type: ignore[override]
+        self._keys.check(episode, key)
+        return self.real
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3"])

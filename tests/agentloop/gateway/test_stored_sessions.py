@@ -39,9 +39,9 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         session = AgentSession("s", policy, ask, now=TODAY, stored=StoredNodes(writer))
         first, more = Message("user", "Where?"), (Message("assistant", "It is coral."), Message("user", "Sure?"))
         with pytest.raises(Exception, match=r"(?i)foreign key"):  # the session is not there
-            await session.reply(request(first))
+            await session.reply(request(first), asyncio.Future())
         store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
-        reply = await session.reply(request(first, *more) if is_new else request(first))
+        reply = await session.reply(request(first, *more) if is_new else request(first), asyncio.Future())
         assert (reply.message.content, len(sampled)) == ("It is coral.", 1 + is_new)
 
     policy = Policy(model.renderer(), lambda tools: parser, TrainingControl(), 4096, 256)
