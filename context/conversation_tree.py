@@ -275,8 +275,9 @@ class ConversationTree:
     ) -> Node:
         place, same = prompt.place, self._same(prompt.given)
         # What begins alike may have been answered since this was asked.
-        if place.fork is not None or self._equal(same, len(prompt.given), place.tools):
-            place = self._fork(prompt.tokens, same, place.tools, place.fork or Fork.RETRY)
+        fork = Fork.RETRY if self._equal(same, len(prompt.given), place.tools) else place.fork
+        if fork is not None:
+            place = self._fork(prompt.tokens, same, place.tools, fork)
             prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools

