@@ -89,11 +89,13 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
 
     async def play() -> None:
         session = AgentSession("s", POLICY, ask, now=TODAY, writer=writer)
+        gone = asyncio.Future[None]()
+        gone.cancel()
         first, more = Message("user", "Where?"), (Message("assistant", "It is coral."), Message("user", "Sure?"))
         with pytest.raises(Exception, match=r"(?i)foreign key"):  # the session is not there
-            await session.reply(request(first), asyncio.Future())
+            await session.reply(request(first), gone)
         store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
-        reply = await session.reply(request(first, *more) if is_new else request(first), asyncio.Future())
+        reply = await session.reply(request(first, *more) if is_new else request(first), gone)
         assert (reply.message.content, len(sampled)) == ("It is coral.", 1 + is_new)
 
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
