@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentloop.config.sections.rollout import RolloutSection
@@ -51,6 +52,9 @@ async def play_agent(
             waited.cancel()
         await asyncio.gather(running, over, return_exceptions=True)  # the program is ended
         nodes = opened.close()
+    # An agent may print what it reads from its environment.
+    problem = end.problem and end.problem.replace(opened.key, "***")
+    end = replace(end, problem=problem, output=end.output.replace(opened.key, "***"))
     posted = opened.rewards.get("")
     if end.problem is not None and posted is None:
         stop_reason = StopReason.AGENT_FAILED
