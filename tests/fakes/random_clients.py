@@ -3,66 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anthropic
 import openai
 
-from context import Message, ToolCall
+from context import Message
+from context.conversation_file import read_message
+from context.messages import to_template
 
 Answer = tuple[str, Message]
 """The id of a reply, and what its client was given."""
 
 
-def _function(call: ToolCall) -> dict[str, Any]:
-    return {"name": call.name, "arguments": json.dumps(call.arguments)}
-
-
-def _chat_row(message: Message) -> dict[str, Any]:
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        row["tool_calls"] = [{"id": c.id, "type": "function", "function": _function(c)} for c in message.tool_calls]
-    extra = {"reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
-    return row | {name: value for name, value in extra.items() if value is not None}
-
-
 def _items(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}]
-    items: list[dict[str, Any]] = []
-    if message.reasoning:
-        items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": message.reasoning}]})
-    if message.content or not message.tool_calls:
-        items.append({"role": message.role, "content": message.content})
-    return items + [{"type": "function_call", "call_id": c.id, **_function(c)} for c in message.tool_calls]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": message.reasoning}]}
+    said = {"role": message.role, "content": message.content}
+    calls = [{"call_id": c.id, "name": c.name, "arguments": json.dumps(c.arguments)} for c in message.tool_calls]
+    items = [*([thought] if message.reasoning else []), *([said] if message.content or not calls else [])]
+    return [*items, *({"type": "function_call", **call} for call in calls)]
 
 
 def _blocks(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         block = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}
         return {"role": "user", "content": [block]}
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": message.content}]
-    if message.reasoning:
-        blocks.insert(0, {"type": "thinking", "thinking": message.reasoning, "signature": "unsigned"})
-    blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in message.tool_calls]
-    return {"role": message.role, "content": blocks}
+    thought = {"type": "thinking", "thinking": message.reasoning, "signature": "unsigned"}
+    calls = [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in message.tool_calls]
+    said = [*([thought] if message.reasoning else []), {"type": "text", "text": message.content}, *calls]
+    return {"role": message.role, "content": said}
+
+
+def _read(content: str | None, calls: Sequence[tuple[str, str, Any]], thought: str | None) -> Message:
+    rows = [{"id": id, "function": {"name": name, "arguments": given}} for id, name, given in calls]
+    row = {"role": "assistant", "content": content, "tool_calls": rows, "reasoning_content": thought or None}
+    return read_message(0, row)
 
 
 class RandomClients:
-    """The clients of one episode; each request is told apart by `number`, which its metadata hold."""
+    """The clients of one episode; each request has a number of its own in its metadata."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._url = url
-        options: dict[str, Any] = {
-            "api_key": key,
-            "max_retries": 0,
-            "timeout": 120.0,
-            "_strict_response_validation": True,
-        }
-        self._openai = openai.AsyncOpenAI(base_url=f"{url}/v1", **options)
-        self._anthropic = anthropic.AsyncAnthropic(base_url=url, **options)
-        self.asks: Sequence[Callable[..., Any]] = (self._chat, self._responses, self._messages)
+        options: dict[str, Any] = {"max_retries": 0, "timeout": 120.0, "_strict_response_validation": True}
+        self._url, self._openai = url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **options)
+        self._anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, **options)
+        self.asks = (self._chat, self._responses, self._messages)
 
     async def end(self) -> None:
         """Of the episode, which is rewarded."""
@@ -75,58 +63,48 @@ class RandomClients:
         """The server has seen all that happened before."""
         await self._openai.models.list()
 
-    async def _chat(self, said: Sequence[Message], tools: Any, model: str, number: str, *, stream: bool) -> Answer:
-        completions = self._openai.chat.completions
-        asked: Any = {"model": model, "messages": [_chat_row(m) for m in said], "tools": tools}
-        asked["metadata"] = {"number": number}
+    async def _chat(self, said: Sequence[Message], tools: Any, *, stream: bool, **given: Any) -> Answer:
+        completions, rows = self._openai.chat.completions, [to_template(message) for message in said]
+        done: Any
         if stream:
-            async with completions.stream(**asked) as events:
+            async with completions.stream(messages=rows, tools=tools, **given) as events:
                 try:
-                    done: Any = await events.get_final_completion()
+                    done = await events.get_final_completion()
                 except openai.LengthFinishReasonError as cut:
                     done = cut.completion
         else:
-            done = await completions.create(**asked)
+            done = await completions.create(messages=rows, tools=tools, **given)
         message = done.choices[0].message
-        calls = [(c.function.name, json.loads(c.function.arguments), c.id) for c in message.tool_calls or ()]
-        return done.id, _said(message.content, calls, getattr(message, "reasoning_content", None))
+        calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+        return done.id, _read(message.content, calls, getattr(message, "reasoning_content", None))
 
-    async def _responses(self, said: Sequence[Message], tools: Any, model: str, number: str, *, stream: bool) -> Answer:
-        flat = [{"type": "function", "strict": False, **tool["function"]} for tool in tools]
-        asked: Any = {"model": model, "input": [item for m in said for item in _items(m)], "tools": flat}
-        asked["metadata"] = {"number": number}
+    async def _responses(self, said: Sequence[Message], tools: Any, *, stream: bool, **given: Any) -> Answer:
+        given["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in tools]
+        given["input"] = [item for message in said for item in _items(message)]
+        done: Any
         if stream:
-            async with self._openai.responses.stream(**asked) as events:
-                done: Any = [event async for event in events][-1].response
+            async with self._openai.responses.stream(**given) as events:
+                done = [event async for event in events][-1].response
         else:
-            done = await self._openai.responses.create(**asked)
-        by: dict[str, list[Any]] = {"reasoning": [], "message": [], "function_call": []}
-        for item in done.output:
-            by[item.type].append(item)
-        calls = [(item.name, json.loads(item.arguments), item.call_id) for item in by["function_call"]]
-        thoughts = "".join(part.text for item in by["reasoning"] for part in item.summary)
-        return done.id, _said(done.output_text, calls, thoughts)
+            done = await self._openai.responses.create(**given)
+        calls = [(item.call_id, item.name, item.arguments) for item in done.output if item.type == "function_call"]
+        thoughts = [part.text for item in done.output if item.type == "reasoning" for part in item.summary]
+        return done.id, _read(done.output_text, calls, "".join(thoughts))
 
-    async def _messages(self, said: Sequence[Message], tools: Any, model: str, number: str, *, stream: bool) -> Answer:
-        functions = [tool["function"] for tool in tools]
-        named = [{"name": f["name"], "description": f["description"]} for f in functions]
-        schemas = [{**n, "input_schema": f["parameters"]} for n, f in zip(named, functions, strict=True)]
-        asked: Any = {"model": model, "system": said[0].content, "messages": [_blocks(m) for m in said[1:]]}
-        asked |= {"tools": schemas, "max_tokens": 4000, "metadata": {"user_id": number}}
+    async def _messages(
+        self, said: Sequence[Message], tools: Any, *, stream: bool, metadata: Any, **given: Any
+    ) -> Answer:
+        shown = [(tool["function"], tool["function"]["parameters"]) for tool in tools]
+        given["tools"] = [{"name": f["name"], "description": f["description"], "input_schema": s} for f, s in shown]
+        given |= {"system": said[0].content, "messages": [_blocks(message) for message in said[1:]]}
+        given |= {"metadata": {"user_id": metadata["number"]}, "max_tokens": 4000}
+        done: Any
         if stream:
-            async with self._anthropic.messages.stream(**asked) as events:
-                done: Any = await events.get_final_message()
+            async with self._anthropic.messages.stream(**given) as events:
+                done = await events.get_final_message()
         else:
-            done = await self._anthropic.messages.create(**asked)
-        by: dict[str, list[Any]] = {"thinking": [], "text": [], "tool_use": []}
-        for block in done.content:
-            by[block.type].append(block)
-        calls = [(block.name, block.input, block.id) for block in by["tool_use"]]
-        return done.id, _said(
-            "".join(block.text for block in by["text"]), calls, "".join(b.thinking for b in by["thinking"])
-        )
-
-
-def _said(content: str | None, calls: Sequence[tuple[str, Any, str]], thought: str | None) -> Message:
-    called = tuple(ToolCall(*call) for call in calls)
-    return Message("assistant", content or "", "llm", called, reasoning=thought or None)
+            done = await self._anthropic.messages.create(**given)
+        calls = [(block.id, block.name, block.input) for block in done.content if block.type == "tool_use"]
+        texts = [block.text for block in done.content if block.type == "text"]
+        thoughts = [block.thinking for block in done.content if block.type == "thinking"]
+        return done.id, _read("".join(texts), calls, "".join(thoughts))

@@ -26,16 +26,22 @@ from agentloop.gateway.server_thread import serving
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
 from context.messages import content_hash
-from context.tokens.session_nodes import segments_of
+from context.tokens.session_nodes import conversation_of
 from replay.storage.databases import Location
 from replay.store import ReplayStore
 from tests.context.test_conversation_tree import SOAK, check
 from tests.fakes.families import Family, family
 from tests.fakes.random_agents import PARSERS, RandomAgent, RandomSession, SampledReply, sampled_reply, tree_of
 from tests.fakes.random_clients import RandomClients
-from tests.fakes.records import AUTHORS, RUN, new_store, sql
+from tests.fakes.records import RUN, new_store, sql
 
 KEY = "the-agents-secret"
+
+
+def plain(message: Message) -> tuple[Any, ...]:
+    """What a message says, by whatever ids."""
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return message.role, message.content, message.reasoning or None, calls
 
 
 @dataclass
@@ -45,6 +51,8 @@ class RandomPolicy:
     model: Family
     rng: random.Random
     sampled: dict[str, SampledReply] = field(default_factory=dict)
+    asked: dict[bytes, Sequence[Message]] = field(default_factory=dict)
+    """Conversations by the log-probs of their replies."""
     held: dict[str, tuple[threading.Event, threading.Event]] = field(default_factory=dict)
     """Of requests by number: set once it is asked, and once it may be answered."""
 
@@ -58,6 +66,7 @@ class RandomPolicy:
             await asyncio.sleep(0)
         assert number not in self.sampled
         said = self.sampled[number] = sampled_reply(self.rng, self.model, prompt_ids, len(self.sampled))
+        self.asked[np.float32(said.log_probs).tobytes()] = request.messages
         return Completion(tuple(said.token_ids), tuple(said.log_probs), said.version)
 
 
@@ -102,11 +111,13 @@ class PlayedSession:
         self.asked += 1
         number = f"{self.name}-{self.asked}"
         try:
-            waiting = asyncio.ensure_future(ask(messages, tools, model, number, stream=stream))
+            given: Any = {"model": model, "stream": stream, "metadata": {"number": number}}
+            waiting = asyncio.ensure_future(ask(messages, tools, **given))
             if gives_up and model != "aside" and await self._given_up(number, waiting):
                 if not comes_back:
                     return None, False
-                waiting = asyncio.ensure_future(ask(messages, tools, model, f"{number}-again", stream=stream))
+                given["metadata"] = {"number": f"{number}-again"}
+                waiting = asyncio.ensure_future(ask(messages, tools, **given))
             id, said = await waiting
         except (openai.BadRequestError, anthropic.BadRequestError):
             return None, True
@@ -133,18 +144,16 @@ class PlayedSession:
 
 async def play_all(url: str, policy: RandomPolicy, seeds: Sequence[int]) -> list[PlayedSession]:
     """Four sessions at a time, and the end of each."""
-    turn, played = asyncio.Semaphore(4), []
 
-    async def play(seed: int) -> None:
-        async with turn:
-            clients = RandomClients(f"{url}/e/{seed}", KEY)
-            played.append(PlayedSession(policy, clients, random.Random(seed), str(seed)))
-            await played[-1].play()
-            await clients.end()
+    async def play(seed: int) -> PlayedSession:
+        clients = RandomClients(f"{url}/e/{seed}", KEY)
+        played = PlayedSession(policy, clients, random.Random(seed), str(seed))
+        await played.play()
+        await clients.end()
+        return played
 
-    for first in range(0, len(seeds), 100):
-        await asyncio.gather(*map(play, seeds[first : first + 100]))
-    return played
+    fours = [seeds[first : first + 4] for first in range(0, len(seeds), 4)]
+    return [played for four in fours for played in await asyncio.gather(*map(play, four))]
 
 
 def check_seeds(location: Location, name: str, seeds: range) -> None:
@@ -175,19 +184,16 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
             if node.num_sampled
         }
         assert sorted(replies.values()) == sorted(sampled), session.name
+        # The small Mistral's template leaves out what is said before a call.
+        assert session.policy.model.name == "mistral" or "template" not in {node.place.fork for node in row.nodes}
         assert {node.number for node in row.nodes if node.is_trained} == session.given.keys() - session.asides
         for number, said in session.given.items():
-            stored = row.nodes[number].messages[-1]
-            assert [(c.name, c.arguments) for c in stored.tool_calls] == [
-                (c.name, c.arguments) for c in said.tool_calls
-            ]
-            assert (stored.content, stored.reasoning or None) == (said.content, said.reasoning)
+            assert plain(row.nodes[number].messages[-1]) == plain(said)
+        for number, key in replies.items():
+            asked = [plain(message) for message in conversation_of(row.nodes, number)[:-1]]
+            assert asked == [plain(message) for message in session.policy.asked[key]]
         tree = tree_of(session.policy.model, nodes=row.nodes)
         check(RandomSession(session.policy.model, tree, {number: sampled[key] for number, key in replies.items()}))
-        assert [
-            each.tokens.equals(other.tokens)
-            for each, other in zip(row.segments, segments_of(row.nodes, AUTHORS), strict=True)
-        ] == [True] * len(row.segments)
 
 
 @pytest.mark.parametrize("name", PARSERS)
