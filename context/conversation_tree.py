@@ -47,16 +47,30 @@ class _Key(NamedTuple):
 class Prompt:
     """What the policy must see next."""
 
-    ids: Sequence[int]
+    tokens: TokenSequence
     """All of it, exactly."""
-    rest: TokenSequence
-    """What of it follows the tokens that it keeps of its parent's path."""
-    messages: tuple[Message, ...]
-    """What follows the messages that it keeps of its parent's conversation."""
+    given: tuple[Message, ...]
+    """All of the conversation."""
     place: Place
+    """As the tree was when it was asked."""
     rendering: Rendering
     repeats: int | None = None
-    """The node whose reply to this very conversation has not been delivered yet; None: there is none."""
+    """The node whose reply to this very conversation was lost before it was delivered; None: there is none."""
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = self.tokens.token_ids.tolist()
+        return ids
+
+    @property
+    def rest(self) -> TokenSequence:
+        """What of it follows the tokens that it keeps of its parent's path."""
+        return self.tokens.part(self.place.kept_tokens, len(self.tokens))
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What follows the messages that it keeps of its parent's conversation."""
+        return self.given[self.place.kept_messages :]
 
 
 class ConversationTree:
@@ -94,30 +108,31 @@ class ConversationTree:
         for node in nodes:
             self._append(node)
 
-    def prompt(self, messages: Sequence[Message], tools: _Tools = ()) -> Prompt:
-        """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts."""
+    def prompt(
+        self, messages: Sequence[Message], tools: _Tools = (), *, is_lost: Callable[[Node], bool] = lambda _: True
+    ) -> Prompt:
+        """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts.
+
+        `is_lost`: whether an equal request may have the reply of a node that was not delivered.
+        """
         given, offered = self._read(messages), content_hash(list(tools))
-        numbers = np.array([self._numbers.get(_key(message), -1) for message in given], np.int32)
-        same = shared_beginnings(self.nodes, numbers, self._said, [node.place.kept_messages for node in self.nodes])
-        asked = self._asked(same, len(given), offered)
-        if asked is not None:
-            return self._again(asked, given, tools)
+        same = self._same(given)
+        equal = self._equal(same, len(given), offered)
+        if equal:
+            lost = (n for n in equal if self.nodes[n].status == Status.UNDELIVERED and is_lost(self.nodes[n]))
+            rendering = self._renderings.get(equal[-1]) or self._renderer.render(given, tools, now=self._now)
+            asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
+            tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
+            return Prompt(tokens, given, self._fork(tokens, same, offered, Fork.RETRY), rendering, next(lost, None))
         at = self._begun(same, len(given))
         fork = self._why(at, same, given, offered)
         if at is not None and fork is None:
             going_on = self._going_on(at, given, tools)
             if going_on is not None:
                 return going_on
-            fork = Fork.TEMPLATE
         rendering = self._renderer.render(given, tools, now=self._now)
         tokens = self._renderer.tokens(rendering)
-        own, kept = [node.tokens.token_ids for node in self.nodes], [node.place.kept_tokens for node in self.nodes]
-        shared = [0, *shared_beginnings(self.nodes, tokens.token_ids, own, kept)]
-        most = max(range(len(shared)), key=shared.__getitem__)
-        parent, messages_kept = (most - 1, same[most - 1]) if most else (None, 0)
-        rest = tokens.part(shared[most], len(tokens))
-        place = Place(parent, shared[most], messages_kept, offered, fork)
-        return Prompt(tokens.token_ids.tolist(), rest, given[messages_kept:], place, rendering)
+        return Prompt(tokens, given, self._fork(tokens, same, offered, fork or Fork.TEMPLATE), rendering)
 
     def add(
         self,
@@ -217,24 +232,27 @@ class ConversationTree:
         ours, theirs = (_key(said[same[nearest]]) for said in (conversation_of(self.nodes, nearest), given))
         return Fork.THINKING if ours.thought and ours._replace(thought=theirs.thought) == theirs else Fork.EDITED
 
-    def _asked(self, same: Sequence[int], count: int, offered: str) -> int | None:
-        """The latest node of an equal request: the only one whose reply may not have been delivered."""
-        equal = [
+    def _same(self, given: Sequence[Message]) -> list[int]:
+        """How many of these messages each node's conversation begins with."""
+        numbers = np.array([self._numbers.get(_key(message), -1) for message in given], np.int32)
+        return shared_beginnings(self.nodes, numbers, self._said, [node.place.kept_messages for node in self.nodes])
+
+    def _equal(self, same: Sequence[int], count: int, offered: str) -> list[int]:
+        """The nodes of equal requests."""
+        return [
             node.number
             for node in self.nodes
             if same[node.number] == count == node.num_path_messages - bool(node.num_sampled)
             and node.place.tools == offered
         ]
-        return max(equal, default=None)
 
-    def _again(self, asked: int, given: tuple[Message, ...], tools: _Tools) -> Prompt:
-        node = self.nodes[asked]
-        path = tokens_of(self.nodes, path_of(self.nodes, asked))
-        end = len(path) - node.num_sampled
-        repeats = asked if node.status == Status.UNDELIVERED else None
-        place = Place(asked, end, len(given), node.place.tools, Fork.RETRY)
-        rendering = self._renderings.get(asked) or self._renderer.render(given, tools, now=self._now)
-        return Prompt(path.token_ids[:end].tolist(), path.part(end, end), (), place, rendering, repeats)
+    def _fork(self, tokens: TokenSequence, same: Sequence[int], offered: str, fork: Fork) -> Place:
+        """The place of a prompt that goes on from no reply: behind the tokens that most of it shares with the tree."""
+        own, kept = [node.tokens.token_ids for node in self.nodes], [node.place.kept_tokens for node in self.nodes]
+        shared = [0, *shared_beginnings(self.nodes, tokens.token_ids, own, kept)]
+        most = max(range(len(shared)), key=shared.__getitem__)
+        parent, messages_kept = (most - 1, same[most - 1]) if most else (None, 0)
+        return Place(parent, shared[most], messages_kept, offered, fork)
 
     def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
         """The prompt behind a node's reply; None where the template rewrites what stands there."""
@@ -247,7 +265,7 @@ class ConversationTree:
             return None
         path = tokens_of(self.nodes, path_of(self.nodes, at))
         place = Place(at, len(path), said, node.place.tools, None)
-        return Prompt([*path.token_ids.tolist(), *rest.token_ids.tolist()], rest, given[said:], place, grown)
+        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown)
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._renderer.said(token_ids)
@@ -256,6 +274,12 @@ class ConversationTree:
     def _node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
+        place, same = prompt.place, self._same(prompt.given)
+        # What begins alike may have been answered since this was asked.
+        fork = Fork.RETRY if self._equal(same, len(prompt.given), place.tools) else place.fork
+        if fork is not None:
+            place = self._fork(prompt.tokens, same, place.tools, fork)
+            prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools
         is_new = shown and all(node.place.tools != prompt.place.tools for node in self.nodes)
@@ -291,8 +315,3 @@ def _alike(value: Any) -> Any:
 def _sampled_ids(node: Node) -> list[int]:
     ids: list[int] = node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist()
     return ids
-
-
-def _num_asked(node: Node) -> int:
-    """Messages that it was asked with."""
-    return node.num_path_messages - bool(node.num_sampled)

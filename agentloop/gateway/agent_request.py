@@ -1,10 +1,10 @@
-"""What an agent asks and is given, whichever protocol it speaks, and the sessions that answer it."""
+"""What an agent asks and is given, whichever protocol it speaks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from context.messages import Message
 from context.wording import visible
@@ -71,29 +71,3 @@ class NoRoom(BadRequest):
         )
         self.prompt_tokens = prompt_tokens
         self.limit = limit
-
-
-class Session(Protocol):
-    """One episode of an agent."""
-
-    async def reply(self, request: AgentRequest) -> AgentReply:
-        """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
-
-        It is awaited to its end even if the agent has gone meanwhile.
-        """
-
-    def delivered(self, reply: AgentReply) -> None:
-        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
-
-    async def count_tokens(self, request: AgentRequest) -> int:
-        """Tokens of the prompt. Raises BadRequest, RenderError."""
-
-    async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
-        """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
-
-
-class OpenSessions(Protocol):
-    """The episodes that may be asked for."""
-
-    async def authorize(self, episode: str, key: str) -> Session:
-        """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""

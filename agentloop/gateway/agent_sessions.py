@@ -8,14 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
-from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
 from context import Renderer, ReplyParser, TrainingControl
@@ -46,50 +44,38 @@ class Policy:
     max_reply_tokens: int
 
 
-@dataclass(frozen=True)
-class StoredNodes:
-    """What is stored of a session, and who stores more of it."""
+@dataclass(eq=False)
+class _Asked:
+    """A request, and the client that waits for its reply."""
 
-    writer: NodeWriter
-    nodes: tuple[Node, ...] = ()
-
-
-class AgentSessions:
-    """The sessions that this process answers."""
-
-    def __init__(self) -> None:
-        self._keys = EpisodeKeys()
-        self._open: dict[str, AgentSession] = {}
-
-    def add(self, session: AgentSession) -> str:
-        """Answer it from now on, who has the key that is returned."""
-        self._open[session.id] = session
-        return self._keys.key(session.id)
-
-    def remove(self, session: AgentSession) -> None:
-        """Answer it no more."""
-        self._open.pop(session.id, None)
-        session.closed = True
-
-    async def authorize(self, episode: str, key: str) -> AgentSession:
-        self._keys.check(episode, key)
-        session = self._open.get(episode)
-        if session is None:
-            raise BadRequest(403, "The episode must be one that is under way, got one that has ended.")
-        return session
+    what: str
+    """Hash of what makes requests equal."""
+    gone: asyncio.Future[Any]
+    """Done once the client waits no more."""
+    reply: asyncio.Future[AgentReply] = field(init=False)
+    node: int | None = None
+    """Whose reply is on its way."""
 
 
 class AgentSession:
     """One episode of an agent."""
 
-    def __init__(self, id: str, policy: Policy, ask: Ask, *, now: datetime, stored: StoredNodes | None = None) -> None:
-        """`now`: what templates take for today. `stored`: where each node is before its reply is given; None: an agent
-        that ends with this process has nobody who could ask for it again."""
+    def __init__(
+        self,
+        id: str,
+        policy: Policy,
+        ask: Ask,
+        *,
+        now: datetime,
+        writer: NodeWriter | None = None,
+        nodes: Sequence[Node] = (),
+    ) -> None:
+        """`now`: what templates take for today; `nodes`: what is stored already. `writer` stores each node before its
+        reply is given; None: an agent that ends with this process has nobody who could ask for it again."""
         self.id = id
         self._policy = policy
         self._ask = ask
-        self._stored = stored
-        nodes = () if stored is None else stored.nodes
+        self._writer = writer
         self.tree = ConversationTree(policy.renderer, policy.parser, now=now, control=policy.control, nodes=nodes)
         self.closed = False
         self.rewards: dict[str, float] = {}
@@ -100,45 +86,59 @@ class AgentSession:
         """Nats, one per sampled token whose entropy the engine said."""
         self.problem: str | None = None
         """Why the engine gave no reply, where it gave none."""
-        self._asked: dict[str, asyncio.Future[AgentReply]] = {}
-        """Requests that have no reply yet, by their contents."""
+        self._asked: list[_Asked] = []
+        """Requests that have no reply yet, or whose reply is on its way."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
-        self._numbers: dict[str, int] = {}
-        """Nodes by the ids of their replies."""
         self._unstored: dict[int, Node] = {}
         self._quiet_since = time.monotonic()
 
     @property
     def idle_s(self) -> float:
         """Seconds for which nothing was asked, or is to be answered."""
-        return 0.0 if self._asked else time.monotonic() - self._quiet_since
+        return 0.0 if any(not one.reply.done() for one in self._asked) else time.monotonic() - self._quiet_since
 
-    async def reply(self, request: AgentRequest) -> AgentReply:
-        """Equal requests at the same time are one: an agent that asks again has given the first one up."""
-        asked = content_hash([canonical_json(request.tools), [repr(message) for message in request.messages]])
+    async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
+        """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
+
+        It is awaited to its end even if the client is `gone` meanwhile: that is done then. An equal request has the
+        reply of one whose client is gone: the agent asks again. While a client waits for that, it is another sample.
+        """
+        what = content_hash([request.agent, request.aside, canonical_json(request.tools), *map(repr, request.messages)])
+        self._asked = [one for one in self._asked if not (one.reply.done() and one.gone.done())]
+        lost = (one for one in self._asked if one.what == what and one.gone.done())
+        asked = next(lost, None) or _Asked(what, gone)
         if asked not in self._asked:
-            self._asked[asked] = asyncio.ensure_future(self._reply(request))
-            self._asked[asked].add_done_callback(partial(self._answered, asked))
-        return await asyncio.shield(self._asked[asked])
+            asked.reply = asyncio.ensure_future(self._reply(request, asked))
+            asked.reply.add_done_callback(self._answered)
+            self._asked.append(asked)
+        asked.gone = gone
+        return await asyncio.shield(asked.reply)
 
-    def _answered(self, asked: str, _: asyncio.Future[AgentReply]) -> None:
-        del self._asked[asked]
+    def _answered(self, _: object) -> None:
         self._quiet_since = time.monotonic()
 
-    async def _reply(self, request: AgentRequest) -> AgentReply:
+    async def _reply(self, request: AgentRequest, asked: _Asked) -> AgentReply:
+        on_their_way = [one.node for one in self._asked if not one.gone.done()]
+
+        def is_lost(node: Node) -> bool:
+            return node.number not in on_their_way and node.agent == request.agent and not request.aside
+
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
-        prompt = self.tree.prompt(request.messages, request.tools)
+        prompt = self.tree.prompt(request.messages, request.tools, is_lost=is_lost)
         at = prompt.place.parent
         if at is not None and prompt.place.fork is None:
             self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection
         if prompt.repeats is not None:
+            asked.node = prompt.repeats
             await self._store()
-            return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.ids))
-        room = self._policy.max_tokens - len(prompt.ids)
-        if room < 1 or len(self.tree.nodes) >= _MOST_NODES:
+            return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.tokens))
+        if len(self.tree.nodes) >= _MOST_NODES:
+            raise BadRequest(400, f"An episode must have at most {_MOST_NODES} requests, got more.")
+        room = self._policy.max_tokens - len(prompt.tokens)
+        if room < 1:
             await self._store(self.tree.refuse(prompt, agent=request.agent))
-            raise NoRoom(len(prompt.ids), self._policy.max_tokens)
+            raise NoRoom(len(prompt.tokens), self._policy.max_tokens)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
         completion = await self._sampled(request, prompt, most)
         status = Status.ASIDE if request.aside else Status.UNDELIVERED
@@ -150,6 +150,7 @@ class AgentSession:
             agent=request.agent,
             status=status,
         )
+        asked.node = node.number
         await self._store(node)
         return self._written(node, cached=prompt.place.kept_tokens)
 
@@ -170,18 +171,18 @@ class AgentSession:
 
     async def _store(self, *new: Node) -> None:
         """Returns once these nodes are stored, and those before that could not be."""
-        if self._stored is not None:
-            self._unstored |= {node.number: node for node in new}
-            waiting = list(self._unstored.values())
-            await asyncio.gather(*(self._stored.writer.store(self.id, node) for node in waiting))
-            for node in waiting:
-                self._unstored.pop(node.number, None)
+        if self._writer is None:
+            return
+        self._unstored |= {node.number: node for node in new}
+        if waiting := list(self._unstored.values()):
+            await self._writer.store(self.id, waiting)
+        for node in waiting:
+            self._unstored.pop(node.number, None)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self.id[:12]}{number:04d}"
-        self._numbers[id] = number
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number) else "length"
         message = replace(said, tool_calls=tuple(calls))
@@ -189,17 +190,20 @@ class AgentSession:
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
     def delivered(self, reply: AgentReply) -> None:
-        self._is_delivered(self._numbers[reply.id])
+        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
+        self._is_delivered(int(reply.id.removeprefix(self.id[:12])))
 
     def _is_delivered(self, number: int) -> None:
         self.tree.delivered(number)
-        if self._stored is not None:
-            self._stored.writer.delivered(self.id, number)
+        if self._writer is not None:
+            self._writer.delivered(self.id, number)
 
     async def count_tokens(self, request: AgentRequest) -> int:
+        """Tokens of the prompt. Raises BadRequest, RenderError."""
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
+        """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
         bad = next((agent for agent, reward in rewards.items() if not math.isfinite(reward)), None)
         if bad is not None:
             raise BadRequest(400, f"The reward must be finite, got {rewards[bad]}.", "reward")

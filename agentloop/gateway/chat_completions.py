@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.http_json import arguments_text, checked, openai_error, sse
 from agentloop.gateway.request_fields import agent_request, list_of, tools_of
+from context.messages import Message
 
 PING = b": ping\n\n"
 
@@ -28,7 +29,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         said["reasoning_content"] = message.reasoning
     if message.tool_calls:
         said["content"] = message.content or None
-        said["tool_calls"] = _calls(reply)
+        said["tool_calls"] = written_calls(message)
     choice = {"index": 0, "message": said, "finish_reason": reply.finish, "logprobs": None}
     return checked(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
@@ -41,7 +42,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
         deltas.append({"reasoning_content": message.reasoning})
     if message.content:
         deltas.append({"content": message.content})
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply))]
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(written_calls(message))]
     finishes = [None] * len(deltas) + [reply.finish]
     for delta, finish in zip([*deltas, {}], finishes, strict=True):
         yield _chunk(request, reply, choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
@@ -71,15 +72,10 @@ def _head(request: AgentRequest, reply: AgentReply, kind: str) -> dict[str, Any]
     return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created, "model": request.model}
 
 
-def _calls(reply: AgentReply) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
-        }
-        for call in reply.message.tool_calls
-    ]
+def written_calls(message: Message) -> list[dict[str, Any]]:
+    functions = [{"name": call.name, "arguments": arguments_text(call.arguments)} for call in message.tool_calls]
+    calls = zip(message.tool_calls, functions, strict=True)
+    return [{"id": call.id, "type": "function", "function": function} for call, function in calls]
 
 
 def _usage(reply: AgentReply) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, OpenSessions, Session
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
@@ -50,30 +52,19 @@ for _package in ("openai", "anthropic"):
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
-def _chat() -> ProviderProtocol:
-    from agentloop.gateway import chat_completions
+class OpenSessions(Protocol):
+    """The episodes that may be asked for."""
 
-    return chat_completions
-
-
-def _responses() -> ProviderProtocol:
-    from agentloop.gateway import openai_responses
-
-    return openai_responses
-
-
-def _messages() -> ProviderProtocol:
-    from agentloop.gateway import anthropic_messages
-
-    return anthropic_messages
+    async def authorize(self, episode: str, key: str) -> AgentSession:
+        """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
 
 
 def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
     """The gateway. Clients of OpenAI take /e/EPISODE/v1 for their base URL, those of Anthropic /e/EPISODE."""
     routes = [
-        Route("/v1/chat/completions", _Replies(sessions, _chat, ping_seconds), methods=["POST"]),
-        Route("/v1/responses", _Replies(sessions, _responses, ping_seconds), methods=["POST"]),
-        Route("/v1/messages", _Replies(sessions, _messages, ping_seconds), methods=["POST"]),
+        Route("/v1/chat/completions", _Replies(sessions, "chat_completions", ping_seconds), methods=["POST"]),
+        Route("/v1/responses", _Replies(sessions, "openai_responses", ping_seconds), methods=["POST"]),
+        Route("/v1/messages", _Replies(sessions, "anthropic_messages", ping_seconds), methods=["POST"]),
         Route("/v1/messages/count_tokens", partial(_count_tokens, sessions), methods=["POST"]),
         Route("/v1/models", partial(_models, sessions)),
         Route("/v1/models/{model:path}", partial(_models, sessions)),
@@ -109,15 +100,16 @@ class _Replies:
     """An endpoint that asks the policy."""
 
     sessions: OpenSessions
-    load: Callable[[], ProviderProtocol]
+    module: str
+    """Of its protocol, in this folder."""
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, body = await _opened(self.sessions, Request(scope, receive))
-        protocol = self.load()
+        protocol = cast(ProviderProtocol, import_module(f"agentloop.gateway.{self.module}"))
         request = protocol.read(body)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
-        asked = asyncio.ensure_future(session.reply(request))
+        asked = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
         try:
             while request.stream and not (await asyncio.wait([asked], timeout=self.ping_seconds))[0]:
@@ -197,13 +189,13 @@ async def _reward(sessions: OpenSessions, request: Request) -> Response:
     return _json({})
 
 
-async def _opened(sessions: OpenSessions, request: Request) -> tuple[Session, dict[str, Any]]:
+async def _opened(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
     """The session that a request asks, and its body."""
     session = await _session(sessions, request)
-    return session, json_object(await read_body(request.receive))
+    return session, json_object(await read_body(request))
 
 
-async def _session(sessions: OpenSessions, request: Request) -> Session:
+async def _session(sessions: OpenSessions, request: Request) -> AgentSession:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:

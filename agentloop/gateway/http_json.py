@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from starlette.types import Receive
+from starlette.requests import Request
 
 from agentloop.gateway.agent_request import BadRequest
 from context.parse.json_calls import strict_json
@@ -16,13 +16,11 @@ from context.parse.reply import Malformed
 MAX_BODY_BYTES = 32 * 2**20
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(request: Request) -> bytes:
     """A request's body. The server reads and forgets what is left of one that is refused."""
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
         if len(body) > MAX_BODY_BYTES:
             raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more.")
     return bytes(body)

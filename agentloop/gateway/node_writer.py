@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -14,10 +15,10 @@ from replay.storage.sessions import Sessions
 
 @dataclass(frozen=True)
 class _Job:
-    """A node to be stored, or where the reply of one has been delivered; with neither: the end."""
+    """Nodes to be stored, or where the reply of one has been delivered; without a session: the end."""
 
     session: str = ""
-    node: Node | None = None
+    nodes: Sequence[Node] = ()
     delivered: int | None = None
     done: Future[None] = field(default_factory=Future)
 
@@ -31,9 +32,9 @@ class NodeWriter:
         self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
         self._thread.start()
 
-    async def store(self, session: str, node: Node) -> None:
-        """Returns once the node is on disk. Raises what the database raised."""
-        job = _Job(session, node)
+    async def store(self, session: str, nodes: Sequence[Node]) -> None:
+        """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
+        job = _Job(session, nodes)
         self._jobs.put(job)
         await asyncio.wrap_future(job.done)
 
@@ -54,14 +55,14 @@ class NodeWriter:
                 waiting.append(self._jobs.get())
             last = any(not job.session for job in waiting)
             # A delivery alone is worth no commit of its own.
-            if last or any(job.node is not None for job in waiting):
+            if last or any(job.nodes for job in waiting):
                 self._store([job for job in waiting if job.session])
                 waiting = []
             if last:
                 return
 
     def _store(self, jobs: list[_Job]) -> None:
-        nodes = [(job.session, job.node) for job in jobs if job.node is not None]
+        nodes = [(job.session, node) for job in jobs for node in job.nodes]
         try:
             self._sessions.add(nodes, [(job.session, job.delivered) for job in jobs if job.delivered is not None])
         except Exception as error:  # noqa: BLE001  raised where it is waited for

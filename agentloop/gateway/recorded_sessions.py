@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
-from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, StoredNodes
+from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
@@ -92,11 +92,11 @@ class Recording:
 class RecordedSession(AgentSession):
     """An attempt at a task."""
 
-    def __init__(self, sessions: RecordedSessions, opened: OpenSession, stored: StoredNodes) -> None:
+    def __init__(self, sessions: RecordedSessions, opened: OpenSession, writer: NodeWriter, nodes: list[Node]) -> None:
         now, recording = datetime.fromisoformat(opened.opened_at), sessions.recording
-        super().__init__(opened.id, recording.policy, recording.ask, now=now, stored=stored)
+        super().__init__(opened.id, recording.policy, recording.ask, now=now, writer=writer, nodes=nodes)
         self._end = sessions.end
-        last = stored.nodes[-1:]
+        last = nodes[-1:]
         self._doubtful = next((node.number for node in last if node.status == Status.UNDELIVERED), None)
         """A reply of just before a crash: an agent that has not got it asks again."""
 
@@ -110,7 +110,7 @@ class RecordedSession(AgentSession):
 
     async def all_nodes(self) -> tuple[Node, ...]:
         """Once what was asked has been answered."""
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*(one.reply for one in self._asked), return_exceptions=True)
         if self._doubtful is not None:
             self.tree.delivered(self._doubtful)
         return tuple(self.tree.nodes)
@@ -159,7 +159,7 @@ class RecordedSessions:
         if opened is None:
             raise _ended()
         nodes = await asyncio.to_thread(self._stored.nodes, id)
-        return RecordedSession(self, opened, StoredNodes(self._writer, tuple(nodes)))
+        return RecordedSession(self, opened, self._writer, nodes)
 
     async def end(self, session: RecordedSession) -> None:
         """Returns once its row is stored, and nothing of it is under way any more."""

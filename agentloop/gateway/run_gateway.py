@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -14,9 +13,10 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 
 from agentloop.config.sections.rollout import GatewaySection
-from agentloop.gateway.agent_request import AgentRequest
-from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
+from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
 from agentloop.gateway.endpoints import create_app
+from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.gateway.server_thread import serving
 from agentloop.records import Completion
 from context.tokens.session_nodes import Node
@@ -24,49 +24,29 @@ from context.tokens.session_nodes import Node
 _Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
 
 
-class OpenedSession:
-    """One episode of an agent."""
+class OpenedSession(AgentSession):
+    """One episode of an agent, which asks at `url` with `key`."""
 
-    def __init__(self, sessions: AgentSessions, session: AgentSession, url: str) -> None:
-        self._sessions, self._session = sessions, session
-        self.url, self.key = f"{url}/e/{session.id}", sessions.add(session)
-
-    @property
-    def ended(self) -> Future[None]:
-        """Done once somebody has said that the episode is over."""
-        return self._session.ended
-
-    @property
-    def rewards(self) -> Mapping[str, float]:
-        """What was posted, by agent; the whole episode's under the empty name."""
-        return self._session.rewards
-
-    @property
-    def entropies(self) -> Sequence[float]:
-        """Nats, one per sampled token whose entropy the engine said."""
-        return self._session.entropies
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds for which nothing was asked, or is to be answered."""
-        return self._session.idle_s
-
-    @property
-    def problem(self) -> str | None:
-        """Why the engine gave no reply, where it gave none."""
-        return self._session.problem
+    def __init__(self, gateway: RunGateway, ask: Ask) -> None:
+        super().__init__(uuid.uuid4().hex, gateway.policy, ask, now=datetime.now())
+        self.url, self.key = f"{gateway.url}/e/{self.id}", gateway.keys.key(self.id)
+        self._open = gateway.opened
 
     def close(self) -> tuple[Node, ...]:
         """It answers no more; what was asked of it."""
-        self._sessions.remove(self._session)
-        return tuple(self._session.tree.nodes)
+        self._open.pop(self.id, None)
+        self.closed = True
+        return tuple(self.tree.nodes)
 
 
 class RunGateway:
-    """Opens sessions of the agents of this process."""
+    """The sessions of the agents of this process."""
 
-    def __init__(self, sessions: AgentSessions, policy: Policy, url: str) -> None:
-        self._sessions, self._policy, self.url = sessions, policy, url
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.url = policy, ""
+        self.keys = EpisodeKeys()
+        self.opened: dict[str, OpenedSession] = {}
+        """Those that are answered, by their ids."""
 
     def open(self, ask: _Ask) -> OpenedSession:
         """A session whose replies `ask` gives, in the event loop that runs now."""
@@ -75,14 +55,22 @@ class RunGateway:
         async def asked(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(line, prompt_ids, most), playing))
 
-        session = AgentSession(uuid.uuid4().hex, self._policy, asked, now=datetime.now())
-        return OpenedSession(self._sessions, session, self.url)
+        session = OpenedSession(self, asked)
+        self.opened[session.id] = session
+        return session
+
+    async def authorize(self, episode: str, key: str) -> OpenedSession:
+        self.keys.check(episode, key)
+        if episode not in self.opened:
+            raise BadRequest(403, "The episode must be one that is under way, got one that has ended.")
+        return self.opened[episode]
 
 
 @contextmanager
 def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) -> Iterator[RunGateway]:
     """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
-    sessions = AgentSessions()
-    app = Starlette(routes=[*further, Mount("/", create_app(sessions))])
+    gateway = RunGateway(policy)
+    app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
     with serving(app, host=section.host, port=section.port) as port:
-        yield RunGateway(sessions, policy, section.public_url or f"http://{section.host}:{port}")
+        gateway.url = section.public_url or f"http://{section.host}:{port}"
+        yield gateway

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAIError
 
 from agentloop.errors import one_line
 from agentloop.gateway.agent_request import AgentRequest
-from agentloop.gateway.http_json import arguments_text
+from agentloop.gateway.chat_completions import written_calls
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
@@ -48,10 +48,7 @@ class TextUpstream:
 def _written(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        row["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": arguments_text(c.arguments)}}
-            for c in message.tool_calls
-        ]
+        row["tool_calls"] = written_calls(message)
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
     return row

@@ -17,7 +17,6 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.check import needing
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError
-from agentloop.rollouts.episodes.agent_episode import AgentGateway
 from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, RenderError, ReplyParser, choose_parser
 from context.messages import canonical_json, shown_messages
@@ -29,6 +28,7 @@ from context.tokens.training_sequence import TrainingControl
 
 if TYPE_CHECKING:
     from agentloop.gateway.agent_sessions import Policy
+    from agentloop.gateway.run_gateway import RunGateway
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
@@ -67,7 +67,7 @@ class Actors:
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
-    gateway: AgentGateway | None = None
+    gateway: RunGateway | None = None
     """Where agents that are programs ask the policy; None: there are none."""
     memory: ToolMemory | None = None
     """What deterministic tools answered; None: every call is run."""

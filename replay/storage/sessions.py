@@ -56,9 +56,12 @@ class Sessions:
         return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
 
     def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
-        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile."""
+        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile.
+
+        Replies that end at the same time may each bring what had waited before them.
+        """
         rows = []
-        for id, node in given:
+        for id, node in {(id, node.number): (id, node) for id, node in given}.values():
             (row,) = node_rows(id, [node])
             said, _ = conversation_row(id, node.messages, compressed=self._database.compresses_text)
             rows.append({**{_name(name): value for name, value in row.items()}, **{name: said[name] for name in _SAID}})

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest
 from agentloop.gateway.endpoints import PING_SECONDS, create_app
@@ -40,7 +41,7 @@ class ScriptedSession:
     def __post_init__(self) -> None:
         self.free.set()
 
-    async def reply(self, request: AgentRequest) -> AgentReply:
+    async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
         self.requests.append(request)
         number = len(self.requests)
         self.log.append(f"asked {number}")

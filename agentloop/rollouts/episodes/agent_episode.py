@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
@@ -19,35 +19,14 @@ from context.authors import ENV
 from context.tokens.session_nodes import Node, segments_of
 from replay.records import StopReason
 
-
-class OpenedAgent(Protocol):
-    """The session of one episode: see `agentloop.gateway.run_gateway`."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def ended(self) -> Future[None]: ...
-    @property
-    def rewards(self) -> Mapping[str, float]: ...
-    @property
-    def entropies(self) -> Sequence[float]: ...
-    @property
-    def problem(self) -> str | None: ...
-    def close(self) -> tuple[Node, ...]: ...
-
-
-class AgentGateway(Protocol):
-    def open(self, ask: AskAny) -> OpenedAgent:
-        """A session whose replies `ask` gives, in the event loop that runs now."""
-        ...
+if TYPE_CHECKING:
+    from agentloop.gateway.run_gateway import OpenedSession, RunGateway
 
 
 async def play_agent(
     agent: str,
     task: Task,
-    gateway: AgentGateway,
+    gateway: RunGateway,
     ask: AskAny,
     *,
     authors: AuthorTable,
@@ -73,6 +52,9 @@ async def play_agent(
             waited.cancel()
         await asyncio.gather(running, over, return_exceptions=True)  # the program is ended
         nodes = opened.close()
+    # An agent may print what it reads from its environment.
+    problem = end.problem and end.problem.replace(opened.key, "***")
+    end = replace(end, problem=problem, output=end.output.replace(opened.key, "***"))
     posted = opened.rewards.get("")
     if end.problem is not None and posted is None:
         stop_reason = StopReason.AGENT_FAILED
@@ -86,7 +68,7 @@ async def _done(future: Future[None]) -> None:
 def episode_of(
     task: Task,
     nodes: tuple[Node, ...],
-    opened: OpenedAgent,
+    opened: OpenedSession,
     end: AgentEnd,
     stop_reason: StopReason,
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -211,26 +210,6 @@ def test_items_of_several_replies_in_a_row_stay_several_messages(gateway: Gatewa
         ("system", "Stop.", 0),
     ]
     assert messages[2].reasoning == "Where?"
-
-
-def test_asynchronous_clients_are_answered_all_at_once(gateway: Gateway) -> None:
-    key, url = gateway.sessions.key(), gateway.url
-
-    async def ask() -> list[Any]:
-        async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, _strict_response_validation=True) as first,
-            anthropic.AsyncAnthropic(base_url=url, api_key=key, _strict_response_validation=True) as second,
-        ):
-            return await asyncio.gather(
-                *(first.chat.completions.create(model=MODEL, messages=[QUESTION]) for _ in range(4)),
-                *(first.responses.create(model="aside", input="Which stone?") for _ in range(4)),
-                *(second.messages.create(model=MODEL, messages=[QUESTION], max_tokens=5) for _ in range(4)),
-            )
-
-    replies = asyncio.run(ask())
-    assert len({reply.id for reply in replies}) == 12
-    assert [reply.output_text for reply in replies[4:8]] == ["A stone."] * 4
-    assert sum(request.aside for request in gateway.session.requests) == 4
 
 
 def test_models_and_counted_tokens_are_read_by_both_clients(gateway: Gateway) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentloop.gateway.agent_request import AgentRequest
-from agentloop.gateway.agent_sessions import AgentSession, Policy, StoredNodes
+from agentloop.gateway.agent_sessions import AgentSession, Policy
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
@@ -24,11 +25,62 @@ def request(*messages: Message) -> AgentRequest:
     return AgentRequest("policy", "", False, messages, [], None, False, (), {})
 
 
+MODEL = family("chatml")
+POLICY = Policy(
+    MODEL.renderer(), lambda tools: choose_parser(PARSERS["chatml"], MODEL.template), TrainingControl(), 4096, 256
+)
+
+
+class Sampler:
+    """Says another number each time, once it may."""
+
+    def __init__(self) -> None:
+        self.count, self.free = 0, asyncio.Event()
+
+    async def ask(self, _: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        self.count += 1
+        ids = (*MODEL.codec.encode(f"It is {self.count}."), MODEL.end_id)
+        await self.free.wait()
+        return Completion(ids, (-0.5,) * len(ids), 0)
+
+
+def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one_before(tmp_path: Path) -> None:
+    async def play(writer: NodeWriter) -> None:
+        sampler, asked = Sampler(), request(Message("user", "Where?"))
+        session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
+        clients = [asyncio.Future[None]() for _ in range(7)]
+        named = [*[asked] * 5, replace(asked, agent="cook"), replace(asked, aside=True)]
+        waiting = []
+        for client, one in zip(clients, named, strict=True):
+            waiting.append(asyncio.ensure_future(session.reply(one, client)))
+            for _ in range(3):  # until the policy is asked
+                await asyncio.sleep(0)
+            if len(waiting) == 3:
+                client.set_result(None)  # it has given up: the next one has its reply
+        sampler.free.set()
+        replies = await asyncio.gather(*waiting)
+        assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 2, 2, 3, 4, 5]
+        session.delivered(replies[0])
+        again = await session.reply(asked, asyncio.Future())  # of the others, each is on its way
+        assert (sampler.count, again.id[-4:]) == (7, "0006")
+        clients[4].set_result(None)
+        assert (await session.reply(asked, asyncio.Future())).id == replies[4].id
+        tree = session.tree.nodes
+        assert [node.place.fork for node in tree] == ["new"] + ["retry"] * 6
+        assert sum(len(node.tokens) - node.num_sampled for node in tree) == len(tree[0].tokens) - tree[0].num_sampled
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
+        writer = NodeWriter(store.sessions)
+        asyncio.run(play(writer))
+        writer.close()
+        found = store.sessions.nodes("s")
+    assert [node.status for node in found] == ["trained", *["undelivered"] * 4, "aside", "undelivered"]
+
+
 @pytest.mark.parametrize("is_new", [False, True], ids=["asked again", "asked for more"])
 def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp_path: Path, is_new: bool) -> None:
-    model = family("chatml")
-    parser = choose_parser(PARSERS["chatml"], model.template)
-    ids = (*model.codec.encode("It is coral."), model.end_id)
+    ids = (*MODEL.codec.encode("It is coral."), MODEL.end_id)
     sampled = []
 
     async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
@@ -36,15 +88,16 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         return Completion(ids, (-0.5,) * len(ids), 0)
 
     async def play() -> None:
-        session = AgentSession("s", policy, ask, now=TODAY, stored=StoredNodes(writer))
+        session = AgentSession("s", POLICY, ask, now=TODAY, writer=writer)
+        gone = asyncio.Future[None]()
+        gone.cancel()
         first, more = Message("user", "Where?"), (Message("assistant", "It is coral."), Message("user", "Sure?"))
         with pytest.raises(Exception, match=r"(?i)foreign key"):  # the session is not there
-            await session.reply(request(first))
+            await session.reply(request(first), gone)
         store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
-        reply = await session.reply(request(first, *more) if is_new else request(first))
+        reply = await session.reply(request(first, *more) if is_new else request(first), gone)
         assert (reply.message.content, len(sampled)) == ("It is coral.", 1 + is_new)
 
-    policy = Policy(model.renderer(), lambda tools: parser, TrainingControl(), 4096, 256)
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         writer = NodeWriter(store.sessions)
         asyncio.run(play())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -172,3 +173,10 @@ def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> N
     last = episode.messages[-1]
     assert (last.role, last.name, last.content) == ("tool", "agent", "exit code 2\nthe end\n")
     assert json.loads(json.dumps(last.content)) == last.content
+
+
+@pytest.mark.parametrize("text", ["print(dict(os.environ))", "sys.exit(os.environ['OPENAI_API_KEY'])"])
+def test_a_key_that_an_agent_prints_is_not_kept(text: str, tmp_path: Path) -> None:
+    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
+    assert "***" in episode.messages[-1].content
+    assert not re.search("[0-9a-f]{64}", f"{episode.messages} {episode.problem}")

@@ -1,0 +1,96 @@
+"""A worker is killed in the middle of its agents' sessions: nothing is half, and others play their tickets."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from replay.storage.databases import Location
+from replay.store import ReplayStore
+from tests.fakes.agents import three_turns
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.processes import until
+from tests.fakes.records import sql
+from tests.fakes.runs import save_qwen2
+from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, worker_config
+
+AT_ONCE = 20
+
+
+def config_of(folder: Path, server: EngineServer, location: Location, model: Path) -> Any:
+    tasks = folder / "tasks.jsonl"
+    rows = ({"prompt": f"Say {number}.", "keys": str(folder / "keys")} for number in range(AT_ONCE * 2))
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections: dict[str, dict[str, Any]] = {
+        "environment": {"name": "agent", "agent": f"{three_turns.__file__}:solve"},
+        "tasks": {"data": str(tasks)},
+        "batch": {"trajectories": AT_ONCE, "group_size": 4, "mini_batch": 4},
+        "evaluation": {"every": 0},
+    }
+    return worker_config(folder / "runs", model, server, location, **sections)
+
+
+def pairs(folder: Path) -> list[list[str]]:
+    """The base URLs and keys of all agents so far."""
+    return [line.split() for line in (folder / "keys").read_text().splitlines()]
+
+
+def status(url: str, key: str) -> int:
+    return httpx2.get(f"{url}/models", headers={"x-api-key": key}).status_code
+
+
+def in_the_middle(run: IssuedRun, server: EngineServer, chance: random.Random) -> WorkerProgram:
+    """A worker whose agents have asked once or twice each, more or less."""
+    asked = len(server.requests) + chance.randint(AT_ONCE, 2 * AT_ONCE)
+    worker = WorkerProgram(run.folder, "--concurrency", str(AT_ONCE))
+    until(lambda: len(server.requests) >= asked, lambda: worker.output)
+    return worker
+
+
+def nothing_is_half(run: IssuedRun, location: Location) -> None:
+    """Each row that is there has all of its session, and tells of all that it was asked."""
+    with closing(ReplayStore.open(location, read_only=True)) as store:
+        found = store.verify()
+        assert (found.corrupt, found.damage) == ({}, [])
+        rows = list(store.read([id for (id,) in sql(location, "select id from trajectories")]))
+    assert len(rows) == run.counts.rows == run.counts.done
+    for row in rows:
+        assert [node.status for node in row.nodes] == ["trained"] * 3
+        assert row.record.num_action_tokens == sum(node.num_sampled for node in row.nodes)
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+)
+def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, location: Location, kills: int) -> None:
+    chance, model = random.Random(kills), save_qwen2(tmp_path / "model")
+    with serving(model) as server, issued_run(config_of(tmp_path, server, location, model)) as run:
+        server.models.pace_s, outputs = 0.02, []
+        for number in range(kills):
+            total = run.issue(number + 1)
+            with in_the_middle(run, server, chance) as killed:
+                known = pairs(tmp_path)[-2:]
+                assert [status(url, key) for url, key in known] == [200, 200]
+                assert [status(known[0][0], known[1][1]), status(known[1][0], known[0][1])] == [403, 403]
+                assert run.counts.done < total
+            nothing_is_half(run, location)
+            with WorkerProgram(run.folder, "--concurrency", str(AT_ONCE)) as worker:
+                run.until_ended(worker)
+                worker.end_with(signal.SIGTERM, code=143)
+            outputs += [killed.output, worker.output]
+            assert (run.counts.done, run.counts.failed) == (total, 0)
+        nothing_is_half(run, location)
+    assert total == kills * AT_ONCE and len(pairs(tmp_path)) > total
+    written = "".join(outputs)
+    if isinstance(location, Path):
+        written += location.read_bytes().decode("latin-1")
+    assert not [key for _, key in pairs(tmp_path) if key in written]
