@@ -191,6 +191,8 @@ class AgentSession:
         self._is_delivered(self._numbers[reply.id])
 
     def _is_delivered(self, number: int) -> None:
+        if self.tree.nodes[number].status != Status.UNDELIVERED:
+            return
         self.tree.delivered(number)
         if self._stored is not None:
             self._stored.writer.delivered(self.id, number)

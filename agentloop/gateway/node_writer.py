@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -14,11 +15,8 @@ from replay.storage.sessions import Sessions
 
 @dataclass(frozen=True)
 class _Job:
-    """A node to be stored, or where the reply of one has been delivered; with neither: the end."""
-
-    session: str = ""
-    node: Node | None = None
-    delivered: int | None = None
+    session: str
+    node: Node
     done: Future[None] = field(default_factory=Future)
 
 
@@ -27,7 +25,9 @@ class NodeWriter:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        """None: the end."""
+        self._delivered: deque[tuple[str, int]] = deque()
         self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
         self._thread.start()
 
@@ -39,31 +39,26 @@ class NodeWriter:
 
     def delivered(self, session: str, number: int) -> None:
         """Stored with what comes next: after a crash an equal request is given the same reply again."""
-        self._jobs.put(_Job(session, delivered=number))
+        self._delivered.append((session, number))
 
     def close(self) -> None:
         """Returns once all is stored."""
-        self._jobs.put(_Job())
+        self._jobs.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        waiting: list[_Job] = []
-        while True:
-            waiting.append(self._jobs.get())
+        is_open = True
+        while is_open:
+            waiting = [self._jobs.get()]
             while not self._jobs.empty():
                 waiting.append(self._jobs.get())
-            last = any(not job.session for job in waiting)
-            # A delivery alone is worth no commit of its own.
-            if last or any(job.node is not None for job in waiting):
-                self._store([job for job in waiting if job.session])
-                waiting = []
-            if last:
-                return
+            self._store([job for job in waiting if job is not None])
+            is_open = None not in waiting
 
     def _store(self, jobs: list[_Job]) -> None:
-        nodes = [(job.session, job.node) for job in jobs if job.node is not None]
+        delivered = [self._delivered.popleft() for _ in range(len(self._delivered))]
         try:
-            self._sessions.add(nodes, [(job.session, job.delivered) for job in jobs if job.delivered is not None])
+            self._sessions.add([(job.session, job.node) for job in jobs], delivered)
         except Exception as error:  # noqa: BLE001  raised where it is waited for
             for job in jobs:
                 job.done.set_exception(error)
