@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +35,7 @@ from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.signals import StopRequest
 from context import Renderer
-from context.templates.model_files import load_model_files
+from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange.stored_rows import known_runs
 from replay.records import PolicyRecord, RunRecord
 from replay.storage.databases import Location
@@ -69,9 +73,10 @@ def record_sessions(
     say: Callable[[str], None],
 ) -> None:
     """Record sessions until a signal comes. Raises UserError where that can't be."""
-    files = load_model_files(options.model)
+    sizes = _family(options.model)
+    files = _files(options.model)
     renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
-    fingerprint = _fingerprint(options.model, renderer)
+    fingerprint = {"tokenizer": files.codec.hash, "template": files.template.hash, **sizes}
     ask, longest = _upstream(options, renderer, vocab_size=int(fingerprint["vocab_size"]))
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
@@ -114,19 +119,35 @@ def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int)
     return ask, server.max_model_len or _LONGEST
 
 
-def _fingerprint(model: Path, renderer: Renderer) -> dict[str, str | int]:
+def _family(model: Path) -> dict[str, str | int]:
     """As a run of this model has it: `agentloop.models.loading` reads the same from the model itself."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         vocab_size = int(config.get("text_config", config)["vocab_size"])
-        family = str(config["model_type"])
+        return {"model_family": str(config["model_type"]), "vocab_size": vocab_size}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"--model must be a folder with the model's config.json, got {str(model)!r} ({shortened(str(error))}). "
             "Copy it there from the model."
         ) from error
-    tokens = {"tokenizer": renderer.codec.hash, "template": renderer.template.hash}
-    return {**tokens, "model_family": family, "vocab_size": vocab_size}
+
+
+_SAVE = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+
+
+def _files(model: Path) -> ModelFiles:
+    """With the tokenizer that a run has, which is what transformers makes of the folder: of some families that is not
+    what tokenizer.json says. In a process of its own, as it may bring torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run([sys.executable, "-c", _SAVE, model, folder], capture_output=True, text=True)
+        if made.returncode:
+            said = shortened(made.stderr.strip().rpartition("\n")[2])
+            raise UserError(
+                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({said}). Copy it again."
+            )
+        with suppress(FileNotFoundError):
+            shutil.copy(model / "generation_config.json", folder)
+        return load_model_files(folder)
 
 
 def _run_of(
