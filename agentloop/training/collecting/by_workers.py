@@ -132,9 +132,10 @@ class WorkerCollection(Collection):
         numbers = [group.number for group in groups]
         rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
-        found = self._components.estimator.of_groups(rows, rewards)
-        advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
-        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
+        found = [row.record for row in self._components.estimator.with_advantages(rows, rewards)]
+        advantages = {record.id: record.advantage for record in found}
+        agents = {record.id: record.agent_rewards for record in found}
+        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version, agents=agents)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""

@@ -143,12 +143,20 @@ class Tickets:
         return self._write(lambda connection: fresh_groups.open_rows(connection, run, numbers), run)
 
     def close_groups(
-        self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
+        self,
+        run: str,
+        numbers: Sequence[int],
+        advantages: Mapping[str, float],
+        *,
+        policy_version: int,
+        agents: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Give the open rows of ended groups their advantages, by id: from now on they wait to be fresh once."""
+        """Give the open rows of ended groups their advantages, by id, and their `agent_rewards`: from now on they wait
+        to be fresh once."""
+        given = {id: (advantage, (agents or {}).get(id)) for id, advantage in advantages.items()}
 
         def work(connection: sa.Connection) -> None:
-            fresh_groups.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
+            fresh_groups.close_groups(connection, run, numbers, given, policy_version=policy_version)
 
         self._write(work, run)
 

@@ -283,6 +283,7 @@ def test_what_it_can_not_do_is_one_line(
     (bare / "config.json").unlink()
     (wordless := tmp_path / "wordless").mkdir()
     shutil.copy(model / "config.json", wordless)
+    (wordless / "tokenizer.json").write_text("{")
     cases: list[tuple[list[str | Path], str]] = [
         (["gateway"], "--record, --upstream and --model must be given, or --run alone, got None, None, None, None. "),
         ([*words, "--run", "r"], "--record, --upstream and --model must be given, or --run alone, got h.sqlite, "),
