@@ -1,9 +1,8 @@
 """Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
 
-32 agents at a time, in 20 turns each; a process answers as vLLM does, 500 ms after it was asked. `agentloop gateway
---record` stands between, in a process of its own. Rounds through it and rounds that ask the engine itself, by as many
-tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do not
-go in step. What an fsync takes on this disk belongs to it: each reply waits for one.
+32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that records
+stands before it. Rounds through that and rounds that ask the engine itself, by as many tokens, alternate; each call is
+compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from replay.pages.serve import bound_socket, quiet_server
 from tests.fakes.processes import Program
 
 GOALS = {"added_ms_p50": "<= 5", "added_ms_p99": "<= 25"}
-SESSIONS, TURNS, ENGINE_S, TOOL_S = 32, 20, 0.5, 0.2
-REPLY, RESULT = 60, 200
+SESSIONS, TURNS, ENGINE_S, TOOL_S, REPLY, RESULT = 32, 20, 0.5, 0.2, 60, 200
 Call = Callable[[list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
 """Asks for the reply to a conversation, at a turn of a session."""
 
@@ -52,8 +50,7 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], ans
         arrived, asked = time.monotonic(), json.loads(await request.body())
         ids = list(replies[next(numbers) % len(replies)])[: asked["sampling_params"]["max_tokens"]]
         scored = [{"token_id": id, "logprob": -0.5, "top_logprobs": []} for id in ids]
-        spans = [{"version": "0", "start": 0, "end": len(ids)}]
-        said = {"token_ids": ids, "finish_reason": "stop", "weight_versions": spans, "logprobs": {"content": scored}}
+        said = {"token_ids": ids, "finish_reason": "stop", "logprobs": {"content": scored}}
         answer = {"model": "m", "choices": [said], "usage": {"prompt_tokens": len(asked["token_ids"])}}
         await asyncio.sleep(arrived + answer_s - time.monotonic())
         return JSONResponse(answer)
@@ -72,16 +69,12 @@ async def play(call: Call, results: Sequence[str], *, seed: int) -> list[float]:
     async def session(number: int) -> list[float]:
         chance, taken = random.Random(f"{seed}-{number}"), []
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"Search for {number}."}]
-        for turn in range(len(results) // SESSIONS):
+        for found in results[number::SESSIONS]:
             await asyncio.sleep(chance.uniform(0, TOOL_S))
             began = time.perf_counter()
             said = await call(messages, number)
             taken.append(1000 * (time.perf_counter() - began))
-            found = results[turn * SESSIONS + number]
-            messages += [
-                said,
-                *({"role": "tool", "tool_call_id": c["id"], "content": found} for c in said["tool_calls"]),
-            ]
+            messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": found}]
         return taken
 
     return [each for found in await asyncio.gather(*map(session, range(SESSIONS))) for each in found]
@@ -110,42 +103,35 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS, engine_s: floa
 
 
 async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], rounds: int) -> dict[str, float]:
-    added, cpu, names = [], 0.0, count()
+    added, cpu, number = [], 0.0, 0
+    process = psutil.Process(gateway)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SESSIONS)
     async with httpx2.AsyncClient(timeout=60, limits=limits, headers={"Authorization": "Bearer x"}) as client:
-        start = 0
 
         async def through(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
             body = {"model": "policy", "messages": messages, "tools": [SEARCH]}
-            answer = await client.post(f"{url}/e/{start + session}/v1/chat/completions", json=body)
+            answer = await client.post(f"{url}/e/{number}-{session}/v1/chat/completions", json=body)
             said: dict[str, Any] = answer.raise_for_status().json()["choices"][0]["message"]
             return said
 
         async def directly(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
-            ids = list(range(100, 200)) + [7] * (len(messages) // 2 * (REPLY + RESULT))
+            ids = [7] * (100 + len(messages) // 2 * (REPLY + RESULT))
             body = generate_body("m", ids, temperature=1.0, max_new_tokens=1000)
             (await client.post(engine + GENERATE, json=body)).raise_for_status().json()
             return {"role": "assistant", "tool_calls": [{"id": "c"}]}
 
         for number in range(rounds + 1):
-            start = next(names) * SESSIONS
-            before, used = await play(directly, results, seed=number), _cpu_s(gateway)
+            before, used = await play(directly, results, seed=number), sum(process.cpu_times()[:2])
             behind = await play(through, results, seed=number)
             if number:  # the first warms up
                 added += [b - a for a, b in zip(before, behind, strict=True)]
-                cpu += _cpu_s(gateway) - used
+                cpu += 1000 * (sum(process.cpu_times()[:2]) - used)
     found = statistics.quantiles(added, n=100)
-    cpu_ms = 1000 * cpu / len(added)
-    return {"added_ms_p50": found[49], "added_ms_p99": found[98], "cpu_ms_per_call": cpu_ms, "calls": len(added)}
-
-
-def _cpu_s(process: int) -> float:
-    times = psutil.Process(process).cpu_times()
-    return float(times.user + times.system)
+    return {"added_ms_p50": found[49], "added_ms_p99": found[98], "cpu_ms": cpu / len(added)}
 
 
 def fsync_ms(folder: Path) -> float:
-    """Median of 50 blocks of 4 KiB."""
+    """What each reply waits for: the median of 50 blocks of 4 KiB."""
     taken = []
     with (folder / "fsync").open("wb", buffering=0) as file:
         for _ in range(50):

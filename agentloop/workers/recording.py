@@ -23,7 +23,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.engines.remote.server_facts import ask_server
+from agentloop.engines.remote.server_facts import ServerFacts, ask_server
 from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
@@ -73,11 +73,12 @@ def record_sessions(
     say: Callable[[str], None],
 ) -> None:
     """Record sessions until a signal comes. Raises UserError where that can't be."""
-    sizes = _family(options.model)
+    sizes, server = _family(options.model), _server(options)
     files = _files(options.model)
     renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
     fingerprint = {"tokenizer": files.codec.hash, "template": files.template.hash, **sizes}
-    ask, longest = _upstream(options, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    ask = _upstream(options, server, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    longest = _LONGEST if server is None else server.max_model_len or _LONGEST
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
     with closing(ReplayStore.create(location)) as store:
@@ -94,21 +95,26 @@ def record_sessions(
                 time.sleep(_LOOK_S)
 
 
-def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int) -> tuple[Ask, int]:
-    """What gives replies, and the most tokens of prompt and reply."""
+def _server(options: RecordingOptions) -> ServerFacts | None:
+    """The vLLM; None: a model that is asked by text."""
     if options.by_text:
-        from agentloop.gateway.text_upstream import TextUpstream
-
         if options.upstream_model is None:
             raise UserError("--upstream-model must name the upstream's model with --text, got none. Give its name.")
-        key, model = options.upstream_key, options.upstream_model
-        return TextUpstream(options.upstream, key=key, model=model, renderer=renderer).ask, _LONGEST
+        return None
     try:
-        server = ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
+        return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
         raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
+
+
+def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
+    """What gives replies."""
     key, stop_ids = options.upstream_key, renderer.stop_ids
+    if server is None:
+        from agentloop.gateway.text_upstream import TextUpstream
+
+        return TextUpstream(options.upstream, key=key, model=str(options.upstream_model), renderer=renderer).ask
     engine = RemoteEngine([server], key=key, stop_ids=stop_ids, vocab_size=vocab_size, one_version=True)
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
@@ -116,7 +122,7 @@ def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int)
     async def ask(_: AgentRequest, line: int, prompt_ids: Any, most: int) -> Completion:
         return await engine.reply(GenerationRequest(line, prompt_ids, most))
 
-    return ask, server.max_model_len or _LONGEST
+    return ask
 
 
 def _family(model: Path) -> dict[str, str | int]:
