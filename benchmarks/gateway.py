@@ -1,8 +1,8 @@
 """Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
 
-32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that records
-stands before it. Rounds through that and rounds that ask the engine itself, by as many tokens, alternate; each call is
-compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
+32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
+records stands before it. Rounds through that and rounds that ask the engine itself, by as many tokens, alternate; each
+call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from starlette.routing import Route
 
 from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from benchmarks._goals import show
+from benchmarks._rows import seconds
 from benchmarks.context import SEARCH, make_conversation
 from replay.pages.serve import bound_socket, quiet_server
 from tests.fakes.processes import Program
@@ -55,11 +56,9 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], ans
         await asyncio.sleep(arrived + answer_s - time.monotonic())
         return JSONResponse(answer)
 
-    routes = [
-        Route(GENERATE, generate, methods=["POST"]),
-        Route("/version", lambda _: JSONResponse({"version": "0.32.0"})),
-        Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "m", "max_model_len": 1 << 20}]})),
-    ]
+    facts = {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "m", "max_model_len": 1 << 20}]}}
+    routes = [Route(path, lambda asked: JSONResponse(facts[asked.url.path])) for path in facts]
+    routes.append(Route(GENERATE, generate, methods=["POST"]))
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
@@ -132,14 +131,13 @@ async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], r
 
 def fsync_ms(folder: Path) -> float:
     """What each reply waits for: the median of 50 blocks of 4 KiB."""
-    taken = []
     with (folder / "fsync").open("wb", buffering=0) as file:
-        for _ in range(50):
-            began = time.perf_counter()
+
+        def write() -> None:
             file.write(bytes(4096))
             os.fsync(file.fileno())
-            taken.append(1000 * (time.perf_counter() - began))
-    return statistics.median(taken)
+
+        return 1000 * statistics.median(seconds(write) for _ in range(50))
 
 
 def main() -> dict[str, float]:

@@ -52,22 +52,17 @@ class AdvantageEstimator:
 
     def of_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
-    ) -> list[float]:
-        """Advantages that whole groups are stored with: `rewards` less the KL penalty, `greedy` rewards by task."""
-        known, pairs = greedy or {}, zip(rows, rewards, strict=True)
-        members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
-        return self._advantages(members, "stored")
-
-    def with_advantages(
-        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[Trajectory]:
-        """Whole groups with the advantages of `of_groups`, also of agents with rewards of their own."""
-        own = self._of_agents([BatchRow(row, reward=r) for row, r in zip(rows, rewards, strict=True)], "stored")
+        """Whole groups with the advantages that they are stored with, also those of agents with rewards of their own:
+        `rewards` are less the KL penalty, `greedy` rewards by task."""
+        known, pairs = greedy or {}, list(zip(rows, rewards, strict=True))
+        members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
+        own = self._of_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
         found = []
-        for row, advantage, agents in zip(rows, self.of_groups(rows, rewards, greedy), own, strict=True):
-            known = row.record.of_agents
-            said = canonical_json({name: (known[name][0], value) for name, value in agents.items()}) if agents else None
-            found.append(replace(row, record=replace(row.record, advantage=advantage, agent_rewards=said)))
+        for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
+            said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
+            changes = {"advantage": advantage, "agent_rewards": canonical_json(said) if said else None}
+            found.append(replace(row, record=replace(row.record, **changes)))
         return found
 
     def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:

@@ -206,7 +206,7 @@ def _connected(
         sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
         source=acting.source,
-        collector=Collector(actors, config, acting.scorer, acting.estimator.with_advantages, penalty),
+        collector=Collector(actors, config, acting.scorer, acting.estimator.of_groups, penalty),
         estimator=acting.estimator,
         hindsight=_make_hindsight(actors, config, acting),
         trainer=trainer,

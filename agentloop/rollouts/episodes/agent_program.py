@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import signal
@@ -88,7 +87,7 @@ async def run_agent(
 def _rewards(said: Any) -> dict[str, float] | None:
     """None for what is not finite numbers by agent."""
     known = isinstance(said, Mapping) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         for value in said.values()
     )
     return {str(agent): float(value) for agent, value in said.items()} if known else None

@@ -52,7 +52,7 @@ def estimator(algorithm: str = "dr_grpo", **sections: Any) -> AdvantageEstimator
 
 
 def stored(made: AdvantageEstimator, rows: list[Trajectory], charged: float = 0.0) -> list[Trajectory]:
-    return made.with_advantages(rows, [row.record.reward - charged for row in rows])
+    return made.of_groups(rows, [row.record.reward - charged for row in rows])
 
 
 def batched(rows: list[Trajectory], stream: str = "fresh") -> list[BatchRow]:
