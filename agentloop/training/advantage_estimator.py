@@ -27,7 +27,7 @@ from agentloop.records import TurnRewards
 from agentloop.user_code import load_function, users_code
 from context.authors import AuthorTable
 from context.messages import canonical_json
-from context.tokens.session_nodes import agents_of
+from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import REPLAY, BatchRow, Trajectory
 
@@ -175,9 +175,10 @@ class AdvantageEstimator:
 
 def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
+    nodes = row.trajectory.nodes
+    values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
     tokens = [
-        np.concatenate([np.full(count, advantages.get(agent, row.advantage), np.float32) for agent, count in path])
-        for path in agents_of(row.trajectory.nodes)
+        np.repeat(*zip(*((values[at], n) for at, n in path), strict=True)) for path in sequences_of(nodes).values()
     ]
     return replace(row, token_advantages=tuple(tokens))
 

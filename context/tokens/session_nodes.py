@@ -171,11 +171,6 @@ def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     return {number: path for number, path in paths.items() if number not in held}
 
 
-def agents_of(nodes: Sequence[Node]) -> list[list[tuple[str, int]]]:
-    """Who asked for the tokens of each training sequence: agents in turn, each with how many."""
-    return [[(nodes[number].agent, count) for number, count in path] for path in sequences_of(nodes).values()]
-
-
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
     """The number of the training sequence in which each delivered reply is trained: the first that holds all of it."""
     found: dict[int, int] = {}

@@ -147,12 +147,10 @@ async def _tail(pipe: int) -> str:
 
 
 def _last_rewards(output: str) -> dict[str, float]:
-    """By a last line {"reward": number}, {"rewards": {agent: number}}, or both in one; empty where there is none."""
+    """By a last line {"reward": number} or {"rewards": {agent: number}}; empty where there is none."""
     try:
         said = json.loads(output.strip().rpartition("\n")[2])
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(said, Mapping):
-        return {}
-    whole = {"": said["reward"]} if "reward" in said else {}
-    return _rewards({**said["rewards"], **whole} if isinstance(said.get("rewards"), Mapping) else whole) or {}
+    said = said if isinstance(said, Mapping) else {}
+    return _rewards(said.get("rewards", {"": said.get("reward")})) or {}

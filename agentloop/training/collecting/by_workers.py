@@ -133,9 +133,8 @@ class WorkerCollection(Collection):
         rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
         found = [row.record for row in self._components.estimator.of_groups(rows, rewards)]
-        advantages = {record.id: record.advantage for record in found}
-        agents = {record.id: record.agent_rewards for record in found}
-        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version, agents=agents)
+        advantages = {record.id: (record.advantage, record.agent_rewards) for record in found}
+        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""

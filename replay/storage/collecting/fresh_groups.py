@@ -27,7 +27,7 @@ _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
 _MEMBER = ("member", "state", "trajectory", "reason")
 _ID, _ADVANTAGE, _AGENTS = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage", "agent_rewards"))
 Advantages = Mapping[str, tuple[float, str | None]]
-"""By the row's id, each with the record's `agent_rewards`."""
+"""Of rows by id, each with the `agent_rewards` that its record has from now on."""
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:

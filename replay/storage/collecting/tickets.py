@@ -143,20 +143,12 @@ class Tickets:
         return self._write(lambda connection: fresh_groups.open_rows(connection, run, numbers), run)
 
     def close_groups(
-        self,
-        run: str,
-        numbers: Sequence[int],
-        advantages: Mapping[str, float],
-        *,
-        policy_version: int,
-        agents: Mapping[str, str | None] | None = None,
+        self, run: str, numbers: Sequence[int], advantages: fresh_groups.Advantages, *, policy_version: int
     ) -> None:
-        """Give the open rows of ended groups their advantages, by id, and their `agent_rewards`: from now on they wait
-        to be fresh once."""
-        given = {id: (advantage, (agents or {}).get(id)) for id, advantage in advantages.items()}
+        """Give the open rows of ended groups their advantages, by id: from now on they wait to be fresh once."""
 
         def work(connection: sa.Connection) -> None:
-            fresh_groups.close_groups(connection, run, numbers, given, policy_version=policy_version)
+            fresh_groups.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
 
         self._write(work, run)
 

@@ -120,12 +120,11 @@ def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, 
     ("rewards", "stop_reason", "reward", "kept"),
     [
         ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
-        ({"rewards": {"scout": 0.25}, "reward": 1}, "answered", 1.0, {"scout": 0.25}),
         ({"rewards": {"": 1, "scout": 0.25}}, "answered", 1.0, {"scout": 0.25}),
         ({"rewards": {"nobody": 0.25}}, "agent_failed", 0.0, {}),
         ({"rewards": {"scout": "much"}}, "answered", 0.0, {}),
     ],
-    ids=["the mean", "its own too", "under no name", "of nobody", "no number"],
+    ids=["the mean", "under no name", "of nobody", "no number"],
 )
 def test_agents_of_an_episode_may_have_rewards_of_their_own(
     rewards: dict[str, Any], stop_reason: str, reward: float, kept: dict[str, float], tmp_path: Path
