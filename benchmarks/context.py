@@ -28,7 +28,7 @@ TURNS = (50, 200)
 REPLY, RESULT = 100, 1900
 GOALS = {"speedup_50": ">= 20", "speedup_200": ">= 60", "growth": "<= 5"}
 _WORDS = 4000
-_TOOL = {
+SEARCH = {
     "type": "function",
     "function": {
         "name": "search",
@@ -65,7 +65,7 @@ def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT) -
     def text(count: int) -> str:
         return " ".join(rng.choices(words, cum_weights=ranks, k=count))
 
-    frame = [json.dumps(_TOOL["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
+    frame = [json.dumps(SEARCH["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
     tokenizer = build_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
     per_word = len(tokenizer.encode(text(2000))) / 2000
     made = []
@@ -98,7 +98,7 @@ def prompt_by_prompt(conversation: Conversation) -> tuple[float, list[int]]:
     fed = 0
     began = time.process_time()
     context = ContextManager(renderer, HermesParser(), max_tokens=1 << 30)
-    context.begin(conversation.opening, [_TOOL])
+    context.begin(conversation.opening, [SEARCH])
     for turn, values in zip(conversation.turns, log_probs, strict=True):
         fed += len(context.prompt_ids[fed:])  # an engine with a cache is fed what is new
         context.record_reply(turn.reply_ids, values, policy_version=0)
@@ -122,7 +122,7 @@ def whole_each_turn(conversation: Conversation) -> tuple[float, list[int]]:
 
 def _prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
     ids: list[int] = tokenizer.apply_chat_template(
-        messages, tools=[_TOOL], add_generation_prompt=True, return_dict=False
+        messages, tools=[SEARCH], add_generation_prompt=True, return_dict=False
     )
     return ids
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from context.messages import Message
 from context.tokens.session_nodes import Node
@@ -85,6 +85,16 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, Field(pattern=r"^[\w.:-]+( [\w.:-]+)*$")]
 """With one space between each two."""
+_AGENTS = TypeAdapter(dict[str, tuple[Finite, Finite]])
+
+
+def _agents(text: str) -> str:
+    _AGENTS.validate_json(text)
+    return text
+
+
+AgentRewards = Annotated[str, AfterValidator(_agents)]
+"""`{agent: [reward, advantage]}` as JSON."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +233,14 @@ class TrajectoryRecord:
     """The hash of ids, authors, log-probs and versions; filled by the store."""
     parent: str | None = None
     """The trajectory it was made from; None: it was sampled as it stands."""
+    agent_rewards: AgentRewards | None = None
+    """Of the agents of its session that have rewards of their own; None: all have the trajectory's."""
     state: str = ELIGIBLE
+
+    @property
+    def of_agents(self) -> dict[str, tuple[float, float]]:
+        """Reward and advantage of each agent that has its own."""
+        return {} if self.agent_rewards is None else _AGENTS.validate_json(self.agent_rewards)
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,8 @@ class AgentSession:
         self._is_delivered(int(reply.id.removeprefix(self.id[:12])))
 
     def _is_delivered(self, number: int) -> None:
+        if self.tree.nodes[number].status != Status.UNDELIVERED:
+            return
         self.tree.delivered(number)
         if self._writer is not None:
             self._writer.delivered(self.id, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,11 +16,8 @@ from replay.storage.sessions import Sessions
 
 @dataclass(frozen=True)
 class _Job:
-    """Nodes to be stored, or where the reply of one has been delivered; without a session: the end."""
-
-    session: str = ""
-    nodes: Sequence[Node] = ()
-    delivered: int | None = None
+    session: str
+    nodes: Sequence[Node]
     done: Future[None] = field(default_factory=Future)
 
 
@@ -28,7 +26,9 @@ class NodeWriter:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        """None: the end."""
+        self._delivered: deque[tuple[str, int]] = deque()
         self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
         self._thread.start()
 
@@ -40,31 +40,26 @@ class NodeWriter:
 
     def delivered(self, session: str, number: int) -> None:
         """Stored with what comes next: after a crash an equal request is given the same reply again."""
-        self._jobs.put(_Job(session, delivered=number))
+        self._delivered.append((session, number))
 
     def close(self) -> None:
         """Returns once all is stored."""
-        self._jobs.put(_Job())
+        self._jobs.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        waiting: list[_Job] = []
-        while True:
-            waiting.append(self._jobs.get())
+        is_open = True
+        while is_open:
+            waiting = [self._jobs.get()]
             while not self._jobs.empty():
                 waiting.append(self._jobs.get())
-            last = any(not job.session for job in waiting)
-            # A delivery alone is worth no commit of its own.
-            if last or any(job.nodes for job in waiting):
-                self._store([job for job in waiting if job.session])
-                waiting = []
-            if last:
-                return
+            self._store([job for job in waiting if job is not None])
+            is_open = None not in waiting
 
     def _store(self, jobs: list[_Job]) -> None:
-        nodes = [(job.session, node) for job in jobs for node in job.nodes]
+        delivered = [self._delivered.popleft() for _ in range(len(self._delivered))]
         try:
-            self._sessions.add(nodes, [(job.session, job.delivered) for job in jobs if job.delivered is not None])
+            self._sessions.add([(job.session, node) for job in jobs for node in job.nodes], delivered)
         except Exception as error:  # noqa: BLE001  raised where it is waited for
             for job in jobs:
                 job.done.set_exception(error)

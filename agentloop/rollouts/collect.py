@@ -25,8 +25,8 @@ _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
 
 
-AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[float]]
-"""Advantages of whole groups of one iteration, by their rewards and the reward of a greedy episode of each task."""
+AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[Trajectory]]
+"""Whole groups of one iteration with their advantages, by their rewards and that of a greedy episode of each task."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,9 @@ class Collector:
         rows = collected.trajectories
         penalties = kl_penalties(self.penalty, rows)
         rewards = penalised_rewards(rows, penalties)
-        advantages = self.advantages_of(rows, rewards, greedy)
         collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
         collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
-        collected.trajectories = [
-            replace(row, record=replace(row.record, advantage=advantage))
-            for row, advantage in zip(rows, advantages, strict=True)
-        ]
+        collected.trajectories = self.advantages_of(rows, rewards, greedy)
 
     def _greedy_rewards(
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected

@@ -21,7 +21,7 @@ def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Traje
         if len({row.record.reward for row in members[group.id]}) == 1
         and (
             any(fresh.kl_penalties[row.id].amount for row in members[group.id])
-            or not any(row.record.advantage for row in members[group.id])
+            or not any(row.record.advantage or row.record.of_agents for row in members[group.id])
         )
     ]
 

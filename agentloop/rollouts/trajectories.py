@@ -124,6 +124,9 @@ def trajectory_of(
         environment=factory.name,
         environment_version=factory.version,
         source="gateway" if episode.nodes else "self",
+        agent_rewards=canonical_json({agent: (r, 0.0) for agent, r in episode.agent_rewards.items()})
+        if episode.agent_rewards
+        else None,
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
     return row

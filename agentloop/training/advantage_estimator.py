@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from agentloop.algorithms.advantages import (
     Member,
     ReplayBaseline,
@@ -24,6 +26,8 @@ from agentloop.learning.batch import bound_negative
 from agentloop.records import TurnRewards
 from agentloop.user_code import load_function, users_code
 from context.authors import AuthorTable
+from context.messages import canonical_json
+from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import REPLAY, BatchRow, Trajectory
 
@@ -48,11 +52,38 @@ class AdvantageEstimator:
 
     def of_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
-    ) -> list[float]:
-        """Advantages that whole groups are stored with: `rewards` less the KL penalty, `greedy` rewards by task."""
-        known, pairs = greedy or {}, zip(rows, rewards, strict=True)
+    ) -> list[Trajectory]:
+        """Whole groups with the advantages that they are stored with, also those of agents with rewards of their own:
+        `rewards` are less the KL penalty, `greedy` rewards by task."""
+        known, pairs = greedy or {}, list(zip(rows, rewards, strict=True))
         members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
-        return self._advantages(members, "stored")
+        own = self._of_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
+        found = []
+        for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
+            said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
+            changes = {"advantage": advantage, "agent_rewards": canonical_json(said) if said else None}
+            found.append(replace(row, record=replace(row.record, **changes)))
+        return found
+
+    def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
+        """Advantages of the agents with rewards of their own, by row and name: each among the same agent of the
+        trajectories that its own is compared with. A KL penalty takes from each what it takes from the trajectory."""
+        known, members = [row.trajectory.record.of_agents for row in rows], _members_of(rows)
+        found: list[dict[str, float]] = [{} for _ in rows]
+        config, names = self._config, sorted({name for each in known for name in each})
+        changed = config.advantage.normalise_batch != "none" or config.advantage.credit == "turn"
+        if names and (changed or config.algorithm in ("ppo", "remax")):
+            raise UserError(
+                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
+                f"advantage.normalise_batch or advantage.credit turn, got one of {names[0]}. Change them, or it."
+            )
+        for agent in names:
+            at = [place for place, each in enumerate(known) if agent in each]
+            charged = [members[place].reward - rows[place].trajectory.record.reward for place in at]
+            own = [replace(members[p], reward=known[p][agent][0] + less) for p, less in zip(at, charged, strict=True)]
+            for place, value in zip(at, self._advantages(own, baseline), strict=True):
+                found[place][agent] = value
+        return found
 
     def of_one_task(self, members: Sequence[Member]) -> list[float]:
         """Advantages of members of one task that are all compared with each other, fresh or not."""
@@ -73,6 +104,12 @@ class AdvantageEstimator:
         rows = self._normalised(rows)
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, baseline)
+        if baseline == "stored":
+            stored = [row.trajectory.record.of_agents for row in rows]
+            own = [{name: advantage for name, (_, advantage) in agents.items()} for agents in stored]
+        else:
+            own = self._of_agents(rows, baseline)
+        rows = [_by_agent(row, agents) if agents else row for row, agents in zip(rows, own, strict=True)]
         share = self._config.replay.negative_weight
         rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
@@ -134,6 +171,16 @@ class AdvantageEstimator:
             tokens = over_tokens(masks, [s.reason != _QUESTION for s in segments], values, outcome=row.advantage)
             result.append(replace(row, token_advantages=tokens))
         return result, sum(row.token_advantages is None for row in result)
+
+
+def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
+    """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
+    nodes = row.trajectory.nodes
+    values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
+    tokens = [
+        np.repeat(*zip(*((values[at], n) for at, n in path), strict=True)) for path in sequences_of(nodes).values()
+    ]
+    return replace(row, token_advantages=tuple(tokens))
 
 
 def _members_of(rows: Sequence[BatchRow]) -> list[Member]:

@@ -93,8 +93,7 @@ class EpisodeDesk:
         if not is_played:
             await asyncio.to_thread(self._tickets.give_back, [claim])
             raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
-        posted, end = opened.rewards.get(""), AgentEnd()
-        return episode_of(task, nodes, opened, end, StopReason.ANSWERED, posted=posted, authors=self._authors)
+        return episode_of(task, nodes, opened, AgentEnd(), StopReason.ANSWERED, authors=self._authors)
 
     def _tell(self, episode: dict[str, Any]) -> bool:
         while self._askers:

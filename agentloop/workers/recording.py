@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +25,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.engines.remote.server_facts import ask_server
+from agentloop.engines.remote.server_facts import ServerFacts, ask_server
 from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
@@ -31,7 +37,7 @@ from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.signals import StopRequest
 from context import Renderer
-from context.templates.model_files import load_model_files
+from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange.stored_rows import known_runs
 from replay.records import PolicyRecord, RunRecord
 from replay.storage.databases import Location
@@ -69,10 +75,12 @@ def record_sessions(
     say: Callable[[str], None],
 ) -> None:
     """Record sessions until a signal comes. Raises UserError where that can't be."""
-    files = load_model_files(options.model)
+    sizes, server = _family(options.model), _server(options)
+    files = _files(options.model)
     renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
-    fingerprint = _fingerprint(options.model, renderer)
-    ask, longest = _upstream(options, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    fingerprint = {"tokenizer": files.codec.hash, "template": files.template.hash, **sizes}
+    ask = _upstream(options, server, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    longest = _LONGEST if server is None else server.max_model_len or _LONGEST
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
     with closing(ReplayStore.create(location)) as store:
@@ -80,6 +88,9 @@ def record_sessions(
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        import_module("agentloop.gateway.chat_completions")  # which most ask: the first would wait a second for it
+        gc.collect()
+        gc.freeze()  # to look for garbage in what is there by now took 50 ms, now and then, of somebody's request
         with serving(app, host=section.host, port=section.port) as port, stop.working():
             url = section.public_url or f"http://{section.host}:{port}"
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
@@ -89,21 +100,26 @@ def record_sessions(
                 time.sleep(_LOOK_S)
 
 
-def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int) -> tuple[Ask, int]:
-    """What gives replies, and the most tokens of prompt and reply."""
+def _server(options: RecordingOptions) -> ServerFacts | None:
+    """The vLLM; None: a model that is asked by text."""
     if options.by_text:
-        from agentloop.gateway.text_upstream import TextUpstream
-
         if options.upstream_model is None:
             raise UserError("--upstream-model must name the upstream's model with --text, got none. Give its name.")
-        key, model = options.upstream_key, options.upstream_model
-        return TextUpstream(options.upstream, key=key, model=model, renderer=renderer).ask, _LONGEST
+        return None
     try:
-        server = ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
+        return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
         raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
+
+
+def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
+    """What gives replies."""
     key, stop_ids = options.upstream_key, renderer.stop_ids
+    if server is None:
+        from agentloop.gateway.text_upstream import TextUpstream
+
+        return TextUpstream(options.upstream, key=key, model=str(options.upstream_model), renderer=renderer).ask
     engine = RemoteEngine([server], key=key, stop_ids=stop_ids, vocab_size=vocab_size, one_version=True)
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
@@ -111,22 +127,38 @@ def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int)
     async def ask(_: AgentRequest, line: int, prompt_ids: Any, most: int) -> Completion:
         return await engine.reply(GenerationRequest(line, prompt_ids, most))
 
-    return ask, server.max_model_len or _LONGEST
+    return ask
 
 
-def _fingerprint(model: Path, renderer: Renderer) -> dict[str, str | int]:
+def _family(model: Path) -> dict[str, str | int]:
     """As a run of this model has it: `agentloop.models.loading` reads the same from the model itself."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         vocab_size = int(config.get("text_config", config)["vocab_size"])
-        family = str(config["model_type"])
+        return {"model_family": str(config["model_type"]), "vocab_size": vocab_size}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"--model must be a folder with the model's config.json, got {str(model)!r} ({shortened(str(error))}). "
             "Copy it there from the model."
         ) from error
-    tokens = {"tokenizer": renderer.codec.hash, "template": renderer.template.hash}
-    return {**tokens, "model_family": family, "vocab_size": vocab_size}
+
+
+_SAVE = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+
+
+def _files(model: Path) -> ModelFiles:
+    """With the tokenizer that a run has, which is what transformers makes of the folder: of some families that is not
+    what tokenizer.json says. In a process of its own, as it may bring torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run([sys.executable, "-c", _SAVE, model, folder], capture_output=True, text=True)
+        if made.returncode:
+            said = shortened(made.stderr.strip().rpartition("\n")[2])
+            raise UserError(
+                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({said}). Copy it again."
+            )
+        with suppress(FileNotFoundError):
+            shutil.copy(model / "generation_config.json", folder)
+        return load_model_files(folder)
 
 
 def _run_of(

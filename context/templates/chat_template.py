@@ -229,12 +229,19 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's, which takes half of its time to find by an exception that a message's field is no attribute."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and not hasattr(dict, attribute):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
 @cache
 def _sandbox() -> ImmutableSandboxedEnvironment:
     """The environment of transformers' chat templates."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
     return made

@@ -14,11 +14,14 @@ from replay.storage.collecting.never_drawn import ALL_RUNS
 from replay.storage.databases import Database
 from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
 from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
-from replay.storage.statements import insert, rows_by_key
+from replay.storage.statements import execute, insert, rows_by_key
 
 _SAID = ("said", "checksum")
 _nodes = session_nodes.c
 _COLUMNS = tuple(_nodes[column.name] for column in NODE_COLUMNS)
+_HERE = (_nodes.session == sa.bindparam("id")) & (_nodes.number == sa.bindparam("at"))
+_NODE_GONE = session_nodes.delete().where(_HERE)
+_DELIVERED = session_nodes.update().where(_HERE, _nodes.status == Status.UNDELIVERED).values(status=Status.TRAINED)
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,11 @@ class Sessions:
             rows.append({**{_name(name): value for name, value in row.items()}, **{name: said[name] for name in _SAID}})
 
         def work(connection: sa.Connection) -> None:
-            for row in rows:
-                here = (_nodes.session == row["session"]) & (_nodes.number == row["number"])
-                connection.execute(session_nodes.delete().where(here))  # of a transaction that was done again
+            for id, node in given:
+                execute(connection, _NODE_GONE, id=id, at=node.number)  # of a transaction that was done again
             insert(connection, session_nodes, rows)
             for id, number in delivered:
-                here = (_nodes.session == id) & (_nodes.number == number) & (_nodes.status == Status.UNDELIVERED)
-                connection.execute(session_nodes.update().where(here).values(status=Status.TRAINED))
+                execute(connection, _DELIVERED, id=id, at=number)
 
         self._database.write(work)
 

@@ -44,6 +44,7 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
         ({"state": "orphaned"}, "^state must be 'eligible' for a new row"),
         ({"id": ""}, "^id must be a text of at least one character"),
         ({"stop_reason": None}, "^stop_reason must be a valid string, got None"),
+        ({"agent_rewards": '{"scout":[NaN,0]}'}, "^agent_rewards.scout.0 must be a finite number, got nan"),
     ],
 )
 def test_record_field_is_refused_by_name(module_store: ReplayStore, changes: dict[str, Any], message: str) -> None:

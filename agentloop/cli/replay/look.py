@@ -216,6 +216,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
             ("ended by", row["stop_reason"]),
             ("length", f"{row['num_turns']} turns", f"{row['num_tool_calls']} tool calls"),
             ("errors", error_counts(row["error_kinds"])),
+            *([("of agents", row["agent_rewards"])] if row["agent_rewards"] else []),
             ("tokens", str(row["num_tokens"]), f"{row['num_action_tokens']} sampled"),
             ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
             ("log-probs", f"mean {means}", f"least {least}"),

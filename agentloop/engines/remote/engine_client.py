@@ -59,7 +59,8 @@ class EngineLimits:
 class _Session:
     """What belongs to one event loop."""
 
-    client: httpx2.AsyncClient
+    idle: list[httpx2.AsyncClient]
+    """With a connection each: a client with many asks each of them, for every request, whether it is still there."""
     slots: asyncio.Semaphore
 
 
@@ -145,22 +146,25 @@ class RemoteEngine:
     async def close(self) -> None:
         """Close this event loop's connections. A later reply opens new ones."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.client.aclose()
+        for client in () if session is None else session.idle:
+            await client.aclose()
 
     async def reply(self, request: GenerationRequest) -> Completion:
         """A reply that may be recorded, within `turn_timeout_s` of its turn. Raises GenerationFailed without one."""
         session = self._session()
         async with session.slots:
             turn = _Turn(request)
+            client = session.idle.pop() if session.idle else self._client()
             try:
                 async with asyncio.timeout(self._limits.turn_timeout_s):
-                    return await self._tried(session.client, turn)
+                    return await self._tried(client, turn)
             except TimeoutError:
                 if turn.tried:
                     self._urls.failed(turn.tried[-1])
                 last = f"; before it, {turn.fault.kind}: {turn.fault}" if turn.fault else ""
                 self.faults[FaultKind.DEADLINE] += 1
+            finally:
+                session.idle.append(client)
             raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
 
     async def _tried(self, client: httpx2.AsyncClient, turn: _Turn) -> Completion:
@@ -250,14 +254,13 @@ class RemoteEngine:
     def _session(self) -> _Session:
         loop = asyncio.get_running_loop()
         if loop not in self._sessions:
-            n = self._limits.concurrency
-            client = httpx2.AsyncClient(
-                headers=key_headers(self._key),
-                # The turn's own deadline ends all else.
-                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx2.Limits(max_connections=n, max_keepalive_connections=n),
-                trust_env=False,
-                verify=trusted(),
-            )
-            self._sessions[loop] = _Session(client, asyncio.Semaphore(n))
+            self._sessions[loop] = _Session([], asyncio.Semaphore(self._limits.concurrency))
         return self._sessions[loop]
+
+    def _client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            headers=key_headers(self._key),
+            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the turn's own deadline ends all else
+            trust_env=False,
+            verify=trusted(),
+        )

@@ -17,6 +17,7 @@ from agentloop.rollouts.episodes.episode import AskAny, Episode
 from context import AuthorTable, Message
 from context.authors import ENV
 from context.tokens.session_nodes import Node, segments_of
+from context.wording import visible
 from replay.records import StopReason
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ async def play_agent(
     # An agent may print what it reads from its environment.
     problem = end.problem and end.problem.replace(opened.key, "***")
     end = replace(end, problem=problem, output=end.output.replace(opened.key, "***"))
-    posted = opened.rewards.get("")
-    if end.problem is not None and posted is None:
+    if end.problem is not None and not opened.rewards:
         stop_reason = StopReason.AGENT_FAILED
-    return episode_of(task, nodes, opened, end, stop_reason, posted=posted, authors=authors)
+    return episode_of(task, nodes, opened, end, stop_reason, authors=authors)
 
 
 async def _done(future: Future[None]) -> None:
@@ -72,12 +72,20 @@ def episode_of(
     end: AgentEnd,
     stop_reason: StopReason,
     *,
-    posted: float | None,
     authors: AuthorTable,
 ) -> Episode:
-    """The episode behind the nodes of a session that was closed; `posted` is its reward, and counts before `end`'s."""
-    segments = segments_of(nodes, authors)
-    problem, reward = end.problem, posted if posted is not None else end.reward
+    """The episode behind the nodes of a session that was closed; what was posted there counts before `end`'s rewards.
+
+    The episode's own reward is the mean of its agents' where nobody says it.
+    """
+    segments, problem = segments_of(nodes, authors), end.problem
+    rewards = {**end.rewards, **opened.rewards}
+    own = {agent: reward for agent, reward in rewards.items() if agent}
+    unknown = sorted(own.keys() - {node.agent for node in nodes if node.is_trained})
+    if unknown and stop_reason == StopReason.ANSWERED:
+        stop_reason = StopReason.AGENT_FAILED
+        problem = f"rewards must be of agents that asked as policy/NAME, got one of {visible(unknown[0])}"
+    reward = rewards.get("", math.fsum(own.values()) / max(len(own), 1))
     if not segments:
         stop_reason, reward = StopReason.ENGINE_FAILURE, math.nan
         last = end.output.strip().rpartition("\n")[2]
@@ -90,13 +98,14 @@ def episode_of(
         task,
         segments,
         (*said, *([Message("tool", ending, author=ENV, name=PROGRAM)] if ending else [])),
-        (reward or 0.0) if stop_reason == StopReason.ANSWERED else math.nan if not segments else 0.0,
+        reward if stop_reason == StopReason.ANSWERED else math.nan if not segments else 0.0,
         stop_reason,
         None if problem is None else shortened(problem),
         num_turns=len(replies),
         num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
         entropies=tuple(opened.entropies),
         nodes=nodes,
+        agent_rewards=own if stop_reason == StopReason.ANSWERED else {},
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import signal
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ class AgentAddress:
 class AgentEnd:
     """How an agent's run ended."""
 
-    reward: float | None = None
-    """What it says of itself; None: nothing."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What it says of itself, by agent; of the whole episode under the empty name."""
     problem: str | None = None
     """What went wrong, in words; None: nothing did."""
     output: str = ""
@@ -69,21 +68,29 @@ async def run_agent(
     """Its end. Raises TimeoutError where it takes longer; whatever it started has ended then, too.
 
     A function is called with the payload, the base URL and the key. A program is given the payload as a line of JSON
-    on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}.
+    on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}, or those of
+    its agents, {"rewards": {agent: number}}.
     """
     named = agent_function(agent)
     if named is not None:
         function = load_function(named, what="environment.agent")
         asked = (dict(task.payload), f"{address.url}/v1", address.key)
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
-        return AgentEnd(None if given is None else _number(given, agent))
+        rewards = {} if given is None else _rewards(given if isinstance(given, Mapping) else {"": given})
+        if rewards is None:
+            rule = "return a finite number, numbers by agent, or None"
+            raise UserError(f"environment.agent must {rule}, got {given!r} from {agent}. Mend it.")
+        return AgentEnd(rewards)
     return await _run_program(shlex.split(agent), task, address, timeout_s)
 
 
-def _number(given: Any, agent: str) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise UserError(f"environment.agent must return a finite number or None, got {given!r} from {agent}. Mend it.")
-    return float(given)
+def _rewards(said: Any) -> dict[str, float] | None:
+    """None for what is not finite numbers by agent."""
+    known = isinstance(said, Mapping) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        for value in said.values()
+    )
+    return {str(agent): float(value) for agent, value in said.items()} if known else None
 
 
 async def _run_program(command: list[str], task: Task, address: AgentAddress, timeout_s: float) -> AgentEnd:
@@ -118,7 +125,7 @@ async def _run_program(command: list[str], task: Task, address: AgentAddress, ti
             await process.wait()
             output = await reading
     problem = None if process.returncode == 0 else f"exit code {process.returncode}"
-    return AgentEnd(_last_reward(output), problem, output)
+    return AgentEnd(_last_rewards(output), problem, output)
 
 
 async def _answered(process: asyncio.subprocess.Process, task: bytes) -> None:
@@ -139,14 +146,11 @@ async def _tail(pipe: int) -> str:
     return kept.decode(errors="replace")[-_TAIL:]
 
 
-def _last_reward(output: str) -> float | None:
-    """The number of a last line {"reward": number}; None where there is none."""
-    last = output.strip().rpartition("\n")[2]
+def _last_rewards(output: str) -> dict[str, float]:
+    """By a last line {"reward": number} or {"rewards": {agent: number}}; empty where there is none."""
     try:
-        said = json.loads(last)
+        said = json.loads(output.strip().rpartition("\n")[2])
     except (ValueError, RecursionError):
-        return None
-    reward = said.get("reward") if isinstance(said, Mapping) else None
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        return None
-    return float(reward)
+        return {}
+    said = said if isinstance(said, Mapping) else {}
+    return _rewards(said.get("rewards", {"": said.get("reward")})) or {}

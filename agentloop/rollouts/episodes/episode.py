@@ -71,6 +71,8 @@ class Episode:
     """Seconds for which it waited for its replies."""
     nodes: tuple[Node, ...] = ()
     """Of an agent that is a program of its own: what it asked, from which the segments follow."""
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Of those of its agents that have rewards of their own."""
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
 

@@ -88,6 +88,7 @@ class Hindsight:
             mean_entropy=None,
             content_hash="",
             parent=row.id,
+            agent_rewards=None,
             state=ELIGIBLE,
         )
         segments = tuple(map(_without_log_probs, context.segments()))

@@ -132,8 +132,8 @@ class WorkerCollection(Collection):
         numbers = [group.number for group in groups]
         rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
-        found = self._components.estimator.of_groups(rows, rewards)
-        advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
+        found = [row.record for row in self._components.estimator.of_groups(rows, rewards)]
+        advantages = {record.id: (record.advantage, record.agent_rewards) for record in found}
         self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:

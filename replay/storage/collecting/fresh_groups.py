@@ -25,7 +25,9 @@ from replay.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpos
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
 _MEMBER = ("member", "state", "trajectory", "reason")
-_ID, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage"))
+_ID, _ADVANTAGE, _AGENTS = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage", "agent_rewards"))
+Advantages = Mapping[str, tuple[float, str | None]]
+"""Of rows by id, each with the `agent_rewards` that its record has from now on."""
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
@@ -62,7 +64,7 @@ def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> li
 
 
 def close_groups(
-    connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
+    connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Advantages, *, policy_version: int
 ) -> None:
     """Their open rows get their `advantages`, by id, and wait to be fresh once; closed again, they count as done.
     Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows."""
@@ -78,17 +80,17 @@ def close_groups(
     if advantages.keys() != set(ids):
         raise refused("advantages", f"be those of the open rows {ids}", sorted(advantages), f"groups {list(numbers)}")
     for row in rows_by_key(connection, _COLUMNS, ids, key=_rows.id) if ids else ():
-        _give_advantage(connection, row, float(advantages[row[_ID]]))
+        _give_advantage(connection, row, *advantages[row[_ID]])
     set_state(connection, ids, WAITING)
     connection.execute(tickets.update().where(here).values(closed_at=policy_version))
 
 
-def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: float) -> None:
+def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: float, agents: str | None) -> None:
     """A row that is not what was written keeps its old checksum, by which whoever reads it finds that out."""
     *values, checksum = row
     was_right = record_checksum(values) == checksum
-    values[_ADVANTAGE] = advantage
-    changed: Row = {"advantage": advantage}
+    values[_ADVANTAGE], values[_AGENTS] = float(advantage), agents
+    changed: Row = {"advantage": float(advantage), "agent_rewards": agents}
     if was_right:
         changed["record_checksum"] = record_checksum(values)
     connection.execute(trajectories.update().where(_rows.id == row[_ID]).values(changed))

@@ -143,7 +143,7 @@ class Tickets:
         return self._write(lambda connection: fresh_groups.open_rows(connection, run, numbers), run)
 
     def close_groups(
-        self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
+        self, run: str, numbers: Sequence[int], advantages: fresh_groups.Advantages, *, policy_version: int
     ) -> None:
         """Give the open rows of ended groups their advantages, by id: from now on they wait to be fresh once."""
 

@@ -130,6 +130,27 @@ def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, 
     assert episode.num_turns == 1
 
 
+@pytest.mark.parametrize(
+    ("rewards", "stop_reason", "reward", "kept"),
+    [
+        ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
+        ({"rewards": {"": 1, "scout": 0.25}}, "answered", 1.0, {"scout": 0.25}),
+        ({"rewards": {"nobody": 0.25}}, "agent_failed", 0.0, {}),
+        ({"rewards": {"scout": "much"}}, "answered", 0.0, {}),
+    ],
+    ids=["the mean", "under no name", "of nobody", "no number"],
+)
+def test_agents_of_an_episode_may_have_rewards_of_their_own(
+    rewards: dict[str, Any], stop_reason: str, reward: float, kept: dict[str, float], tmp_path: Path
+) -> None:
+    asks = "ask = client.chat.completions.create\n" + "".join(
+        f"ask(model='policy/{name}', messages=[{{'role': 'user', 'content': '{name}'}}])\n"
+        for name in ("scout", "cook")
+    )
+    (episode,), _ = play(script(tmp_path, f"{asks}print(json.dumps({rewards!r}))"), lambda prompt: "y")
+    assert (episode.stop_reason, episode.environment_reward, episode.agent_rewards) == (stop_reason, reward, kept)
+
+
 def test_a_posted_end_ends_an_agent_that_goes_on(tmp_path: Path) -> None:
     post = (
         "from urllib.request import Request, urlopen\n"

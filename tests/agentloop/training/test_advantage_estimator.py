@@ -62,7 +62,8 @@ def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_g
     rows = [rewarded(f"t{i}", float(r), group=f"g{g}", task=f"k{g}") for i, (r, g) in facts]
     made = estimator("reinforce++_baseline")
     expected = reinforce_plus_plus_baseline(rewards, groups)
-    found = made.of_groups([v.trajectory for v in rows], [v.reward for v in rows])
+    grouped = made.of_groups([v.trajectory for v in rows], [v.reward for v in rows])
+    found = [v.record.advantage for v in grouped]
     assert found == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     # In a batch each stream by itself (split), or all rows of a task together (shared).
     halves = np.arange(len(groups)) % 2 == 1
@@ -78,7 +79,8 @@ def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_g
 
 def test_function_of_ones_own_sees_whole_groups_and_who_is_replayed() -> None:
     own = estimator(advantage={"function": f"{FUNCTIONS}:best_of_group"})
-    assert own.of_groups([v.trajectory for v in MIXED[:2]], [3.0, 7.0]) == [0.0, 1.0]
+    grouped = own.of_groups([v.trajectory for v in MIXED[:2]], [3.0, 7.0])
+    assert [v.record.advantage for v in grouped] == [0.0, 1.0]
     assert used(own, MIXED, "shared") == [1.0, 0.0, 0.5, 0.0]
     assert used(own, MIXED, "split") == [1.0, 0.0, 0.5, 0.0]
     assert used(own, MIXED, "stored") == [0.0, 0.0, 0.25, -0.75]

@@ -184,10 +184,11 @@ def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: 
 
 def test_long_session_is_shown_some_requests_at_a_time(file_store: ReplayStore) -> None:
     nodes = [replace(planned_session()[0], number=number) for number in range(70)]
-    put(file_store, session_row("long", nodes=nodes))
+    put(file_store, session_row("long", nodes=nodes, agent_rewards='{"scout":[0.5,-0.25]}'))
     with inspecting(file_store) as server:
         shown = server.page("/trajectories/long?turn=65")
     assert re.findall(r'id="turn-(\d+)"', shown) == [str(number) for number in range(60, 70)]
+    assert "&#34;scout&#34;:[0.5,-0.25]" in shown
     assert "60–69" in shown and 'href="#turn-59"' not in shown
 
 

@@ -46,7 +46,7 @@ def collect(store: ReplayStore, count: int, *, version: int = 0) -> list[str]:
 def close(store: ReplayStore, number: int, *, advantage: float = 0.25, version: int = 0) -> None:
     (group,) = [group for group in store.tickets.ended_groups(RUN) if group.number == number]
     ids = [member.trajectory for member in group.members if member.trajectory is not None]
-    store.tickets.close_groups(RUN, [number], dict.fromkeys(ids, advantage), policy_version=version)
+    store.tickets.close_groups(RUN, [number], dict.fromkeys(ids, (advantage, None)), policy_version=version)
 
 
 def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...]:

@@ -39,14 +39,17 @@ def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore
     assert store.tickets.ended_groups(RUN) == []
     store.tickets.fail([held[0]], "overtime")
     with pytest.raises(InvalidRecord, match=r"groups must be issued ones whose members have all ended, got \[0\]"):
-        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
+        store.tickets.close_groups(RUN, [0], {"row-0-0": (0.75, None)}, policy_version=0)
     store.tickets.finish([(held[1], episode(held[1], reward=0.0, success=False))])
     with pytest.raises(InvalidRecord, match="advantages must be those of the open rows"):
-        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
+        store.tickets.close_groups(RUN, [0], {"row-0-0": (0.75, None)}, policy_version=0)
     for _ in range(2):
-        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75, "row-0-2": -0.75}, policy_version=0)
+        advantages = {"row-0-0": (0.75, None), "row-0-2": (-0.75, '{"scout":[0.5,-0.25]}')}
+        store.tickets.close_groups(RUN, [0], advantages, policy_version=0)
     assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
-    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, -0.75]
+    found = [row.record for row in store.read(["row-0-0", "row-0-2"])]
+    assert [(row.advantage, row.of_agents) for row in found] == [(0.75, {}), (-0.75, {"scout": (0.5, -0.25)})]
+    assert store.verify().corrupt == {}
     assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 0.5)]
     assert store.verify().damage == []
     assert store.verify().corrupt == {}
@@ -120,7 +123,7 @@ def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: 
     collect(store, 1)
     (held,) = claim(store)
     store.tickets.finish([(held, episode(held, trained=False))])
-    store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
+    store.tickets.close_groups(RUN, [0], {"row-0-0": (0.75, None)}, policy_version=0)
     assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
     assert (counts(store).waiting, counts(store).unused) == (1, 1)
 
@@ -145,6 +148,6 @@ def test_what_is_damaged_or_forgotten_before_its_group_is_closed_costs_that_row_
     sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
     store.forget(trajectories.c.id == "row-0-2", dry_run=False)
     rows = store.tickets.open_rows(RUN, [0])
-    store.tickets.close_groups(RUN, [0], {row.id: 0.5 for row in rows}, policy_version=0)
+    store.tickets.close_groups(RUN, [0], {row.id: (0.5, None) for row in rows}, policy_version=0)
     assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
     assert (counts(store).waiting, counts(store).unused) == (1, 2)

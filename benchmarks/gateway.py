@@ -1,0 +1,151 @@
+"""Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
+
+32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
+records stands before it. Rounds through that and rounds that ask the engine itself, by as many tokens, alternate; each
+call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import re
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil  # type: ignore[import-untyped]
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
+from benchmarks._goals import show
+from benchmarks._rows import seconds
+from benchmarks.context import SEARCH, make_conversation
+from replay.pages.serve import bound_socket, quiet_server
+from tests.fakes.processes import Program
+
+GOALS = {"added_ms_p50": "<= 5", "added_ms_p99": "<= 25"}
+SESSIONS, TURNS, ENGINE_S, TOOL_S, REPLY, RESULT = 32, 20, 0.5, 0.2, 60, 200
+Call = Callable[[list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
+"""Asks for the reply to a conversation, at a turn of a session."""
+
+
+def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], answer_s: float) -> None:
+    """A vLLM that says one of `replies` after another."""
+    numbers = count()
+
+    async def generate(request: Request) -> JSONResponse:
+        arrived, asked = time.monotonic(), json.loads(await request.body())
+        ids = list(replies[next(numbers) % len(replies)])[: asked["sampling_params"]["max_tokens"]]
+        scored = [{"token_id": id, "logprob": -0.5, "top_logprobs": []} for id in ids]
+        said = {"token_ids": ids, "finish_reason": "stop", "logprobs": {"content": scored}}
+        answer = {"model": "m", "choices": [said], "usage": {"prompt_tokens": len(asked["token_ids"])}}
+        await asyncio.sleep(arrived + answer_s - time.monotonic())
+        return JSONResponse(answer)
+
+    facts = {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "m", "max_model_len": 1 << 20}]}}
+    routes = [Route(path, lambda asked: JSONResponse(facts[asked.url.path])) for path in facts]
+    routes.append(Route(GENERATE, generate, methods=["POST"]))
+    quiet_server(Starlette(routes=routes)).run(sockets=[listening])
+
+
+async def play(call: Call, results: Sequence[str], *, seed: int) -> list[float]:
+    """Milliseconds of each call of all sessions."""
+
+    async def session(number: int) -> list[float]:
+        chance, taken = random.Random(f"{seed}-{number}"), []
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Search for {number}."}]
+        for found in results[number::SESSIONS]:
+            await asyncio.sleep(chance.uniform(0, TOOL_S))
+            began = time.perf_counter()
+            said = await call(messages, number)
+            taken.append(1000 * (time.perf_counter() - began))
+            messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": found}]
+        return taken
+
+    return [each for found in await asyncio.gather(*map(session, range(SESSIONS))) for each in found]
+
+
+def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS, engine_s: float = ENGINE_S) -> dict[str, float]:
+    made = make_conversation(turns * SESSIONS, reply=REPLY, result=RESULT)
+    made.tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(made.tokenizer)}))
+    stop = made.tokenizer.eos_token_id
+    replies = [[*turn.reply_ids[: turn.reply_ids.index(stop)], stop] for turn in made.turns]
+    results = [turn.result.content for turn in made.turns]
+    listening = bound_socket("127.0.0.1", 0)
+    engine = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    serving = multiprocessing.get_context("spawn").Process(target=serve_engine, args=(listening, replies, engine_s))
+    serving.start()
+    words = ["--upstream", engine, "--model", folder, "--port", "0"]
+    try:
+        with Program("gateway", "--record", folder / "h.sqlite", *words) as gateway:
+            gateway.says("each attempt at a task")
+            url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]
+            return {**asyncio.run(_rounds(url, engine, gateway.id, results, rounds)), "fsync_ms": fsync_ms(folder)}
+    finally:
+        serving.terminate()
+        serving.join()
+
+
+async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], rounds: int) -> dict[str, float]:
+    added, cpu, number = [], 0.0, 0
+    process = psutil.Process(gateway)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SESSIONS)
+    async with httpx2.AsyncClient(timeout=60, limits=limits, headers={"Authorization": "Bearer x"}) as client:
+
+        async def through(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
+            body = {"model": "policy", "messages": messages, "tools": [SEARCH]}
+            answer = await client.post(f"{url}/e/{number}-{session}/v1/chat/completions", json=body)
+            said: dict[str, Any] = answer.raise_for_status().json()["choices"][0]["message"]
+            return said
+
+        async def directly(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
+            ids = [7] * (100 + len(messages) // 2 * (REPLY + RESULT))
+            body = generate_body("m", ids, temperature=1.0, max_new_tokens=1000)
+            (await client.post(engine + GENERATE, json=body)).raise_for_status().json()
+            return {"role": "assistant", "tool_calls": [{"id": "c"}]}
+
+        for number in range(rounds + 1):
+            before, used = await play(directly, results, seed=number), sum(process.cpu_times()[:2])
+            behind = await play(through, results, seed=number)
+            if number:  # the first warms up
+                added += [b - a for a, b in zip(before, behind, strict=True)]
+                cpu += 1000 * (sum(process.cpu_times()[:2]) - used)
+    found = statistics.quantiles(added, n=100)
+    return {"added_ms_p50": found[49], "added_ms_p99": found[98], "cpu_ms": cpu / len(added)}
+
+
+def fsync_ms(folder: Path) -> float:
+    """What each reply waits for: the median of 50 blocks of 4 KiB."""
+    with (folder / "fsync").open("wb", buffering=0) as file:
+
+        def write() -> None:
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+
+        return 1000 * statistics.median(seconds(write) for _ in range(50))
+
+
+def main() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder))
+    show(found, GOALS)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()), file=sys.stderr)
