@@ -10,6 +10,7 @@ from typing import Protocol
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
+from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
@@ -45,7 +46,7 @@ class AgentGateway(Protocol):
 
 
 async def play_agent(
-    agent: str,
+    agent: AgentEnvironment,
     task: Task,
     gateway: AgentGateway,
     ask: AskAny,

@@ -12,13 +12,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentloop.environments import Task
 from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
-from agentloop.environments.row_environment import agent_function
+from agentloop.environments.row_environment import AgentEnvironment, agent_function
+from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
 from agentloop.user_code import load_function
@@ -64,20 +66,32 @@ class AgentEnd:
 
 
 async def run_agent(
-    agent: str, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
+    environment: AgentEnvironment, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
 ) -> AgentEnd:
     """Its end. Raises TimeoutError where it takes longer; whatever it started has ended then, too.
 
     A function is called with the payload, the base URL and the key. A program is given the payload as a line of JSON
     on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}.
     """
+    agent = environment.agent
     named = agent_function(agent)
     if named is not None:
         function = load_function(named, what="environment.agent")
         asked = (dict(task.payload), f"{address.url}/v1", address.key)
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
         return AgentEnd(None if given is None else _number(given, agent))
-    return await _run_program(shlex.split(agent), task, address, timeout_s)
+    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
+        path = Path(folder) / "task.json"
+        path.write_text(json.dumps(task.payload), encoding="utf-8")
+        variables, command = address.variables(path), shlex.split(agent)
+        if environment.sandbox is None:
+            before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
+            words = [*(before if sys.platform == "linux" else ()), *command]
+            return await _run_program(words, task, {**os.environ, **variables}, timeout_s)
+        inside = replace(address, url=INSIDE + urlsplit(address.url).path).variables(path)
+        sandbox = environment.sandbox.around(command, address.url, Path(folder), inside, timeout_s=timeout_s)
+        async with sandbox as words:
+            return await _run_program(words, task, {}, timeout_s)
 
 
 def _number(given: Any, agent: str) -> float:
@@ -86,37 +100,32 @@ def _number(given: Any, agent: str) -> float:
     return float(given)
 
 
-async def _run_program(command: list[str], task: Task, address: AgentAddress, timeout_s: float) -> AgentEnd:
-    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
-        path = Path(folder) / "task.json"
-        path.write_text(json.dumps(task.payload), encoding="utf-8")
-        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-        # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
-        output_end, input_end = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(before if sys.platform == "linux" else ()),
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=input_end,
-                stderr=input_end,
-                env={**os.environ, **address.variables(path)},
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(output_end)
-            raise
-        finally:
-            os.close(input_end)
-        reading = asyncio.ensure_future(_tail(output_end))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await _answered(process, json.dumps(task.payload).encode() + b"\n")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
-            await process.wait()
-            output = await reading
+async def _run_program(words: list[str], task: Task, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+    # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+    output_end, input_end = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=input_end,
+            stderr=input_end,
+            env=variables,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(output_end)
+        raise
+    finally:
+        os.close(input_end)
+    reading = asyncio.ensure_future(_tail(output_end))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _answered(process, json.dumps(task.payload).encode() + b"\n")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
+        await process.wait()
+        output = await reading
     problem = None if process.returncode == 0 else f"exit code {process.returncode}"
     return AgentEnd(_last_reward(output), problem, output)
 
