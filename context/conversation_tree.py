@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import HISTORY, INITIALIZATION
-from context.messages import Message, canonical_json, content_hash
+from context.messages import Message, ToolCall, canonical_json, content_hash
 from context.parse import Reply, ReplyParser
 from context.templates.render import Renderer, Rendering
 from context.tokens.session_nodes import (
@@ -104,6 +104,8 @@ class ConversationTree:
         """Prompts as the template writes them, by node."""
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
+        self._called: dict[str, ToolCall] = {}
+        """The calls of replies, by the ids that agents know."""
         self.nodes: list[Node] = []
         for node in nodes:
             self._append(node)
@@ -190,7 +192,7 @@ class ConversationTree:
         said = {numbers[-1] for node, numbers in zip(self.nodes, self._said, strict=True) if node.num_sampled}
         found = []
         for message in messages:
-            calls = tuple(replace(call, id=self._id(call.id)) for call in message.tool_calls)
+            calls = tuple(replace(self._as_said(call), id=self._id(call.id)) for call in message.tool_calls)
             name = message.name or (names.get(message.tool_call_id) if message.role == "tool" else None)
             message = replace(message, tool_calls=calls, name=name, tool_call_id=self._id(message.tool_call_id))
             if message.role == "assistant":
@@ -199,6 +201,12 @@ class ConversationTree:
                 )
             found.append(message)
         return tuple(found)
+
+    def _as_said(self, call: ToolCall) -> ToolCall:
+        """A call of a reply as it was sampled, where its agent has only added arguments: its tool's defaults."""
+        said = self._called.get(call.id or "", call)
+        kept = {name: value for name, value in call.arguments.items() if name in said.arguments}
+        return said if _call_key(replace(call, arguments=kept)) == _call_key(said) else call
 
     def _id(self, given: str | None) -> str | None:
         known = given in self._ids
@@ -292,6 +300,8 @@ class ConversationTree:
             self.delivered(node.place.parent)  # also where it was lost who had been given it
         keys = map(_key, node.messages)
         self._said.append(np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32))
+        if node.num_sampled:
+            self._called |= zip(self.call_ids(node.number), node.messages[-1].tool_calls, strict=True)
         self._ids |= {call.id for message in node.messages for call in message.tool_calls if call.id is not None}
 
 
@@ -299,8 +309,12 @@ _GIVEN_ID = "call_"
 
 
 def _key(message: Message) -> _Key:
-    calls = canonical_json([[call.name, _alike(dict(call.arguments))] for call in message.tool_calls])
+    calls = canonical_json([_call_key(call) for call in message.tool_calls])
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
+
+
+def _call_key(call: ToolCall) -> str:
+    return canonical_json([call.name, _alike(dict(call.arguments))])
 
 
 def _alike(value: Any) -> Any:

@@ -11,6 +11,9 @@ from typing import Any
 
 from agentloop.environments.datasets import as_json
 from agentloop.environments.environment import Environment, Task
+from agentloop.environments.sandbox.agent_sandbox import AgentSandbox
+from agentloop.environments.sandbox.bubblewrap import SandboxLimits
+from agentloop.environments.sandbox.python_sandbox import SandboxKind, usable_interpreter
 from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, with_tools
 from agentloop.errors import UserError
 from agentloop.user_code import load_function
@@ -54,10 +57,28 @@ class AgentEnvironment(RowEnvironment):
     Its reward is what the agent says, or the first of `reward.functions`.
     """
 
-    def __init__(self, agent: str, prompt: str = "prompt") -> None:
-        """`agent`: a command, or `path/to/file.py:function`; `prompt` is the column that stands for a task on pages."""
+    def __init__(
+        self,
+        agent: str,
+        prompt: str = "prompt",
+        *,
+        sandbox: SandboxKind = "none",
+        limits: SandboxLimits | None = None,
+        read: tuple[str, ...] = (),
+    ) -> None:
+        """`agent`: a command, or `path/to/file.py:function`; `prompt` is the column that stands for a task on pages;
+        `limits` and `read` are the sandbox's. Raises UserError where there can be none."""
         super().__init__(prompt)
         self.agent = agent
+        self.sandbox: AgentSandbox | None = None
+        if sandbox != "none":
+            if agent_function(agent):
+                raise UserError(
+                    "environment.options.sandbox must be none for a function, which runs in this program, "
+                    f"got {sandbox}. Give a command."
+                )
+            usable_interpreter()
+            self.sandbox = AgentSandbox(limits or SandboxLimits(), read)
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         payload = json.loads(json.dumps(dict(row), default=as_json))

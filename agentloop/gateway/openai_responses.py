@@ -6,6 +6,7 @@ Thinking travels as the summary of a reasoning item, which clients send back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from openai.types import responses as types
@@ -13,18 +14,37 @@ from pydantic import BaseModel
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.http_json import arguments_text, checked, kind_of, openai_error, sse
-from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, tools_of, wrong
+from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, name_of, tool_of, wrong
 
 PING = b": ping\n\n"
 _ASSISTANT = ("reasoning", "message", "function_call")
 """The items of one reply, in their order; there may be several calls."""
+_SEARCH = "web_search"
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
     rows = _rows(body.get("instructions"), body.get("input"))
-    tools = tools_of(body.get("tools"), ["function"])
+    given = body.get("tools")
+    tools = [tool for tool, _ in _tools("tools", given)]
+    if len({tool["function"]["name"] for tool in tools}) < len(tools):
+        raise wrong(
+            "tools", "functions of different names, in whatever namespaces", [tool["function"] for tool in tools]
+        )
     others = ["input", "instructions"]
-    return agent_request(body, rows, tools, limits=["max_output_tokens"], read=others, field="input")
+    request = agent_request(body, rows, tools, limits=["max_output_tokens"], read=others, field="input")
+    searches = any(tool["type"] == _SEARCH for tool in given or [])
+    return replace(request, overruled=(*request.overruled, f"tools.{_SEARCH}")) if searches else request
+
+
+def _tools(field: str, given: Any, namespace: str | None = None) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Functions, each with its namespace; without what the provider would search with, which no policy can."""
+    for index, tool in enumerate(list_of(field, given)):
+        where, kind = f"{field}[{index}]", tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace" and namespace is None:
+            name = name_of(f"{where}.name", tool.get("name"))
+            yield from _tools(f"{where}.tools", tool.get("tools"), name)
+        elif kind != _SEARCH:
+            yield tool_of(where, tool, ["function"]), namespace
 
 
 def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
@@ -83,7 +103,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     ended: dict[str, Any] = {"status": "completed", "incomplete_details": None}
     if reply.finish == "length":
         ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    return _response(request, reply, **ended, output=_items(reply), usage=usage)
+    return _response(request, reply, **ended, output=_items(request, reply), usage=usage)
 
 
 def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[str, Any]:
@@ -103,7 +123,7 @@ def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[s
     return checked(types.Response, {**head, **fields})
 
 
-def _items(reply: AgentReply) -> list[dict[str, Any]]:
+def _items(request: AgentRequest, reply: AgentReply) -> list[dict[str, Any]]:
     message = reply.message
     status = "incomplete" if reply.finish == "length" else "completed"
     items: list[dict[str, Any]] = []
@@ -114,8 +134,11 @@ def _items(reply: AgentReply) -> list[dict[str, Any]]:
         content = [{"type": "output_text", "text": message.content, "annotations": []}]
         said = {"role": "assistant", "content": content, "status": status}
         items.append({"type": "message", "id": f"msg_{reply.id}", **said})
+    namespaces = {tool["function"]["name"]: space for tool, space in _tools("tools", request.body.get("tools"))}
     for place, call in enumerate(message.tool_calls):
         called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}
+        if namespaces.get(call.name):
+            called["namespace"] = namespaces[call.name]
         items.append({"type": "function_call", "id": f"fc_{reply.id}_{place}", **called, "status": "completed"})
     return items
 

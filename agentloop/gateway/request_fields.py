@@ -33,6 +33,8 @@ _HARMLESS = frozenset(
     | {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
 )
 """They change nothing of a reply."""
+_FORMATS = ("response_format", "text.format", "output_config.format")
+"""Overruled aside: a client that can't read a title goes without one."""
 _TEXT = {"type": "text"}
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -72,8 +74,8 @@ def agent_request(
     reply's tokens, and `read` what else its protocol has.
     """
     choice = body.get("tool_choice")
-    overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read})
     agent, aside = agent_of(body.get("model"))
+    overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
     return AgentRequest(
@@ -116,17 +118,17 @@ def blocks_of(field: str, content: Any) -> list[dict[str, Any]]:
 
 def tools_of(value: Any, kinds: Collection[str | None], schema: str = "parameters") -> list[dict[str, Any]]:
     """Tools in OpenAI's form, by what the model sees of them. `kinds`: the types that are functions of the agent's."""
-    return [_tool(f"tools[{index}]", tool, kinds, schema) for index, tool in enumerate(list_of("tools", value))]
+    return [tool_of(f"tools[{index}]", tool, kinds, schema) for index, tool in enumerate(list_of("tools", value))]
 
 
-def _tool(where: str, tool: Any, kinds: Collection[str | None], schema: str) -> dict[str, Any]:
+def tool_of(where: str, tool: Any, kinds: Collection[str | None], schema: str = "parameters") -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") not in kinds:
         got = tool.get("type") if isinstance(tool, dict) else tool
         raise wrong(f"{where}.type", "that of a function, which the agent calls itself", got)
     given = tool.get("function", tool)
     if not isinstance(given, dict):
         raise wrong(f"{where}.function", "an object", given)
-    named: dict[str, Any] = {"name": _name(f"{where}.name", given.get("name"))}
+    named: dict[str, Any] = {"name": name_of(f"{where}.name", given.get("name"))}
     for key, taken, kind in (("description", "description", str), ("parameters", schema, dict)):
         value = given.get(taken)
         if value is not None and not isinstance(value, kind):
@@ -150,12 +152,12 @@ def _message(where: str, index: int, row: Any) -> Message:
         text = str(problem).replace(f"messages[{index}]", where, 1)
         raise BadRequest(400, text, text.partition(" must ")[0]) from None
     for place, call in enumerate(message.tool_calls):
-        _name(f"{where}.tool_calls[{place}].name", call.name)
-    _name(f"{where}.name", "none" if message.name is None else message.name)
+        name_of(f"{where}.tool_calls[{place}].name", call.name)
+    name_of(f"{where}.name", "none" if message.name is None else message.name)
     return message
 
 
-def _name(field: str, name: Any) -> str:
+def name_of(field: str, name: Any) -> str:
     try:
         return checked_name(field, name)
     except ValueError as problem:
@@ -175,11 +177,11 @@ def agent_of(model: Any) -> tuple[str, bool]:
     return found["agent"] or "", model == ASIDE
 
 
-def _checked_fields(body: Mapping[str, Any], read: Collection[str]) -> tuple[str, ...]:
+def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> tuple[str, ...]:
     """The fields that are overruled. Raises BadRequest for one that the reply could not keep to."""
     overruled = []
     for name, value in _fields(body):
-        if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]):
+        if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]) or (aside and name in _FORMATS):
             overruled.append(name)
         elif name in _ONLY:
             if not any(value == one and type(value) is type(one) for one in _ONLY[name]):

@@ -110,13 +110,21 @@ def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: Conve
     assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
 
 
-def test_arguments_in_another_order_or_form_are_the_same_call(tree: ConversationTree) -> None:
+def test_arguments_in_another_order_or_form_or_with_defaults_are_the_same_call(tree: ConversationTree) -> None:
     call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
     node = answered(tree, tree.prompt(ASKED, TOOLS), call)
     (said,) = node.messages[-1].tool_calls
     turned = ToolCall(said.name, {"depth": 3.0, "key": "pearl"}, tree.call_ids(0)[0])
-    asked = [*ASKED, replace(node.messages[-1], tool_calls=(turned,)), Message("tool", "78", tool_call_id=turned.id)]
-    assert tree.prompt(asked, TOOLS).place.fork is None
+    for given, goes_on in [
+        (turned, True),
+        (replace(turned, arguments={**turned.arguments, "exact": False}), True),  # a default of its tool's
+        (replace(turned, arguments={**turned.arguments, "key": "coral"}), False),
+        (replace(turned, arguments={"key": "pearl"}), False),
+        (replace(turned, name="search"), False),
+    ]:
+        reply = replace(node.messages[-1], tool_calls=(given,))
+        place = tree.prompt([*ASKED, reply, Message("tool", "78", tool_call_id=given.id)], TOOLS).place
+        assert (place.kept_messages == 3) == goes_on
 
 
 def test_what_an_agent_puts_into_the_policys_mouth_is_shown_and_never_trained(tree: ConversationTree) -> None:

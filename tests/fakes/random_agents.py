@@ -86,7 +86,7 @@ class RandomAgent:
 
 
 def _reordered(call: ToolCall) -> ToolCall:
-    return replace(call, arguments=dict(reversed(list(call.arguments.items()))))
+    return replace(call, arguments={"by_default": 1, **dict(reversed(list(call.arguments.items())))})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,24 @@ def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, st
 
     Raises SandboxFailed for what is not installed.
     """
+    further = ["--ro-bind-data", str(program), PROGRAM, "--json-status-fd", str(status)]
+    return contained([interpreter.executable, "-I", PROGRAM], limits, shown=[interpreter.prefix], further=further)
+
+
+def contained(
+    words: Sequence[str],
+    limits: SandboxLimits,
+    *,
+    shown: Sequence[str],
+    further: Sequence[str] = (),
+    environment: Mapping[str, str] = _ENVIRONMENT,
+    memory: Literal["as", "data"] = "as",
+) -> list[str]:
+    """The words that start these in a sandbox, which is `shown` paths besides the system.
+
+    `further`: words for bubblewrap; `memory`: what is limited of each process, its address space or what it may write
+    in it. Raises SandboxFailed for what is not installed.
+    """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
     bwrap = _path("bwrap")
@@ -85,16 +103,16 @@ def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, st
         bwrap,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(_INSIDE), "--gid", str(_INSIDE)),
-        *_file_system(interpreter, limits, program=program),
+        *_file_system(limits, shown, further),
         "--clearenv",
-        *(word for name, value in _ENVIRONMENT.items() for word in ("--setenv", name, value)),
-        *("--chdir", "/tmp", "--json-status-fd", str(status), "--"),
-        *_limited(limits),
-        *(interpreter.executable, "-I", PROGRAM),
+        *(word for name, value in {**_ENVIRONMENT, **environment}.items() for word in ("--setenv", name, value)),
+        *("--chdir", "/tmp", "--"),
+        *_limited(limits, memory),
+        *words,
     ]
 
 
-def _file_system(interpreter: Interpreter, limits: SandboxLimits, *, program: int) -> list[str]:
+def _file_system(limits: SandboxLimits, paths: Sequence[str], further: Sequence[str]) -> list[str]:
     """The system to read, and two places to write that are memory of bounded size; all else can't be written."""
     shown = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
@@ -103,21 +121,20 @@ def _file_system(interpreter: Interpreter, limits: SandboxLimits, *, program: in
             shown += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             shown += ["--ro-bind", str(path), str(path)]
-    if not Path(interpreter.prefix).is_relative_to("/usr"):
-        shown += ["--ro-bind", interpreter.prefix, interpreter.prefix]
     size = str(limits.files_mb * _MIB)
     return [
         *shown,
         *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--proc", "/proc", "--dev", "/dev"),
         *("--size", size, "--tmpfs", "/dev/shm", "--size", size, "--tmpfs", "/tmp"),
-        *("--ro-bind-data", str(program), PROGRAM, "--remount-ro", "/dev", "--remount-ro", "/"),
+        *(word for path in paths if not Path(path).is_relative_to("/usr") for word in ("--ro-bind", path, path)),
+        *(*further, "--remount-ro", "/dev", "--remount-ro", "/"),
     ]
 
 
-def _limited(limits: SandboxLimits) -> list[str]:
+def _limited(limits: SandboxLimits, memory: str) -> list[str]:
     """Set inside: there they count the sandbox's processes alone, of which bubblewrap's own is one."""
     bounds = {
-        "as": limits.memory_mb * _MIB,
+        memory: limits.memory_mb * _MIB,
         "fsize": max(limits.files_mb * _MIB, limits.output_bytes + 1),
         "nproc": limits.processes + 1,
         "cpu": int(limits.seconds) + 1,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
+from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def play_agent(
-    agent: str,
+    agent: AgentEnvironment,
     task: Task,
     gateway: RunGateway,
     ask: AskAny,
@@ -54,8 +55,8 @@ async def play_agent(
         await asyncio.gather(running, over, return_exceptions=True)  # the program is ended
         nodes = opened.close()
     # An agent may print what it reads from its environment.
-    problem = end.problem and end.problem.replace(opened.key, "***")
-    end = replace(end, problem=problem, output=end.output.replace(opened.key, "***"))
+    said = end.problem and end.problem.replace(opened.key, "***")
+    end = replace(end, problem=said, output=end.output.replace(opened.key, "***"))
     if end.problem is not None and not opened.rewards:
         stop_reason = StopReason.AGENT_FAILED
     return episode_of(task, nodes, opened, end, stop_reason, authors=authors)

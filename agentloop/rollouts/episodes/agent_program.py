@@ -11,13 +11,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentloop.environments import Task
 from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
-from agentloop.environments.row_environment import agent_function
+from agentloop.environments.row_environment import AgentEnvironment, agent_function
+from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
 from agentloop.user_code import load_function
@@ -63,7 +65,7 @@ class AgentEnd:
 
 
 async def run_agent(
-    agent: str, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
+    environment: AgentEnvironment, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
 ) -> AgentEnd:
     """Its end. Raises TimeoutError where it takes longer; whatever it started has ended then, too.
 
@@ -71,6 +73,7 @@ async def run_agent(
     on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}, or those of
     its agents, {"rewards": {agent: number}}.
     """
+    agent = environment.agent
     named = agent_function(agent)
     if named is not None:
         function = load_function(named, what="environment.agent")
@@ -81,7 +84,18 @@ async def run_agent(
             rule = "return a finite number, numbers by agent, or None"
             raise UserError(f"environment.agent must {rule}, got {given!r} from {agent}. Mend it.")
         return AgentEnd(rewards)
-    return await _run_program(shlex.split(agent), task, address, timeout_s)
+    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
+        path = Path(folder) / "task.json"
+        path.write_text(json.dumps(task.payload), encoding="utf-8")
+        variables, command = address.variables(path), shlex.split(agent)
+        if environment.sandbox is None:
+            before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
+            words = [*(before if sys.platform == "linux" else ()), *command]
+            return await _run_program(words, task, {**os.environ, **variables}, timeout_s)
+        inside = replace(address, url=INSIDE + urlsplit(address.url).path).variables(path)
+        sandbox = environment.sandbox.around(command, address.url, Path(folder), inside, timeout_s=timeout_s)
+        async with sandbox as words:
+            return await _run_program(words, task, {}, timeout_s)
 
 
 def _rewards(said: Any) -> dict[str, float] | None:
@@ -93,37 +107,32 @@ def _rewards(said: Any) -> dict[str, float] | None:
     return {str(agent): float(value) for agent, value in said.items()} if known else None
 
 
-async def _run_program(command: list[str], task: Task, address: AgentAddress, timeout_s: float) -> AgentEnd:
-    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
-        path = Path(folder) / "task.json"
-        path.write_text(json.dumps(task.payload), encoding="utf-8")
-        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-        # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
-        output_end, input_end = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(before if sys.platform == "linux" else ()),
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=input_end,
-                stderr=input_end,
-                env={**os.environ, **address.variables(path)},
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(output_end)
-            raise
-        finally:
-            os.close(input_end)
-        reading = asyncio.ensure_future(_tail(output_end))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await _answered(process, json.dumps(task.payload).encode() + b"\n")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
-            await process.wait()
-            output = await reading
+async def _run_program(words: list[str], task: Task, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+    # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+    output_end, input_end = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=input_end,
+            stderr=input_end,
+            env=variables,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(output_end)
+        raise
+    finally:
+        os.close(input_end)
+    reading = asyncio.ensure_future(_tail(output_end))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _answered(process, json.dumps(task.payload).encode() + b"\n")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
+        await process.wait()
+        output = await reading
     problem = None if process.returncode == 0 else f"exit code {process.returncode}"
     return AgentEnd(_last_rewards(output), problem, output)
 

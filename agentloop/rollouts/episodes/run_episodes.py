@@ -18,6 +18,7 @@ from agentloop.engines import (
     replies,
 )
 from agentloop.environments import Task, ToolLimits
+from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors, with_gateway
@@ -193,13 +194,13 @@ async def play_episode(
 ) -> Episode:
     """One episode of a new instance of the environment, in a context of its own; `number` is no other episode's."""
     factory = actors.environments.of(task)
-    if factory.agent is not None:
+    environment = factory.create()
+    if isinstance(environment, AgentEnvironment):
         assert actors.gateway is not None
         limits, authors = config.rollout, actors.authors
         return await play_agent(
-            factory.agent, task, actors.gateway, ask=ask, authors=authors, limits=limits, threads=threads
+            environment, task, actors.gateway, ask=ask, authors=authors, limits=limits, threads=threads
         )
-    environment = factory.create()
     own = WorkerThreads(1) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
     tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)

@@ -135,6 +135,20 @@ def test_replies_come_streamed_and_whole_alike_and_are_read_back_as_what_was_sai
         assert (request.agent, request.aside, request.overruled) == ("digger", False, ())
 
 
+def test_calls_of_namespaces_name_them(gateway: Gateway) -> None:
+    gateway.session.says = said("", CALL, ToolCall("dig", {}, "call_1_1"))
+    space = {"type": "namespace", "name": "quarry", "description": "", "tools": [{"type": "function", **TOOL}]}
+    responses, tools = openai_client(gateway).responses, [space, {"type": "function", "name": "dig", "strict": False}]
+    done = responses.create(model=MODEL, input=[QUESTION], tools=tools)
+    with responses.stream(model=MODEL, input=[QUESTION], tools=tools) as events:
+        added = [event.item for event in events if event.type == "response.output_item.added"]
+    assert [[item.namespace for item in items] for items in (done.output, added)] == [["quarry", None]] * 2
+    responses.create(model=MODEL, input=[QUESTION, *map(_dumped, done.output)], tools=tools)
+    request = gateway.session.requests[-1]
+    assert plain(request.messages[1]) == plain(gateway.session.says)
+    assert [tool["function"]["name"] for tool in request.tools] == ["look", "dig"]
+
+
 def test_reply_that_reached_its_limit_says_so_streamed_and_whole(gateway: Gateway, protocol: str) -> None:
     gateway.session.cut = True
     for stream in (False, True):

@@ -45,6 +45,7 @@ def _said(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}, *_QUESTION]}
 
 
+_SPACE = {"type": "namespace", "name": "quarry", "tools": [{"type": "function", "name": "look"}]}
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 2}, "n must be 1, or left out, got 2."),
     (CHAT, {"n": True}, "n must be 1, or left out, got true."),
@@ -99,7 +100,12 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include must be [] or"),
     (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format must be"),
     (RESPONSES, {"text": {"tone": "calm"}}, "text.tone must be left out"),
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type must be that of a function"),
+    (RESPONSES, {"tools": [{"type": "file_search"}]}, "tools[0].type must be that of a function"),
+    (RESPONSES, {"tools": [_SPACE, {"type": "web_search"}, 5]}, "tools[2].type must be that of a function"),
+    (RESPONSES, {"tools": [_SPACE, _SPACE]}, "tools must be functions of different names, in whatever namespaces, got"),
+    (RESPONSES, {"tools": [{**_SPACE, "tools": [_SPACE]}]}, "tools[0].tools[0].type must be that of a function"),
+    (RESPONSES, {"tools": [{**_SPACE, "tools": 5}]}, "tools[0].tools must be a list, got 5."),
+    (RESPONSES, {"tools": [{**_SPACE, "name": 5}]}, "tools[0].name must match"),
     (RESPONSES, {"instructions": ["x"]}, 'instructions must be text, got ["x"].'),
     (RESPONSES, {"input": []}, "input must be a list of at least one message, got []."),
     (RESPONSES, {"input": [3]}, "input[0] must be an object, got 3."),
@@ -216,6 +222,22 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": [], "cache_control": {}}),
     (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}),
 ]
+
+
+def test_formats_and_searches_that_no_policy_can_keep_to_are_overruled_where_nothing_hangs_on_them(
+    gateway: Gateway,
+) -> None:
+    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    for path, fields, name in [
+        (CHAT, {"response_format": schema["format"], "model": "aside"}, "response_format"),
+        (RESPONSES, {"text": schema, "model": "aside"}, "text.format"),
+        (MESSAGES, {"output_config": schema, "model": "aside"}, "output_config.format"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.web_search"),
+    ]:
+        response = post(gateway, path, {**BODIES[path], **fields})
+        assert response.status_code == 200, response.text
+        assert response.headers["x-agentloop-overruled"] == name
+        assert gateway.session.requests[-1].tools == []
 
 
 def test_fields_that_change_nothing_are_taken(gateway: Gateway) -> None:

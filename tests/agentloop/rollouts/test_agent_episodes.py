@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.environments import Task, load_environment
+from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context.messages import Message
@@ -65,15 +68,21 @@ def play(
     *,
     tasks: int = 1,
     template: str | None = None,
+    options: Mapping[str, Any] = {},
+    row: Mapping[str, Any] = {},
+    context: Mapping[str, Any] = {},
     **rollout: Any,
 ) -> tuple[list[Episode], Policy]:
-    factory = load_environment("agent", {"agent": agent}, row=ROW)
+    factory = load_environment("agent", {"agent": agent, **options}, row=ROW)
     policy = Policy(says)
     actors = replace(scripted_actors(factory, []), generator=policy, renderer=CHATML.renderer(template))
     config = RunConfig.model_validate(
-        {"rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout}, "context": {"max_tokens": 2000}}
+        {
+            "rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout},
+            "context": {"max_tokens": 2000, **context},
+        }
     )
-    given = [Task((Message("user", ROW["prompt"]),), ROW)] * tasks
+    given = [Task((Message("user", ROW["prompt"]),), {**ROW, **row})] * tasks
     return list(run_episodes(actors, given, config)), policy
 
 
@@ -201,3 +210,79 @@ def test_a_key_that_an_agent_prints_is_not_kept(text: str, tmp_path: Path) -> No
     (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
     assert "***" in episode.messages[-1].content
     assert not re.search("[0-9a-f]{64}", f"{episode.messages} {episode.problem}")
+
+
+CONTAINED = """\
+import json, os, socket, subprocess, sys, time, urllib.request
+def tried(act):
+    try:
+        return act()
+    except OSError as problem:
+        return type(problem).__name__
+row = json.loads(sys.stdin.readline())
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": row["prompt"]}]}).encode()
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+said = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+exec(row["then"])
+"""
+LOOKS_AROUND = """\
+print(json.dumps([
+    json.load(open(os.environ["AGENTLOOP_TASK"])) == row,
+    tried(lambda: open(row["shown"]).read()),
+    tried(lambda: open(row["shown"], "w")),
+    tried(lambda: open(row["project"]).read()),
+    tried(lambda: open("notes", "w").write("own")),
+    tried(lambda: socket.create_connection(("127.0.0.1", row["port"]))),
+    os.environ.get("SECRET"),
+]))
+print(json.dumps({"reward": float(said == "It is 78.")}))
+"""
+
+
+def contained(then: str, folder: Path, *, episode_timeout_s: float = 60.0, **row: Any) -> Episode:
+    """An episode of a program that asks once in a sandbox, and then does what the text says."""
+    (folder / "agent.py").write_text(CONTAINED)
+    (folder / "shown").write_text("seen")
+    row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
+    options = {"sandbox": "bubblewrap", "limits": {"memory_mb": 200}, "read": [row["shown"]]}
+    agent, limit = f"/usr/bin/python3 {folder / 'agent.py'}", episode_timeout_s
+    (episode,), _ = play(agent, lambda prompt: "It is 78.", options=options, row=row, episode_timeout_s=limit)
+    return episode
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that whoever runs in a sandbox may read."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_contained_agent_reaches_the_gateway_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        episode = contained(LOOKS_AROUND, folder, port=other.getsockname()[1])
+    assert (episode.stop_reason, episode.environment_reward, episode.num_turns) == ("answered", 1.0, 1)
+    refused = ["OSError", "FileNotFoundError", 3, "ConnectionRefusedError", None]
+    assert json.loads(episode.messages[-1].content.splitlines()[0]) == [True, "seen", *refused]
+
+
+@pytest.mark.parametrize(
+    ("then", "stop_reason"),
+    [
+        ("b'0' * 300_000_000", "agent_failed"),
+        ("[subprocess.Popen(['sleep', '60.44']) for _ in range(20)]", "agent_failed"),
+        ("subprocess.Popen(['sleep', '60.44'], start_new_session=True); time.sleep(600)", "overtime"),
+    ],
+    ids=["memory", "processes", "time"],
+)
+def test_limits_hold_for_a_contained_agent_and_nothing_of_it_is_left(then: str, stop_reason: str, folder: Path) -> None:
+    assert contained(then, folder, episode_timeout_s=8.0).stop_reason == stop_reason
+    until(lambda: not processes(lambda one: b"60.44" in (one / "cmdline").read_bytes()))
+
+
+def test_a_function_can_not_be_contained() -> None:
+    problem = "environment.options.sandbox must be none for a function, which runs in this program, got bubblewrap"
+    with pytest.raises(UserError, match=problem):
+        play(FUNCTION, options={"sandbox": "bubblewrap"})

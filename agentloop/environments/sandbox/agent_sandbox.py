@@ -1,0 +1,57 @@
+"""Contains an agent that is a program: it can reach the gateway, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentloop.environments.sandbox import one_address
+from agentloop.environments.sandbox.bubblewrap import SandboxLimits, contained, memory_group
+from agentloop.environments.sandbox.python_sandbox import usable_interpreter
+
+INSIDE = "http://127.0.0.1:8000"
+"""Where the gateway is, for an agent in a sandbox."""
+
+
+@dataclass(frozen=True)
+class AgentSandbox:
+    """Limits of an agent's processes, memory and files; its time is that of its episode."""
+
+    limits: SandboxLimits
+    read: tuple[str, ...] = ()
+    """Files and folders that it is shown, beside the system, this Python and the files that its command names."""
+
+    @asynccontextmanager
+    async def around(
+        self, command: Sequence[str], gateway: str, folder: Path, variables: Mapping[str, str], *, timeout_s: float
+    ) -> AsyncIterator[list[str]]:
+        """The words that start a command in it, within the block. What it is shown of this episode is in `folder`."""
+        interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
+        is_safe = asked.scheme == "https"
+        port = asked.port or (443 if is_safe else 80)
+        server = await asyncio.start_unix_server(
+            one_address.leading(lambda: asyncio.open_connection(asked.hostname, port, ssl=is_safe or None)), socket
+        )
+        users = folder / "passwd"
+        users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for somebody without a name
+        leading = str(shutil.copy(one_address.__file__, folder))
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o777 if path.is_socket() else 0o755)  # nobody in particular runs in the sandbox
+        words = [os.path.abspath(word) if os.path.isfile(word) else word for word in command]
+        words[0] = os.path.abspath(shutil.which(words[0]) or words[0])
+        packages = [sys.prefix] if interpreter.prefix == sys.base_prefix else []  # else they are another Python's
+        shown = [interpreter.prefix, *packages, *self.read, *filter(os.path.isfile, words), str(folder)]
+        limits = replace(self.limits, seconds=timeout_s)
+        inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]
+        with memory_group(limits.memory_mb) as group:
+            further = ["--ro-bind", str(users), "/etc/passwd"]
+            whole = contained(inside, limits, shown=shown, further=further, environment=variables, memory="data")
+            async with server:
+                yield whole if group is None else group.entered(whole)
