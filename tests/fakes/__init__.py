@@ -9,5 +9,5 @@ conversations, scripted: policies that say what is written down; families: three
 real_templates, tokenizer_kinds: every template with every kind of tokenizer; template_reference: what transformers
 makes of them.
 environments: files that a configuration names.
-shell: the command in this process; small_processes: processes without torch.
+shell: the command in this process; small_processes: processes without torch; scripted_http: servers in threads.
 """

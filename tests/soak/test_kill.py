@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,22 @@ from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 
-ITERATIONS = 48
+KILLS = 30
+ITERATIONS = 24
 EVERY = 4
+Unbroken = tuple[Path, Path, float]
+"""A run's folder, its model, and its seconds from the first line to the last."""
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    """A run that was left in peace."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    model = save_qwen2(folder / "model")
+    training = Training(small_file(folder, model))
+    ready = training.says("run folder:")
+    assert training.wait() == 0, training.errors
+    return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
 def small_file(folder: Path, model: Path) -> Path:
@@ -36,14 +51,40 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def test_run_killed_at_every_tender_moment_and_at_others_ends_like_the_unbroken_one(tmp_path: Path) -> None:
-    model, chance = save_qwen2(tmp_path / "model"), random.Random(0)
-    (tmp_path / "whole").mkdir()
-    whole = Training(small_file(tmp_path / "whole", model))
-    ready = whole.says("run folder:")
-    assert whole.wait() == 0, whole.errors
-    iteration_s = (whole.says("held-out success") - ready) / ITERATIONS
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    rng = random.Random(KILLS)
+    whole, model, seconds = unbroken
+    kills = runs = 0
+    while kills < KILLS:
+        runs += 1
+        own = tmp_path / str(runs)
+        own.mkdir()
+        kills += kill_until_finished(own, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
+        assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
+        assert_same_run(own / "runs" / "small-001", whole)
+    print(f"{kills} kills in {runs} runs")
 
+
+def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
+    """Start one run again and again until it ends by itself; how often it was killed."""
+    config = small_file(folder, model)
+    moments = Moments(folder / "runs" / "small-001", every=EVERY)
+    kills = orphans = 0
+    while True:
+        training = Training(config, *(["--resume"] if kills else []))
+        if kills < at_most:
+            training.wait_until(training.says("resumed" if moments.saved else "run folder:") + pause())
+            training.kill()
+        if training.wait() == 0:
+            check_after_kill(moments, orphans)
+            return kills
+        assert training.wait() == -signal.SIGKILL, training.errors
+        kills += 1
+        orphans = check_after_kill(moments, orphans)
+
+
+def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    whole, model, _ = unbroken
     config = small_file(tmp_path, model)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
     first = Training(config)
@@ -56,17 +97,11 @@ def test_run_killed_at_every_tender_moment_and_at_others_ends_like_the_unbroken_
         training.says("iteration")
         assert training.kill_when(moment), moment.__name__
         orphans = check_after_kill(moments, orphans)
-        training = Training(config, "--resume")
-        resumed = training.says("resumed" if moments.saved else "run folder:")
-        training.wait_until(resumed + chance.uniform(0, 2 * iteration_s))
-        training.kill()
-        assert training.exit_code == -signal.SIGKILL, training.output
-        orphans = check_after_kill(moments, orphans)
     assert orphans > 0
     last = Training(config, "--resume")
     assert last.wait() == 0, last.errors
     assert_sound(moments.folder, iterations=ITERATIONS)
-    assert_same_run(moments.folder, tmp_path / "whole" / "runs" / "small-001")
+    assert_same_run(moments.folder, whole)
 
 
 def test_quickstart_killed_three_times_and_stopped_twice_ends_like_the_unbroken_one(tmp_path: Path) -> None:
