@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,6 @@ def folder(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def engine_settings(engine: str, folder: Path, log: Path) -> Iterator[tuple[str, ...]]:
-    if engine == "local":
-        yield ()
-        return
-    with real_engine(folder / START, log) as control:
-        of_server = ("engine.served_model_name=tiny", "engine.api_key_env=ENGINE_KEY")
-        yield ("rollout.engine=vllm", f'engine.urls=["{control.url}"]', *of_server)
-
-
 @pytest.mark.parametrize("engine", SEEDS)
 def test_agent_learns_from_what_it_asks(
     agent: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,10 +43,14 @@ def test_agent_learns_from_what_it_asks(
     if engine == "vllm" and missing() is not None:
         pytest.skip(str(missing()))
     monkeypatch.setenv("ENGINE_KEY", KEY)
-    run = tmp_path / "gateway-agents-001"
-    with engine_settings(engine, folder, tmp_path) as of_engine:
-        settings = (f"environment.agent={agent}", f"model.path={START}", f"run.folder={tmp_path}", *of_engine)
-        sets = [part for setting in (*settings, f"run.seed={SEEDS[engine]}") for part in ("--set", setting)]
+    run, settings = tmp_path / "gateway-agents-001", [f"environment.agent={agent}", f"run.seed={SEEDS[engine]}"]
+    settings += [f"model.path={START}", f"run.folder={tmp_path}"]
+    with ExitStack() as until_trained:
+        if engine == "vllm":
+            control = until_trained.enter_context(real_engine(folder / START, tmp_path))
+            settings += ["rollout.engine=vllm", f'engine.urls=["{control.url}"]', "engine.api_key_env=ENGINE_KEY"]
+            settings += ["engine.served_model_name=tiny"]
+        sets = [part for setting in settings for part in ("--set", setting)]
         started(folder, "agentloop", "train", f"{EXAMPLES}/train.yaml", *sets)
     success, gap = evaluations(run), max(metric(run, "actor/fresh/token_gap_max"))
     print(f"{agent} over {engine}: held-out success {success[0]:.1%} -> {success[-1]:.1%}; gap at most {gap:.1e} nats")
