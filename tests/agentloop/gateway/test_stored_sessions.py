@@ -64,9 +64,11 @@ def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one
         again = await session.reply(asked, asyncio.Future())  # of the others, each is on its way
         assert (sampler.count, again.id[-4:]) == (7, "0006")
         clients[4].set_result(None)
+        for other in (replace(asked, agent="cook"), replace(asked, aside=True)):
+            assert (await session.reply(other, asyncio.Future())).id != replies[4].id
         assert (await session.reply(asked, asyncio.Future())).id == replies[4].id
         tree = session.tree.nodes
-        assert [node.place.fork for node in tree] == ["new"] + ["retry"] * 6
+        assert [node.place.fork for node in tree] == ["new"] + ["retry"] * 8
         assert sum(len(node.tokens) - node.num_sampled for node in tree) == len(tree[0].tokens) - tree[0].num_sampled
 
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
@@ -75,7 +77,7 @@ def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one
         asyncio.run(play(writer))
         writer.close()
         found = store.sessions.nodes("s")
-    assert [node.status for node in found] == ["trained", *["undelivered"] * 4, "aside", "undelivered"]
+    assert [node.status for node in found] == ["trained", *["undelivered"] * 4, "aside", *["undelivered"] * 2, "aside"]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["asked again", "asked for more"])

@@ -50,7 +50,7 @@ def in_the_middle(run: IssuedRun, server: EngineServer, chance: random.Random) -
     """A worker whose agents have asked once or twice each, more or less."""
     asked = len(server.requests) + chance.randint(AT_ONCE, 2 * AT_ONCE)
     worker = WorkerProgram(run.folder, "--concurrency", str(AT_ONCE))
-    until(lambda: len(server.requests) >= asked, lambda: worker.output)
+    until(lambda: len(server.requests) >= asked, lambda: worker.output, limit_s=600)
     return worker
 
 
@@ -84,7 +84,7 @@ def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, lo
                 assert run.counts.done < total
             nothing_is_half(run, location)
             with WorkerProgram(run.folder, "--concurrency", str(AT_ONCE)) as worker:
-                run.until_ended(worker)
+                until(lambda: run.has_ended, lambda: f"{run.counts} {worker.output}", limit_s=600)  # noqa: B023
                 worker.end_with(signal.SIGTERM, code=143)
             outputs += [killed.output, worker.output]
             assert (run.counts.done, run.counts.failed) == (total, 0)
