@@ -10,7 +10,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
 from context import Renderer, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
-from context.messages import canonical_json, content_hash
+from context.messages import canonical_json
 from context.tokens.session_nodes import Node, Status
 
 Tools = Sequence[Mapping[str, Any]]
@@ -100,8 +99,8 @@ class AgentSession:
         """Nats, one per sampled token whose entropy the engine said."""
         self.problem: str | None = None
         """Why the engine gave no reply, where it gave none."""
-        self._asked: dict[str, asyncio.Future[AgentReply]] = {}
-        """Requests that have no reply yet, by their contents."""
+        self._asked: list[tuple[AgentRequest, asyncio.Future[AgentReply]]] = []
+        """What has no reply yet."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
         self._numbers: dict[str, int] = {}
@@ -116,14 +115,15 @@ class AgentSession:
 
     async def reply(self, request: AgentRequest) -> AgentReply:
         """Equal requests at the same time are one: an agent that asks again has given the first one up."""
-        asked = content_hash([canonical_json(request.tools), [repr(message) for message in request.messages]])
-        if asked not in self._asked:
-            self._asked[asked] = asyncio.ensure_future(self._reply(request))
-            self._asked[asked].add_done_callback(partial(self._answered, asked))
-        return await asyncio.shield(self._asked[asked])
+        answer = next((answer for other, answer in self._asked if _equal(other, request)), None)
+        if answer is None:
+            answer = asyncio.ensure_future(self._reply(request))
+            self._asked.append((request, answer))
+            answer.add_done_callback(self._answered)
+        return await asyncio.shield(answer)
 
-    def _answered(self, asked: str, _: asyncio.Future[AgentReply]) -> None:
-        del self._asked[asked]
+    def _answered(self, done: asyncio.Future[AgentReply]) -> None:
+        self._asked = [(request, answer) for request, answer in self._asked if answer is not done]
         self._quiet_since = time.monotonic()
 
     async def _reply(self, request: AgentRequest) -> AgentReply:
@@ -208,3 +208,8 @@ class AgentSession:
         if end:
             with suppress(InvalidStateError):  # said twice
                 self.ended.set_result(None)
+
+
+def _equal(one: AgentRequest, other: AgentRequest) -> bool:
+    """To the letter: 1 is not true."""
+    return repr(one.messages) == repr(other.messages) and canonical_json(one.tools) == canonical_json(other.tools)

@@ -110,7 +110,7 @@ class RecordedSession(AgentSession):
 
     async def all_nodes(self) -> tuple[Node, ...]:
         """Once what was asked has been answered."""
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*(answer for _, answer in self._asked), return_exceptions=True)
         if self._doubtful is not None:
             self.tree.delivered(self._doubtful)
         return tuple(self.tree.nodes)

@@ -61,8 +61,8 @@ class AdvantageEstimator:
         found = []
         for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
             said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
-            changes = {"advantage": advantage, "agent_rewards": canonical_json(said) if said else None}
-            found.append(replace(row, record=replace(row.record, **changes)))
+            text = canonical_json(said) if said else None
+            found.append(replace(row, record=replace(row.record, advantage=advantage, agent_rewards=text)))
         return found
 
     def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
