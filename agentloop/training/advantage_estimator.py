@@ -177,9 +177,8 @@ def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
     nodes = row.trajectory.nodes
     values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
-    tokens = [
-        np.repeat(*zip(*((values[at], n) for at, n in path), strict=True)) for path in sequences_of(nodes).values()
-    ]
+    paths = sequences_of(nodes).values()
+    tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
 
 
