@@ -39,11 +39,9 @@ from tests.fakes.processes import Program
 
 GOALS = {"added_ms_p50": "<= 5", "added_ms_p99": "<= 25"}
 SESSIONS, TURNS, ENGINE_S, TOOL_S, REPLY, RESULT = 32, 20, 0.5, 0.2, 60, 200
-Call = Callable[[list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
-"""Asks for the reply to a conversation, at a turn of a session."""
 
 
-def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], answer_s: float) -> None:
+def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> None:
     """A vLLM that says one of `replies` after another."""
     numbers = count()
 
@@ -53,7 +51,7 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], ans
         scored = [{"token_id": id, "logprob": -0.5, "top_logprobs": []} for id in ids]
         said = {"token_ids": ids, "finish_reason": "stop", "logprobs": {"content": scored}}
         answer = {"model": "m", "choices": [said], "usage": {"prompt_tokens": len(asked["token_ids"])}}
-        await asyncio.sleep(arrived + answer_s - time.monotonic())
+        await asyncio.sleep(arrived + ENGINE_S - time.monotonic())
         return JSONResponse(answer)
 
     facts = {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "m", "max_model_len": 1 << 20}]}}
@@ -62,8 +60,8 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]], ans
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
-async def play(call: Call, results: Sequence[str], *, seed: int) -> list[float]:
-    """Milliseconds of each call of all sessions."""
+async def play(call: Callable[..., Awaitable[Any]], results: Sequence[str], *, seed: int) -> list[float]:
+    """Milliseconds of each call of all sessions; `call` is given a conversation and its session's number."""
 
     async def session(number: int) -> list[float]:
         chance, taken = random.Random(f"{seed}-{number}"), []
@@ -79,7 +77,7 @@ async def play(call: Call, results: Sequence[str], *, seed: int) -> list[float]:
     return [each for found in await asyncio.gather(*map(session, range(SESSIONS))) for each in found]
 
 
-def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS, engine_s: float = ENGINE_S) -> dict[str, float]:
+def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, float]:
     made = make_conversation(turns * SESSIONS, reply=REPLY, result=RESULT)
     made.tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(made.tokenizer)}))
@@ -88,11 +86,12 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS, engine_s: floa
     results = [turn.result.content for turn in made.turns]
     listening = bound_socket("127.0.0.1", 0)
     engine = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    serving = multiprocessing.get_context("spawn").Process(target=serve_engine, args=(listening, replies, engine_s))
+    serving = multiprocessing.get_context("spawn").Process(target=serve_engine, args=(listening, replies))
     serving.start()
-    words = ["--upstream", engine, "--model", folder, "--port", "0"]
     try:
-        with Program("gateway", "--record", folder / "h.sqlite", *words) as gateway:
+        with Program(
+            "gateway", "--upstream", engine, "--model", folder, "--port", "0", "--record", folder / "h.sqlite"
+        ) as gateway:
             gateway.says("each attempt at a task")
             url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]
             return {**asyncio.run(_rounds(url, engine, gateway.id, results, rounds)), "fsync_ms": fsync_ms(folder)}

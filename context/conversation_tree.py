@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +103,7 @@ class ConversationTree:
         """The numbers of each node's messages."""
         self._renderings: dict[int, Rendering] = {}
         """Prompts as the template writes them, by node."""
+        self._reply = lru_cache(64)(lambda number: renderer.said(_sampled_ids(self.nodes[number])))
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
         self._called: dict[str, ToolCall] = {}
@@ -178,7 +180,7 @@ class ConversationTree:
     def ended(self, number: int) -> bool:
         """True: a stop token ended a node's reply, not a limit."""
         node = self.nodes[number]
-        return node.num_sampled > 0 and self._renderer.said(_sampled_ids(node))[1]
+        return node.num_sampled > 0 and self._reply(number)[1]
 
     def call_ids(self, number: int) -> list[str]:
         """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
@@ -267,7 +269,7 @@ class ConversationTree:
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
-        reply, _ = self._renderer.said(_sampled_ids(node))
+        reply, _ = self._reply(at)
         rest = self._renderer.increment(before, grown, reply)
         if rest is None:
             return None
@@ -309,7 +311,7 @@ _GIVEN_ID = "call_"
 
 
 def _key(message: Message) -> _Key:
-    calls = canonical_json([_call_key(call) for call in message.tool_calls])
+    calls = canonical_json([_call_key(call) for call in message.tool_calls]) if message.tool_calls else ""
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
 
 

@@ -18,7 +18,7 @@ from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
 from context import Renderer, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
-from context.messages import canonical_json, content_hash
+from context.messages import canonical_json
 from context.tokens.session_nodes import Node, Status
 
 Tools = Sequence[Mapping[str, Any]]
@@ -48,8 +48,7 @@ class Policy:
 class _Asked:
     """A request, and the client that waits for its reply."""
 
-    what: str
-    """Hash of what makes requests equal."""
+    request: AgentRequest
     gone: asyncio.Future[Any]
     """Done once the client waits no more."""
     reply: asyncio.Future[AgentReply] = field(init=False)
@@ -104,10 +103,9 @@ class AgentSession:
         It is awaited to its end even if the client is `gone` meanwhile: that is done then. An equal request has the
         reply of one whose client is gone: the agent asks again. While a client waits for that, it is another sample.
         """
-        what = content_hash([request.agent, request.aside, canonical_json(request.tools), *map(repr, request.messages)])
         self._asked = [one for one in self._asked if not (one.reply.done() and one.gone.done())]
-        lost = (one for one in self._asked if one.what == what and one.gone.done())
-        asked = next(lost, None) or _Asked(what, gone)
+        lost = (one for one in self._asked if one.gone.done() and _equal(one.request, request))
+        asked = next(lost, None) or _Asked(request, gone)
         if asked not in self._asked:
             asked.reply = asyncio.ensure_future(self._reply(request, asked))
             asked.reply.add_done_callback(self._answered)
@@ -213,3 +211,11 @@ class AgentSession:
         if end:
             with suppress(InvalidStateError):  # said twice
                 self.ended.set_result(None)
+
+
+def _equal(one: AgentRequest, other: AgentRequest) -> bool:
+    """To the letter: 1 is not true."""
+    written = [
+        (each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)
+    ]
+    return written[0] == written[1]

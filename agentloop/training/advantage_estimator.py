@@ -61,8 +61,8 @@ class AdvantageEstimator:
         found = []
         for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
             said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
-            changes = {"advantage": advantage, "agent_rewards": canonical_json(said) if said else None}
-            found.append(replace(row, record=replace(row.record, **changes)))
+            text = canonical_json(said) if said else None
+            found.append(replace(row, record=replace(row.record, advantage=advantage, agent_rewards=text)))
         return found
 
     def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
@@ -177,9 +177,8 @@ def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
     nodes = row.trajectory.nodes
     values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
-    tokens = [
-        np.repeat(*zip(*((values[at], n) for at, n in path), strict=True)) for path in sequences_of(nodes).values()
-    ]
+    paths = sequences_of(nodes).values()
+    tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+
+import pytest
 
 from benchmarks.__main__ import names
 from benchmarks._goals import verdict
 from benchmarks.context import measure as measure_context
+from benchmarks.gateway import measure as measure_gateway
 from benchmarks.train_step import measure as measure_train_step
 from benchmarks.vs_trl import Run, figures
+from tests.fakes.records import sql
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 3
@@ -34,6 +39,14 @@ def test_a_step_by_length_is_a_fifth_faster_than_in_one_padded_batch_and_learns_
         if best >= 1.2:
             return
     raise AssertionError(f"{best:.2f}x the speed of one padded batch in the best of {ATTEMPTS} attempts")
+
+
+@pytest.mark.slow
+def test_every_call_of_an_engine_is_paired_with_one_through_the_gateway(tmp_path: Path) -> None:
+    found = measure_gateway(tmp_path, rounds=1, turns=1)
+    assert found.keys() == {"added_ms_p50", "added_ms_p99", "cpu_ms", "fsync_ms"}
+    assert all(math.isfinite(value) for value in found.values())
+    assert sql(tmp_path / "h.sqlite", "select count(*) from session_nodes") == [(64,)]
 
 
 def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:
