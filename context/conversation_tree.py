@@ -208,7 +208,8 @@ class ConversationTree:
         """A call of a reply as it was sampled, where its agent has only added arguments: its tool's defaults."""
         said = self._called.get(call.id or "", call)
         kept = {name: value for name, value in call.arguments.items() if name in said.arguments}
-        return said if _call_key(replace(call, arguments=kept)) == _call_key(said) else call
+        added = len(kept) < len(call.arguments)
+        return said if added and _call_key(replace(call, arguments=kept)) == _call_key(said) else call
 
     def _id(self, given: str | None) -> str | None:
         known = given in self._ids

@@ -71,6 +71,10 @@ class AgentEnvironment(RowEnvironment):
         super().__init__(prompt)
         self.agent = agent
         self.sandbox: AgentSandbox | None = None
+        if sandbox == "none" and (limits or read):
+            raise UserError(
+                "environment.options.sandbox must be bubblewrap for limits and read to hold, got none. Set it."
+            )
         if sandbox != "none":
             if agent_function(agent):
                 raise UserError(

@@ -7,15 +7,22 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from examples.tasks_of_others import atif
+from replay.exchange.teacher import import_chat
+from replay.store import ReplayStore
 from tests.agentloop.rollouts.test_agent_episodes import folder, play
 from tests.fakes.runs import ROOT
-from tests.fakes.scripted import call
+from tests.fakes.scripted import CHATML, call
+from tests.replay.conftest import file_store
+from tests.replay.exchange.test_teacher import only_row, teaching, written
 
 pytestmark = pytest.mark.slow
-__all__ = ["folder"]
+__all__ = ["file_store", "folder"]
 
 EXAMPLES = ROOT / "examples/tasks_of_others"
 HARBOR = {
@@ -85,3 +92,53 @@ def test_an_environment_of_verifiers_plays_its_tasks(tmp_path: Path, monkeypatch
         )
         assert (episode.stop_reason, episode.environment_reward, episode.num_turns) == ("answered", reward, 2)
         assert [node.place.fork for node in episode.nodes] == ["new", None]
+
+
+def _calls(ids: tuple[str, ...]) -> list[dict[str, Any]]:
+    given = zip(ids, ("pearl", "coral"), strict=True)
+    return [{"id": id, "function": {"name": "lookup", "arguments": {"key": key}}} for id, key in given]
+
+
+SAID: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "You look things up."},
+        {"role": "user", "content": "Find pearl and coral."},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Both.",
+            "tool_calls": _calls(("a", "b")),
+            "weight": 1,
+        },
+        {"role": "tool", "tool_call_id": "b", "content": "12"},
+        {"role": "tool", "tool_call_id": "a", "content": "78"},
+        {"role": "assistant", "content": "78 and", "tool_calls": [], "weight": 0},
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "78 and 12.", "tool_calls": [], "weight": 1},
+    ],
+    "tools": [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}],
+    "reward": 0.5,
+    "success": False,
+}
+
+
+def test_conversations_are_trajectories_of_harbor_and_back() -> None:
+    trajectory = atif.write(SAID, "trajectory-1")
+    if find_spec("harbor"):
+        from harbor.models.trajectories.trajectory import Trajectory
+
+        Trajectory.model_validate(trajectory)
+    back = atif.read(trajectory)
+    assert all(row.pop("logprobs") == {"content": []} for row in back["messages"] if row["role"] == "assistant")
+    assert back == SAID
+
+
+def test_log_probs_of_a_trajectory_are_taken_with_its_tokens(tmp_path: Path, file_store: ReplayStore) -> None:
+    ids = [*CHATML.codec.encode("78."), CHATML.end_id]
+    trajectory = atif.write({**SAID, "messages": SAID["messages"][:2]}, "one")
+    metrics = {"completion_token_ids": ids, "logprobs": [-0.25] * len(ids)}
+    trajectory["steps"].append({"step_id": 3, "source": "agent", "message": "78.", "metrics": metrics})
+    import_chat(file_store, written(tmp_path, atif.read(trajectory)), teaching(file_store, tmp_path))
+    tokens = only_row(file_store).segments[0].tokens
+    assert tokens.token_ids[-len(ids) :].tolist() == ids
+    assert (tokens.behavior_log_probs[-len(ids) :] == -0.25).all() and np.isnan(tokens.behavior_log_probs[0])

@@ -282,7 +282,10 @@ def test_limits_hold_for_a_contained_agent_and_nothing_of_it_is_left(then: str, 
     until(lambda: not processes(lambda one: b"60.44" in (one / "cmdline").read_bytes()))
 
 
-def test_a_function_can_not_be_contained() -> None:
-    problem = "environment.options.sandbox must be none for a function, which runs in this program, got bubblewrap"
-    with pytest.raises(UserError, match=problem):
-        play(FUNCTION, options={"sandbox": "bubblewrap"})
+def test_a_function_can_not_be_contained_and_nothing_limits_what_is_not() -> None:
+    for agent, options, problem in (
+        (FUNCTION, {"sandbox": "bubblewrap"}, "none for a function, which runs in this program, got bubblewrap"),
+        (PROGRAM, {"limits": {"processes": 9}}, "bubblewrap for limits and read to hold, got none"),
+    ):
+        with pytest.raises(UserError, match=f"environment.options.sandbox must be {problem}"):
+            play(agent, options=options)
