@@ -215,7 +215,5 @@ class AgentSession:
 
 def _equal(one: AgentRequest, other: AgentRequest) -> bool:
     """To the letter: 1 is not true."""
-    written = [
-        (each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)
-    ]
+    written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]
     return written[0] == written[1]
