@@ -84,7 +84,7 @@ def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, lo
                 assert run.counts.done < total
             nothing_is_half(run, location)
             with WorkerProgram(run.folder, "--concurrency", str(AT_ONCE)) as worker:
-                until(lambda: run.has_ended, lambda: f"{run.counts} {worker.output}", limit_s=600)  # noqa: B023
+                until(lambda: run.has_ended, lambda: f"{run.counts} {worker.output}", limit_s=600)
                 worker.end_with(signal.SIGTERM, code=143)
             outputs += [killed.output, worker.output]
             assert (run.counts.done, run.counts.failed) == (total, 0)
