@@ -53,8 +53,8 @@ async def play_agent(
         await asyncio.gather(running, over, return_exceptions=True)  # the program is ended
         nodes = opened.close()
     # An agent may print what it reads from its environment.
-    problem = end.problem and end.problem.replace(opened.key, "***")
-    end = replace(end, problem=problem, output=end.output.replace(opened.key, "***"))
+    why = end.problem and end.problem.replace(opened.key, "***")
+    end = replace(end, problem=why, output=end.output.replace(opened.key, "***"))
     posted = opened.rewards.get("")
     if end.problem is not None and posted is None:
         stop_reason = StopReason.AGENT_FAILED
