@@ -33,6 +33,7 @@ def config_of(folder: Path, server: EngineServer, location: Location, model: Pat
         "tasks": {"data": str(tasks)},
         "batch": {"trajectories": AT_ONCE, "group_size": 4, "mini_batch": 4},
         "evaluation": {"every": 0},
+        "run": {"iterations": 10},
     }
     return worker_config(folder / "runs", model, server, location, **sections)
 
