@@ -165,8 +165,11 @@ def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -
     assert [bool(node.offered) for node in tree.nodes] == [True, False, True, False, False]
 
 
-def check(session: RandomSession) -> None:
-    """Every delivered token is trained once, in sight of exactly what it was sampled in sight of."""
+def check(session: RandomSession, *, most: float = 1.2) -> tuple[int, int]:
+    """Every delivered token is trained once, in sight of exactly what it was sampled in sight of.
+
+    How many tokens are stored, and how many distinct ones there are; `most`: of the former to one of the latter.
+    """
     nodes, wanted = session.tree.nodes, Counter[Any]()
     for number, reply in session.sampled.items():
         path = tokens_of(nodes, path_of(nodes, number)).token_ids.tolist()
@@ -183,7 +186,9 @@ def check(session: RandomSession) -> None:
         shown = tokens.authors != LLM
         assert np.isnan(tokens.behavior_log_probs[shown]).all() and (tokens.policy_versions[shown] == -1).all()
     assert found == wanted
-    assert sum(len(node.tokens) for node in nodes) <= 1.2 * _distinct(nodes)
+    stored, distinct = sum(len(node.tokens) for node in nodes), _distinct(nodes)
+    assert stored <= most * distinct
+    return stored, distinct
 
 
 def _trained(

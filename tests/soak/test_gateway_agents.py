@@ -11,8 +11,7 @@ from tests.examples.test_gateway_agents import EPISODES, EXAMPLES
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_calculator_agent import started
 from tests.soak.test_quickstart import evaluations, metric
-from tests.vllm.environment import missing
-from tests.vllm.server import KEY, real_engine
+from tests.vllm.server import KEY, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 

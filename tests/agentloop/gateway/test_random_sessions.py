@@ -166,14 +166,17 @@ def check_seeds(location: Location, name: str, seeds: range) -> None:
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
         with serving(app, host="127.0.0.1", port=0) as port:
             played = asyncio.run(play_all(f"http://127.0.0.1:{port}", policy, mine))
-        for session in played:
-            check_session(store, session)
+        tokens = [counts for session in played for counts in check_session(store, session)]
+        assert sum(stored for stored, _ in tokens) <= 1.2 * sum(distinct for _, distinct in tokens)
         assert store.verify().corrupt == {} and store.verify().damage == []
     assert sql(location, "select (select count(*) from session_nodes) + (select count(*) from sessions)") == [(0,)]
 
 
-def check_session(store: ReplayStore, session: PlayedSession) -> None:
-    """Every reply is stored once as it was sampled; what was given is what is stored, and is trained."""
+def check_session(store: ReplayStore, session: PlayedSession) -> list[tuple[int, int]]:
+    """Every reply is stored once as it was sampled; what was given is what is stored, and is trained.
+
+    Tokens that are stored, and distinct ones: two that go on from a reply at once both hold what they have in common.
+    """
     id = content_hash([RUN, session.name])[:32]
     rows = list(store.read([id])) if session.given.keys() - session.asides else []
     for row in rows:
@@ -193,7 +196,9 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
             asked = [plain(message) for message in conversation_of(row.nodes, number)[:-1]]
             assert asked == [plain(message) for message in session.policy.asked[key]]
         tree = tree_of(session.policy.model, nodes=row.nodes)
-        check(RandomSession(session.policy.model, tree, {number: sampled[key] for number, key in replies.items()}))
+        by_node = {number: sampled[key] for number, key in replies.items()}
+        return [check(RandomSession(session.policy.model, tree, by_node), most=1.5)]
+    return []
 
 
 @pytest.mark.parametrize("name", PARSERS)

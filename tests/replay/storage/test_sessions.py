@@ -43,7 +43,8 @@ def test_what_is_under_way_is_there_as_soon_as_it_was_added(location: Location) 
     with closing(new_store(location)) as store:
         assert store.sessions.open(OPENED) == OPENED
         for node in NODES:
-            store.sessions.add([(OPENED.id, replace(node, status=Status.UNDELIVERED))], [(OPENED.id, node.number)])
+            asked = (OPENED.id, replace(node, status=Status.UNDELIVERED))
+            store.sessions.add([asked, asked], [(OPENED.id, node.number)])
     with closing(ReplayStore.open(location)) as store:
         later = replace(OPENED, opened_at="2027-01-01T00:00:00")
         assert (store.sessions.open(later), store.sessions.opened(RUN)) == (OPENED, [OPENED])
