@@ -75,7 +75,7 @@ class Colleague:
     asked: list[tuple[AgentRequest, Message]] = field(default_factory=list)
     """With the replies."""
 
-    async def reply(self, request: AgentRequest) -> AgentReply:
+    async def reply(self, request: AgentRequest, gone: object) -> AgentReply:
         said, id = careless_reply(request, self.task, self.rng), f"demonstrated{len(self.asked)}"
         calls = tuple(replace(call, id=f"call_{len(self.asked)}") for call in said.tool_calls)
         said = replace(said, tool_calls=calls)
