@@ -75,7 +75,7 @@ def nothing_is_half(run: IssuedRun, location: Location) -> None:
 def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, location: Location, kills: int) -> None:
     chance, model = random.Random(kills), save_qwen2(tmp_path / "model")
     with serving(model) as server, issued_run(config_of(tmp_path, server, location, model)) as run:
-        server.models.pace_s, outputs = 0.02, []
+        server.models.pace_s, outputs = 0.2, []
         for number in range(kills):
             total = run.issue(number + 1)
             with in_the_middle(run, server, chance) as killed:
