@@ -215,8 +215,8 @@ def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScore
 
 
 def _scored_by(episode: Episode, value: float | str) -> Episode:
-    """The episode with what a function gave in the place of the environment's score; NaN where it gave none."""
-    return replace(episode, environment_reward=math.nan if isinstance(value, str) else value)
+    """The episode with what a function gave in the place of all that was said before; NaN where it gave none."""
+    return replace(episode, environment_reward=math.nan if isinstance(value, str) else value, agent_rewards={})
 
 
 def _number(answer: Any) -> float:

@@ -72,6 +72,13 @@ def test_a_kl_penalty_hides_no_flat_group() -> None:
     assert zero_variance_groups(replace(found, trajectories=rows)) == []  # by a function of the user's own
 
 
+def test_agents_with_rewards_of_their_own_are_a_signal_where_these_differ() -> None:
+    found = collected(a=(1, 1), b=(1, 1))
+    said = {"a0": '{"scout":[1.0,0.5]}', "a1": '{"scout":[0.0,-0.5]}', "b0": '{"scout":[1.0,0.0]}'}
+    rows = [replace(t, record=replace(t.record, agent_rewards=said.get(t.id))) for t in found.trajectories]
+    assert [group.id for group, _ in zero_variance_groups(replace(found, trajectories=rows))] == ["b"]
+
+
 def test_groups_without_a_signal_are_replaced_in_their_places_until_none_is_left() -> None:
     first = collected(a=(0, 0), b=(0, 1), c=(1, 1, 1), d=(1, 0))
     more = Rounds(collected(e=(0, 0), f=(1, 0)), collected(g=(0, 1, 1)))

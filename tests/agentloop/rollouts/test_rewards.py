@@ -184,7 +184,8 @@ def test_function_is_given_columns_by_name(name: str) -> None:
 
 def test_first_function_judges_and_the_others_only_add_up() -> None:
     both = judging("right", ("columns", -0.25))
-    scores = both.score([answered("42"), FAILED, answered("41")])
+    scores = both.score([replace(answered("42"), agent_rewards={"scout": 0.5}), FAILED, answered("41")])
+    assert scores.episodes[0].agent_rewards == {}
     assert [scores.totals[0], scores.totals[2]] == [0.5, -0.5]  # 1 - 0.25 x 2 columns; 0 - 0.25 x 2
     assert [scores.episodes[0].environment_reward, scores.episodes[2].environment_reward] == [1.0, 0.0]
     assert scores.metrics == {"reward/right": 0.5, "reward/columns": 2.0}
