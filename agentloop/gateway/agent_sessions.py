@@ -89,7 +89,7 @@ class AgentSession:
         """Requests that have no reply yet, or whose reply is on its way."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
-        self._unstored: dict[int, Node] = {}
+        self._unstored: set[int] = set()
         self._quiet_since = time.monotonic()
 
     @property
@@ -171,11 +171,10 @@ class AgentSession:
         """Returns once these nodes are stored, and those before that could not be."""
         if self._writer is None:
             return
-        self._unstored |= {node.number: node for node in new}
-        if waiting := list(self._unstored.values()):
-            await self._writer.store(self.id, waiting)
-        for node in waiting:
-            self._unstored.pop(node.number, None)
+        self._unstored |= {node.number for node in new}
+        if waiting := sorted(self._unstored):
+            await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
+        self._unstored.difference_update(waiting)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number

@@ -17,6 +17,7 @@ from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
 from replay.storage.sessions import OpenSession
 from tests.fakes.families import family
+from tests.fakes.processes import until
 from tests.fakes.random_agents import PARSERS, TODAY
 from tests.fakes.records import RUN, new_store
 
@@ -106,3 +107,20 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         writer.close()
         found = [(node.messages[-1].content, node.status) for node in store.sessions.nodes("s")]
     assert found == [("It is coral.", "trained" if number < is_new else "undelivered") for number in range(1 + is_new)]
+
+
+def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_path: Path) -> None:
+    async def play() -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
+        asked = [session.reply(request(Message("user", place)), asyncio.Future()) for place in ("Here?", "There?")]
+        for reply in await asyncio.gather(*asked):
+            session.delivered(reply)
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
+        writer = NodeWriter(store.sessions)
+        asyncio.run(play())
+        until(lambda: [node.status for node in store.sessions.nodes("s")] == ["trained"] * 2, limit_s=20)
+        writer.close()
