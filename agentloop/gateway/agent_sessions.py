@@ -13,6 +13,8 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Literal
 
+from sqlalchemy.exc import IntegrityError
+
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
@@ -173,7 +175,11 @@ class AgentSession:
             return
         self._unstored |= {node.number for node in new}
         if waiting := sorted(self._unstored):
-            await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
+            try:
+                await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
+            except IntegrityError:
+                self.closed = True
+                raise BadRequest(403, "The session must be one that is stored, got one that was forgotten.") from None
         self._unstored.difference_update(waiting)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:

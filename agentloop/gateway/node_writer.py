@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from context.tokens.session_nodes import Node
+from replay.errors import DatabaseFailed
 from replay.storage.sessions import Sessions
 
 
@@ -56,13 +57,17 @@ class NodeWriter:
             self._store([job for job in waiting if job is not None])
             is_open = None not in waiting
 
-    def _store(self, jobs: list[_Job]) -> None:
+    def _store(self, jobs: Sequence[_Job]) -> None:
         delivered = [*self._late, *(one for job in jobs for one in job.delivered)]
         self._late = []
         try:
             self._sessions.add([one for job in jobs for one in job.nodes], delivered)
         except Exception as error:  # noqa: BLE001  raised where it is waited for
             self._late = delivered
+            if len(jobs) > 1 and not isinstance(error, DatabaseFailed):
+                for job in jobs:  # one that can't be stored keeps no other from it
+                    self._store([job])
+                return
             for job in jobs:
                 job.done.set_exception(error)
         else:
