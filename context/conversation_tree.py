@@ -31,6 +31,8 @@ from context.tokens.token_sequence import TokenSequence
 from context.tokens.training_sequence import TrainingControl, mark_untrained, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
+_MOST_RENDERINGS = 8
+"""Each is a whole conversation: all of them would be the square of a session."""
 
 
 class _Key(NamedTuple):
@@ -101,8 +103,8 @@ class ConversationTree:
         """One for all messages that are alike."""
         self._said: list[npt.NDArray[np.int32]] = []
         """The numbers of each node's messages."""
-        self._renderings: dict[int, Rendering] = {}
-        """Prompts as the template writes them, by node."""
+        self._renderings: dict[int | None, Rendering] = {}
+        """Prompts as the template writes them, by node: the last few that nothing goes on from."""
         self._reply = lru_cache(64)(lambda number: renderer.said(_sampled_ids(self.nodes[number])))
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
@@ -163,7 +165,10 @@ class ConversationTree:
             reply = replace(reply, message=replace(reply.message, tool_calls=tuple(calls)))
         node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
         self._append(node)
-        self._renderings[node.number] = prompt.rendering
+        if prompt.place.fork is None:
+            self._renderings.pop(prompt.place.parent, None)
+        kept = [*self._renderings.items(), (node.number, prompt.rendering)]
+        self._renderings = dict(kept[-_MOST_RENDERINGS:])
         return node, reply
 
     def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:

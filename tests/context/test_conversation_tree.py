@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -155,6 +156,18 @@ def test_a_reply_that_two_sequences_go_on_from_is_trained_in_the_first(tree: Con
     assert shown.token_ids[:end].tolist() == first.tokens.token_ids.tolist()
     assert set(shown.authors[start:end].tolist()) == {AUTHORS.code("history")}
     assert np.isnan(shown.behavior_log_probs[start:end]).all()
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["goes on", "forks"])
+def test_memory_grows_with_what_is_said_and_not_with_its_square(tree: ConversationTree, ended: bool) -> None:
+    said, sizes = [*ASKED], []
+    tracemalloc.start()
+    for turn in range(30):
+        said += [answered(tree, tree.prompt(said), "It is 78.", ended=ended).messages[-1]]
+        said += [Message("user", f"{turn}: {'pearl, ' * 500}")]
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[29] - sizes[19] < 3 * (sizes[9] - sizes[0])
 
 
 def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -> None:
