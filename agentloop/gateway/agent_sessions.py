@@ -125,7 +125,7 @@ class AgentSession:
             return node.number not in on_their_way and node.agent == request.agent and not request.aside
 
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
-        prompt = self.tree.prompt(request.messages, request.tools, is_lost=is_lost)
+        prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
         at = prompt.place.parent
         if at is not None and prompt.place.fork is None:
             self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection

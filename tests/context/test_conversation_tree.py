@@ -111,6 +111,14 @@ def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: Conve
     assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
 
 
+def test_of_equal_replies_each_agent_goes_on_from_its_own(tree: ConversationTree) -> None:
+    for agent in "abc":
+        tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent)
+    tree.delivered(2)
+    more = [*ASKED, Message("assistant", ""), Message("user", "Sure?")]
+    assert [tree.prompt(more, agent=agent).place.parent for agent in "abcd"] == [0, 1, 2, 2]
+
+
 def test_arguments_in_another_order_or_form_or_with_defaults_are_the_same_call(tree: ConversationTree) -> None:
     call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
     node = answered(tree, tree.prompt(ASKED, TOOLS), call)

@@ -159,3 +159,18 @@ def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_st
         asyncio.run(play())
         writer.close()
         assert [[node.status for node in store.sessions.nodes(id)] for id in "ab"] == [["trained"], ["trained"]]
+
+
+def test_an_agent_that_goes_on_says_nothing_of_what_others_were_given() -> None:
+    async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        return Completion((MODEL.end_id,), (-0.5,), 0)
+
+    async def play() -> None:
+        session, waits = AgentSession("s", POLICY, ask, now=TODAY), asyncio.Future[None]()
+        asked = [Message("user", "Where?"), Message("assistant", ""), Message("user", "Sure?")]
+        for agent in ("scout", "cook"):
+            await session.reply(replace(request(asked[0]), agent=agent), waits)
+        await session.reply(replace(request(*asked), agent="scout"), waits)
+        assert [node.status for node in session.tree.nodes] == ["trained", "undelivered", "undelivered"]
+
+    asyncio.run(play())
