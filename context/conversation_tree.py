@@ -31,6 +31,8 @@ from context.tokens.token_sequence import TokenSequence
 from context.tokens.training_sequence import TrainingControl, mark_untrained, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
+_MOST_RENDERINGS = 8
+"""Each is a whole conversation: all of them would be the square of a session."""
 
 
 class _Key(NamedTuple):
@@ -101,8 +103,8 @@ class ConversationTree:
         """One for all messages that are alike."""
         self._said: list[npt.NDArray[np.int32]] = []
         """The numbers of each node's messages."""
-        self._renderings: dict[int, Rendering] = {}
-        """Prompts as the template writes them, by node."""
+        self._renderings: dict[int | None, Rendering] = {}
+        """Prompts as the template writes them, by node: the last few that nothing goes on from."""
         self._reply = lru_cache(64)(lambda number: renderer.said(_sampled_ids(self.nodes[number])))
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
@@ -113,11 +115,16 @@ class ConversationTree:
             self._append(node)
 
     def prompt(
-        self, messages: Sequence[Message], tools: _Tools = (), *, is_lost: Callable[[Node], bool] = lambda _: True
+        self,
+        messages: Sequence[Message],
+        tools: _Tools = (),
+        *,
+        agent: str = "",
+        is_lost: Callable[[Node], bool] = lambda _: True,
     ) -> Prompt:
         """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts.
 
-        `is_lost`: whether an equal request may have the reply of a node that was not delivered.
+        `agent`: who asks; `is_lost`: whether an equal request may have the reply of a node that was not delivered.
         """
         given, offered = self._read(messages), content_hash(list(tools))
         same = self._same(given)
@@ -128,7 +135,7 @@ class ConversationTree:
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
             return Prompt(tokens, given, self._fork(tokens, same, offered, Fork.RETRY), rendering, next(lost, None))
-        at = self._begun(same, len(given))
+        at = self._begun(same, len(given), agent)
         fork = self._why(at, same, given, offered)
         if at is not None and fork is None:
             going_on = self._going_on(at, given, tools)
@@ -163,7 +170,10 @@ class ConversationTree:
             reply = replace(reply, message=replace(reply.message, tool_calls=tuple(calls)))
         node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
         self._append(node)
-        self._renderings[node.number] = prompt.rendering
+        if prompt.place.fork is None:
+            self._renderings.pop(prompt.place.parent, None)
+        kept = [*self._renderings.items(), (node.number, prompt.rendering)]
+        self._renderings = dict(kept[-_MOST_RENDERINGS:])
         return node, reply
 
     def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:
@@ -219,15 +229,17 @@ class ConversationTree:
             :9
         ]  # in the form that Mistral's takes
 
-    def _begun(self, same: Sequence[int], count: int) -> int | None:
-        """The node whose whole conversation is the longest beginning of one of `count` messages; the latest of those
-        whose reply was delivered, else the latest."""
+    def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
+        """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one that
+        the agent itself asked for before others', then one whose reply was delivered, then the latest."""
         whole = [
-            node.number
-            for node in self.nodes
-            if node.num_sampled and same[node.number] == node.num_path_messages < count
+            node for node in self.nodes if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
-        return max(whole, key=lambda at: (same[at], self.nodes[at].status != Status.UNDELIVERED, at), default=None)
+
+        def rank(node: Node) -> tuple[int, bool, bool, int]:
+            return same[node.number], node.agent == agent, node.status != Status.UNDELIVERED, node.number
+
+        return max(map(rank, whole))[-1] if whole else None
 
     def _why(self, at: int | None, same: Sequence[int], given: Sequence[Message], offered: str) -> Fork | None:
         """Why a conversation can't go on from node `at`; None: it can, as far as messages tell."""

@@ -13,6 +13,8 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Literal
 
+from sqlalchemy.exc import IntegrityError
+
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
@@ -89,7 +91,7 @@ class AgentSession:
         """Requests that have no reply yet, or whose reply is on its way."""
         self._lines: dict[int, int] = {}
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
-        self._unstored: dict[int, Node] = {}
+        self._unstored: set[int] = set()
         self._quiet_since = time.monotonic()
 
     @property
@@ -123,7 +125,7 @@ class AgentSession:
             return node.number not in on_their_way and node.agent == request.agent and not request.aside
 
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
-        prompt = self.tree.prompt(request.messages, request.tools, is_lost=is_lost)
+        prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
         at = prompt.place.parent
         if at is not None and prompt.place.fork is None:
             self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection
@@ -171,11 +173,14 @@ class AgentSession:
         """Returns once these nodes are stored, and those before that could not be."""
         if self._writer is None:
             return
-        self._unstored |= {node.number: node for node in new}
-        if waiting := list(self._unstored.values()):
-            await self._writer.store(self.id, waiting)
-        for node in waiting:
-            self._unstored.pop(node.number, None)
+        self._unstored |= {node.number for node in new}
+        if waiting := sorted(self._unstored):
+            try:
+                await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
+            except IntegrityError:
+                self.closed = True
+                raise BadRequest(403, "The session must be one that is stored, got one that was forgotten.") from None
+        self._unstored.difference_update(waiting)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from context.tokens.session_nodes import Node
+from replay.errors import DatabaseFailed
 from replay.storage.sessions import Sessions
 
 
 @dataclass(frozen=True)
 class _Job:
-    session: str
-    nodes: Sequence[Node]
+    nodes: Sequence[tuple[str, Node]] = ()
+    delivered: Sequence[tuple[str, int]] = ()
     done: Future[None] = field(default_factory=Future)
 
 
@@ -28,19 +28,20 @@ class NodeWriter:
         self._sessions = sessions
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         """None: the end."""
-        self._delivered: deque[tuple[str, int]] = deque()
+        self._late: list[tuple[str, int]] = []
+        """Replies that were delivered while the database could not store that."""
         self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
         self._thread.start()
 
     async def store(self, session: str, nodes: Sequence[Node]) -> None:
         """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
-        job = _Job(session, nodes)
+        job = _Job([(session, node) for node in nodes])
         self._jobs.put(job)
         await asyncio.wrap_future(job.done)
 
     def delivered(self, session: str, number: int) -> None:
-        """Stored with what comes next: after a crash an equal request is given the same reply again."""
-        self._delivered.append((session, number))
+        """Stored at once, which nobody waits for: after a crash before it an equal request is given the same reply."""
+        self._jobs.put(_Job(delivered=[(session, number)]))
 
     def close(self) -> None:
         """Returns once all is stored."""
@@ -56,11 +57,17 @@ class NodeWriter:
             self._store([job for job in waiting if job is not None])
             is_open = None not in waiting
 
-    def _store(self, jobs: list[_Job]) -> None:
-        delivered = [self._delivered.popleft() for _ in range(len(self._delivered))]
+    def _store(self, jobs: Sequence[_Job]) -> None:
+        delivered = [*self._late, *(one for job in jobs for one in job.delivered)]
+        self._late = []
         try:
-            self._sessions.add([(job.session, node) for job in jobs for node in job.nodes], delivered)
+            self._sessions.add([one for job in jobs for one in job.nodes], delivered)
         except Exception as error:  # noqa: BLE001  raised where it is waited for
+            self._late = delivered
+            if len(jobs) > 1 and not isinstance(error, DatabaseFailed):
+                for job in jobs:  # one that can't be stored keeps no other from it
+                    self._store([job])
+                return
             for job in jobs:
                 job.done.set_exception(error)
         else:

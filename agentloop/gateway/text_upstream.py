@@ -13,8 +13,12 @@ from agentloop.errors import one_line
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.chat_completions import written_calls
 from agentloop.records import Completion, GenerationFailed
-from context import Message, Renderer, RenderError
+from context import Message, Renderer, RenderError, choose_parser
 from context.conversation_file import read_message
+from context.templates.rendering.contents import with_thought
+
+_WHOLE = {"stop", "tool_calls"}
+"""Reasons for which a reply ends that are its model's own."""
 
 
 class TextUpstream:
@@ -36,13 +40,29 @@ class TextUpstream:
         try:
             answer = await self._client.chat.completions.create(model=self._model, **body)
             (choice,) = answer.choices
+            if choice.message.refusal or choice.finish_reason not in _WHOLE | {"length"}:
+                raise RenderError(choice.message.refusal or f"finish_reason {choice.finish_reason!r}")
             said = choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
-            ids = self._renderer.reply(read_message(0, said))
+            message = read_message(0, said)
+            ids = self._renderer.reply(message)
+            if choice.finish_reason in _WHOLE and self._read(ids, request) != _compared(with_thought(message)):
+                raise RenderError("one that would be read as something else")
         except (OpenAIError, RenderError, TypeError, ValueError) as error:
             text = f"the upstream must give a reply that the model's template can write, got {one_line(error)}"
             raise GenerationFailed(text.replace(self._key, "***") if self._key else text) from None
         ids = ids[:-1] if choice.finish_reason == "length" and len(ids) > 1 else ids
         return Completion(tuple(ids), (math.nan,) * len(ids), 0)
+
+    def _read(self, ids: Sequence[int], request: AgentRequest) -> Any:
+        """What the policy would be taken to say by these tokens."""
+        opened = self._renderer.render([Message("user", "x")], ()).opened_thought
+        parser = choose_parser("auto", self._renderer.template, tools=request.tools)
+        return _compared(parser.parse(opened + self._renderer.said(ids)[0].text, stopped=True).message)
+
+
+def _compared(message: Message) -> Any:
+    calls = [(call.name, dict(call.arguments)) for call in message.tool_calls]
+    return (message.reasoning or "").strip(), message.content.strip(), calls
 
 
 def _written(message: Message) -> dict[str, Any]:

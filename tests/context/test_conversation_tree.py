@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -110,6 +111,14 @@ def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: Conve
     assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
 
 
+def test_of_equal_replies_each_agent_goes_on_from_its_own(tree: ConversationTree) -> None:
+    for agent in "abc":
+        tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent)
+    tree.delivered(2)
+    more = [*ASKED, Message("assistant", ""), Message("user", "Sure?")]
+    assert [tree.prompt(more, agent=agent).place.parent for agent in "abcd"] == [0, 1, 2, 2]
+
+
 def test_arguments_in_another_order_or_form_or_with_defaults_are_the_same_call(tree: ConversationTree) -> None:
     call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
     node = answered(tree, tree.prompt(ASKED, TOOLS), call)
@@ -155,6 +164,18 @@ def test_a_reply_that_two_sequences_go_on_from_is_trained_in_the_first(tree: Con
     assert shown.token_ids[:end].tolist() == first.tokens.token_ids.tolist()
     assert set(shown.authors[start:end].tolist()) == {AUTHORS.code("history")}
     assert np.isnan(shown.behavior_log_probs[start:end]).all()
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["goes on", "forks"])
+def test_memory_grows_with_what_is_said_and_not_with_its_square(tree: ConversationTree, ended: bool) -> None:
+    said, sizes = [*ASKED], []
+    tracemalloc.start()
+    for turn in range(30):
+        said += [answered(tree, tree.prompt(said), "It is 78.", ended=ended).messages[-1]]
+        said += [Message("user", f"{turn}: {'pearl, ' * 500}")]
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[29] - sizes[19] < 3 * (sizes[9] - sizes[0])
 
 
 def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
-from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
+from replay.errors import DatabaseFailed
 from replay.storage.sessions import OpenSession
 from tests.fakes.families import family
+from tests.fakes.processes import until
 from tests.fakes.random_agents import PARSERS, TODAY
-from tests.fakes.records import RUN, new_store
+from tests.fakes.records import RUN, new_store, sql
 
 
 def request(*messages: Message) -> AgentRequest:
@@ -94,15 +98,79 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         gone = asyncio.Future[None]()
         gone.cancel()
         first, more = Message("user", "Where?"), (Message("assistant", "It is coral."), Message("user", "Sure?"))
-        with pytest.raises(Exception, match=r"(?i)foreign key"):  # the session is not there
+        sql(path, "alter table session_nodes rename to elsewhere")
+        with pytest.raises(DatabaseFailed, match="no such table"):
             await session.reply(request(first), gone)
-        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
+        sql(path, "alter table elsewhere rename to session_nodes")
         reply = await session.reply(request(first, *more) if is_new else request(first), gone)
         assert (reply.message.content, len(sampled)) == ("It is coral.", 1 + is_new)
 
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+    with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         writer.close()
         found = [(node.messages[-1].content, node.status) for node in store.sessions.nodes("s")]
     assert found == [("It is coral.", "trained" if number < is_new else "undelivered") for number in range(1 + is_new)]
+
+
+def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_path: Path) -> None:
+    async def play() -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
+        asked = [session.reply(request(Message("user", place)), asyncio.Future()) for place in ("Here?", "There?")]
+        for reply in await asyncio.gather(*asked):
+            session.delivered(reply)
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
+        writer = NodeWriter(store.sessions)
+        asyncio.run(play())
+        until(lambda: [node.status for node in store.sessions.nodes("s")] == ["trained"] * 2, limit_s=20)
+        writer.close()
+
+
+def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_stored(tmp_path: Path) -> None:
+    async def play() -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        sessions = [AgentSession(id, POLICY, sampler.ask, now=TODAY, writer=writer) for id in ("a", "forgotten", "b")]
+        asked = request(Message("user", "Where?"))
+        before = await asyncio.gather(*(session.reply(asked, asyncio.Future()) for session in sessions))
+        store.sessions.end(["forgotten"])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin immediate")  # what is asked meanwhile is stored together
+            for session, reply in zip(sessions, before, strict=True):
+                session.delivered(reply)
+            storing = [asyncio.ensure_future(writer.store(each.id, each.tree.nodes)) for each in sessions[1:]]
+            await asyncio.sleep(0)
+        stored = await asyncio.gather(*storing, return_exceptions=True)
+        assert [type(error) for error in stored] == [IntegrityError, type(None)]
+        for _ in range(2):
+            with pytest.raises(BadRequest, match="got one that"):
+                await sessions[1].reply(asked, asyncio.Future())
+        assert [session.closed for session in sessions] == [False, True, False]
+
+    with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
+        for id in ("a", "forgotten", "b"):
+            store.sessions.open(OpenSession(id, RUN, TODAY.isoformat()))
+        writer = NodeWriter(store.sessions)
+        asyncio.run(play())
+        writer.close()
+        assert [[node.status for node in store.sessions.nodes(id)] for id in "ab"] == [["trained"], ["trained"]]
+
+
+def test_an_agent_that_goes_on_says_nothing_of_what_others_were_given() -> None:
+    async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        return Completion((MODEL.end_id,), (-0.5,), 0)
+
+    async def play() -> None:
+        session, waits = AgentSession("s", POLICY, ask, now=TODAY), asyncio.Future[None]()
+        asked = [Message("user", "Where?"), Message("assistant", ""), Message("user", "Sure?")]
+        for agent in ("scout", "cook"):
+            await session.reply(replace(request(asked[0]), agent=agent), waits)
+        await session.reply(replace(request(*asked), agent="scout"), waits)
+        assert [node.status for node in session.tree.nodes] == ["trained", "undelivered", "undelivered"]
+
+    asyncio.run(play())

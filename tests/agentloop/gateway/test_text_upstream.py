@@ -1,0 +1,61 @@
+"""Replies of another model are stored where they are its own, whole, and what they are read as again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.text_upstream import TextUpstream
+from agentloop.records import Completion, GenerationFailed
+from context import Message
+from tests.fakes.families import family
+from tests.fakes.random_agents import TOOLS
+from tests.fakes.scripted_http import scripted_server
+
+MODEL = family("chatml")
+CALL = {"id": "call_up", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'}}
+
+
+def answered(finish: str | None, **message: Any) -> Completion:
+    request = AgentRequest("policy", "", False, (Message("user", "Where?"),), TOOLS, None, False, (), {})
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": None, **message}}
+    with scripted_server() as server:
+        server.answers["/v1/chat/completions"] = (200, {"id": "x", "created": 1, "model": "large", "choices": [choice]})
+        upstream = TextUpstream(f"{server.url}/v1", key=None, model="large", renderer=MODEL.renderer())
+        return asyncio.run(upstream.ask(request, 0, [], 50))
+
+
+@pytest.mark.parametrize(
+    ("finish", "message", "text"),
+    [
+        ("stop", {"refusal": "I can't help with that."}, "I can't help with that."),
+        ("content_filter", {"content": "It is"}, "finish_reason 'content_filter'"),
+        (None, {"content": "It is"}, "finish_reason None"),
+        ("stop", {"content": f"One says {MODEL.call} for this."}, "one that would be read as something else"),
+    ],
+)
+def test_what_would_not_be_imitated_as_it_was_said_is_no_reply(
+    finish: str | None, message: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(GenerationFailed, match=f"^the upstream must give .* got RenderError: {text}"):
+        answered(finish, **message)
+
+
+@pytest.mark.parametrize(
+    ("finish", "message"),
+    [
+        ("stop", {"content": " It is 78.\n"}),
+        ("stop", {"content": "<think>\nhm\n</think>\n\nIt is 78."}),
+        ("stop", {"content": "One begins with <tool_call> here."}),
+        ("tool_calls", {"content": "I look.", "tool_calls": [CALL, CALL]}),
+        ("length", {"content": "One begins with <tool_call>"}),
+    ],
+)
+def test_what_is_said_in_the_policys_tokens_is_a_reply(finish: str, message: dict[str, Any]) -> None:
+    ids = answered(finish, **message).token_ids
+    assert (ids[-1] == MODEL.end_id) == (finish != "length")
+    said = MODEL.codec.decode(ids)
+    assert (message["content"].strip() in said, said.count("pearl")) == (True, 2 * (finish == "tool_calls"))
