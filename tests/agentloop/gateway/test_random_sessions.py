@@ -149,7 +149,7 @@ async def play_all(url: str, policy: RandomPolicy, seeds: Sequence[int]) -> list
         clients = RandomClients(f"{url}/e/{seed}", KEY)
         played = PlayedSession(policy, clients, random.Random(seed), str(seed))
         await played.play()
-        await clients.end()
+        assert await clients.end() == bool(played.given.keys() - played.asides)
         return played
 
     fours = [seeds[first : first + 4] for first in range(0, len(seeds), 4)]

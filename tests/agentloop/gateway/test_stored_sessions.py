@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
 
-from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
+from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
+from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
 from replay.storage.sessions import OpenSession
+from replay.store import ReplayStore
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS, TODAY
-from tests.fakes.records import RUN, new_store
+from tests.fakes.records import RUN, new_store, sql
 
 
 def request(*messages: Message) -> AgentRequest:
@@ -106,3 +110,60 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         writer.close()
         found = [(node.messages[-1].content, node.status) for node in store.sessions.nodes("s")]
     assert found == [("It is coral.", "trained" if number < is_new else "undelivered") for number in range(1 + is_new)]
+
+
+@asynccontextmanager
+async def recorded(store: ReplayStore, sampler: Sampler) -> AsyncIterator[RecordedSessions]:
+    recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
+    sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
+    async with sessions.under_way(Starlette()):
+        yield sessions
+
+
+async def given(session: AgentSession, text: str = "Where?") -> None:
+    session.delivered(await session.reply(request(Message("user", text)), asyncio.Future()))
+
+
+def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            session = await sessions.authorize("a", "")
+            await given(session)
+            sampler.free.clear()
+            late = asyncio.ensure_future(session.reply(request(Message("user", "Why?")), asyncio.Future()))
+            while sampler.count < 2:
+                await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                ends = (session.reward({"": reward}, end=True) for reward in (0.75, 0.0))
+                ended = await asyncio.gather(*ends, return_exceptions=True)
+            sampler.free.set()
+            refused = [ended[1], *await asyncio.gather(late, return_exceptions=True)]
+            assert ended[0] is None and [getattr(each, "status", each) for each in refused] == [403, 403]
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    assert sql(tmp_path / "replay.sqlite", "select reward, num_turns from trajectories") == [(0.75, 1)]
+    assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+
+
+def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            mistyped, lost = [await sessions.authorize(name, "") for name in ("mistyped", "lost")]
+            await lost.reply(request(Message("user", "Where?")), asyncio.Future())
+            for session in (mistyped, lost):
+                with pytest.raises(BadRequest, match="must be one whose agent was given a reply") as refusal:
+                    await session.reward({"": 1.0}, end=True)
+                assert refusal.value.status == 400
+            assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+            session = await sessions.authorize("mistyped", "")
+            await given(session)
+            await session.reward({"": 0.5}, end=True)
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
