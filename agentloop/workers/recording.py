@@ -164,16 +164,17 @@ def _files(model: Path) -> ModelFiles:
 def _run_of(
     store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
 ) -> str:
-    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another model."""
-    with store.reading() as connection:
-        named = [run for run in known_runs(connection).values() if run.name == options.name]
-    if any(run.fingerprint != fingerprint or "gateway" not in run.config for run in named):
-        raise UserError(
-            f"--name must be of a recording of this model, got {options.name}, which is another's. Give another name."
-        )
-    id = named[0].id if named else uuid.uuid4().hex
+    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another kind."""
     model = str(options.model.resolve())
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
+    with store.reading() as connection:
+        named = [run for run in known_runs(connection).values() if run.name == options.name]
+    if any(run.fingerprint != fingerprint or run.config.get("gateway") != made for run in named):
+        raise UserError(
+            f"--name must be of a recording of this model, got {options.name}, which is not of the same --model, "
+            "--text and --upstream-model. Give another name."
+        )
+    id = named[0].id if named else uuid.uuid4().hex
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
     store.resume(id, 0)  # another gateway that still records it can store no more rows
