@@ -126,6 +126,8 @@ class RecordedSessions:
         self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
+        self._storing = asyncio.Lock()
+        """A row's slot and baseline follow from those before it."""
 
     @asynccontextmanager
     async def under_way(self, app: Starlette) -> AsyncIterator[None]:
@@ -169,7 +171,8 @@ class RecordedSessions:
         try:
             nodes = session.all_nodes()
             await self._writer.store(session.id, [])  # of what it has asked to be stored, nothing comes behind its row
-            is_row = await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
+            async with self._storing:
+                is_row = await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
         except BaseException:
             session.closed = False  # it can be ended again
             raise

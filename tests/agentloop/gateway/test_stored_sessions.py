@@ -167,3 +167,22 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         asyncio.run(play(store))
     assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
+
+
+def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            opened = [await sessions.authorize(str(number), "") for number in range(24)]
+            await asyncio.gather(*map(given, opened))
+            await asyncio.gather(*(one.reward({"": float(i % 2)}, end=True) for i, one in enumerate(opened)))
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    rows = sql(tmp_path / "replay.sqlite", "select slot, reward, advantage from trajectories order by slot")
+    rewards = [reward for _, reward, _ in rows]
+    assert [slot for slot, *_ in rows] == list(range(24))
+    assert [advantage for *_, advantage in rows] == pytest.approx(
+        [0.0, *(rewards[i] - sum(rewards[:i]) / i for i in range(1, 24))]
+    )
