@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,14 +86,10 @@ def record_sessions(
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
-        import_module("agentloop.gateway.chat_completions")  # which most ask: the first would wait a second for it
-        gc.collect()
-        gc.freeze()  # to look for garbage in what is there by now took 50 ms, now and then, of somebody's request
-        with serving(app, host=section.host, port=section.port) as port, stop.working():
-            url = section.public_url or f"http://{section.host}:{port}"
+        with serving(app, host=section.host, port=section.port) as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
             say(f"recording {options.name} in {store.url}: {kind}")
-            say(f"agents ask {url}/e/NAME/v1, each attempt at a task with a NAME of its own")
+            say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
 
