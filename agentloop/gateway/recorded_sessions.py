@@ -105,12 +105,14 @@ class RecordedSession(AgentSession):
             raise BadRequest(
                 400, 'The reward must be one for all, and come with the end: {"reward": 1.0, "end": true}.', "end"
             )
+        if self.closed:
+            raise _ended()
         await super().reward(rewards, end=end)
-        await self._end(self)
+        if not await self._end(self):
+            raise BadRequest(400, "The session must be one whose agent was given a reply to learn from, got none.")
 
-    async def all_nodes(self) -> tuple[Node, ...]:
-        """Once what was asked has been answered."""
-        await asyncio.gather(*(one.reply for one in self._asked), return_exceptions=True)
+    def all_nodes(self) -> tuple[Node, ...]:
+        """As they are when it ends."""
         if self._doubtful is not None:
             self.tree.delivered(self._doubtful)
         return tuple(self.tree.nodes)
@@ -124,6 +126,8 @@ class RecordedSessions:
         self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
+        self._storing = asyncio.Lock()
+        """A row's slot and baseline follow from those before it."""
 
     @asynccontextmanager
     async def under_way(self, app: Starlette) -> AsyncIterator[None]:
@@ -161,25 +165,27 @@ class RecordedSessions:
         nodes = await asyncio.to_thread(self._stored.nodes, id)
         return RecordedSession(self, opened, self._writer, nodes)
 
-    async def end(self, session: RecordedSession) -> None:
-        """Returns once its row is stored, and nothing of it is under way any more."""
-        if session.closed:
-            raise _ended()
+    async def end(self, session: RecordedSession) -> bool:
+        """Whether it made a row, which is stored then. What is asked and has no reply yet is refused."""
         session.closed = True
         try:
-            nodes = await session.all_nodes()
-            await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
+            nodes = session.all_nodes()
+            await self._writer.store(session.id, [])  # of what it has asked to be stored, nothing comes behind its row
+            async with self._storing:
+                is_row = await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
         except BaseException:
             session.closed = False  # it can be ended again
             raise
         del self._sessions[session.id]
+        return is_row
 
-    def _store(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> None:
+    def _store(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> bool:
         if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
             self._stored.end([id])
-            return
+            return False
         task, row = self.recording.row(id, nodes, reward)
         self.recording.store.append([task], [group_of([row])], [row], ended=[id])
+        return True
 
     async def _end_idle(self) -> None:
         while True:

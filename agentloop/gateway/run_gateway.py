@@ -71,6 +71,6 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
     """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
-    with serving(app, host=section.host, port=section.port) as port:
-        gateway.url = section.public_url or f"http://{section.host}:{port}"
+    with serving(app, host=section.host, port=section.port) as url:
+        gateway.url = section.public_url or url
         yield gateway

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp
 
 from agentloop.errors import UserError
-from replay.pages.serve import bound_socket, quiet_server
+from replay.pages.serve import address_of, bound_socket, quiet_server
 
 _IDLE_SECONDS = 600
 """An agent's connection outlives its tools: one that is closed just when the agent asks again loses the request."""
 
 
 @contextmanager
-def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[int]:
-    """Serve the app within the block, and say at which port; 0: any that is free.
+def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
+    """Serve the app within the block, and say at which URL; port 0: any that is free.
 
     At its end, requests under way have the seconds of `quiet_server` to be answered in.
     """
@@ -33,7 +33,7 @@ def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[int]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)
     thread.start()
     try:
-        yield listening.getsockname()[1]
+        yield address_of(listening, None).removesuffix("/")
     finally:
         server.should_exit = True
         thread.join()

@@ -21,7 +21,7 @@ from agentloop.environments import Task
 from agentloop.gateway.agent_request import BadRequest
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.http_json import openai_error
-from agentloop.gateway.run_gateway import RunGateway, run_gateway
+from agentloop.gateway.run_gateway import OpenedSession, RunGateway, run_gateway
 from agentloop.rollouts.actors import agents_policy
 from agentloop.rollouts.episodes.agent_episode import episode_of
 from agentloop.rollouts.episodes.agent_program import AgentEnd
@@ -44,8 +44,8 @@ class EpisodeDesk:
     def __init__(self, run: JoinedRun, key: SharedKey, *, idle_s: float) -> None:
         """`idle_s`: an agent that has not asked for so long has given its episode up."""
         self._tickets, self._authors = run.store.tickets, run.actors.authors
-        self._key, self._idle_s = key, idle_s
-        self._askers: deque[Future[dict[str, Any]]] = deque()
+        self._key, self._idle_s, self._timeout_s = key, idle_s, run.config.rollout.episode_timeout_s
+        self._askers: deque[Future[tuple[OpenedSession, Task]]] = deque()
         self.is_over = False
         """The run has ended: there are no more episodes."""
         self.gateway: RunGateway | None = None
@@ -64,13 +64,16 @@ class EpisodeDesk:
             return JSONResponse(openai_error(bad), bad.status, {"retry-after": "1"})
 
     async def _given(self, request: Request) -> dict[str, Any]:
-        asker = Future[dict[str, Any]]()
+        asker = Future[tuple[OpenedSession, Task]]()
         self._askers.append(asker)
         given, until = asyncio.wrap_future(asker), time.monotonic() + _LONGEST_WAIT_S
         while not (self.is_over or given.done() or time.monotonic() > until or await request.is_disconnected()):
             await asyncio.wait([given], timeout=_LOOK_S)
         if given.done() and not given.cancelled():
-            return given.result()
+            opened, task = given.result()
+            if await request.is_disconnected():  # its ticket is another's
+                opened.close()
+            return {"id": opened.id, "url": opened.url, "key": opened.key, "task": dict(task.payload)}
         given.cancel()
         with suppress(ValueError):  # it was taken out for cancelled
             self._askers.remove(asker)
@@ -81,25 +84,27 @@ class EpisodeDesk:
     async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
         """By the agent that has waited longest."""
         assert self.gateway is not None
-        opened = self.gateway.open(ask)
+        opened, stop_reason = self.gateway.open(ask), StopReason.ANSWERED
         try:
-            episode = {"id": opened.url.rpartition("/")[2], "url": opened.url, "key": opened.key}
             over = asyncio.wrap_future(opened.ended)
-            is_played = self._tell({**episode, "task": dict(task.payload)})
-            while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
-                is_played = opened.idle_s <= self._idle_s
+            is_played = self._tell(opened, task)
+            async with asyncio.timeout(self._timeout_s):
+                while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
+                    is_played = not opened.closed and opened.idle_s <= self._idle_s
+        except TimeoutError:
+            stop_reason = StopReason.OVERTIME
         finally:
             nodes = opened.close()
         if not is_played:
             await asyncio.to_thread(self._tickets.give_back, [claim])
             raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
-        return episode_of(task, nodes, opened, AgentEnd(), StopReason.ANSWERED, authors=self._authors)
+        return episode_of(task, nodes, opened, AgentEnd(), stop_reason, authors=self._authors)
 
-    def _tell(self, episode: dict[str, Any]) -> bool:
+    def _tell(self, opened: OpenedSession, task: Task) -> bool:
         while self._askers:
             asker = self._askers.popleft()
             if asker.set_running_or_notify_cancel():
-                asker.set_result(episode)
+                asker.set_result((opened, task))
                 return True
         return False
 

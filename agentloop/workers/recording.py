@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,14 +86,10 @@ def record_sessions(
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
-        import_module("agentloop.gateway.chat_completions")  # which most ask: the first would wait a second for it
-        gc.collect()
-        gc.freeze()  # to look for garbage in what is there by now took 50 ms, now and then, of somebody's request
-        with serving(app, host=section.host, port=section.port) as port, stop.working():
-            url = section.public_url or f"http://{section.host}:{port}"
+        with serving(app, host=section.host, port=section.port) as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
             say(f"recording {options.name} in {store.url}: {kind}")
-            say(f"agents ask {url}/e/NAME/v1, each attempt at a task with a NAME of its own")
+            say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
 
@@ -164,16 +158,17 @@ def _files(model: Path) -> ModelFiles:
 def _run_of(
     store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
 ) -> str:
-    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another model."""
-    with store.reading() as connection:
-        named = [run for run in known_runs(connection).values() if run.name == options.name]
-    if any(run.fingerprint != fingerprint or "gateway" not in run.config for run in named):
-        raise UserError(
-            f"--name must be of a recording of this model, got {options.name}, which is another's. Give another name."
-        )
-    id = named[0].id if named else uuid.uuid4().hex
+    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another kind."""
     model = str(options.model.resolve())
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
+    with store.reading() as connection:
+        named = [run for run in known_runs(connection).values() if run.name == options.name]
+    if any(run.fingerprint != fingerprint or run.config.get("gateway") != made for run in named):
+        raise UserError(
+            f"--name must be of a recording of this model, got {options.name}, which is not of the same --model, "
+            "--text and --upstream-model. Give another name."
+        )
+    id = named[0].id if named else uuid.uuid4().hex
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
     store.resume(id, 0)  # another gateway that still records it can store no more rows

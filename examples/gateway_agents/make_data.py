@@ -56,11 +56,11 @@ def demonstrations(agent: str, count: int, rng: random.Random) -> Iterator[dict[
     """The conversations of so many episodes of an agent, as `agentloop sft` reads them."""
     solve = load_function(agent, what="--agent")
     colleagues: dict[str, Colleague] = {}
-    with serving(create_app(Episodes(colleagues)), host="127.0.0.1", port=0) as port:
+    with serving(create_app(Episodes(colleagues)), host="127.0.0.1", port=0) as url:
         for number in range(count):
             task = SHOWN.make_task(rng)
             colleague = colleagues[str(number)] = Colleague(task, rng)
-            ended = solve(row(task), f"http://127.0.0.1:{port}/e/{number}/v1", "any key")
+            ended = solve(row(task), f"{url}/e/{number}/v1", "any key")
             if inspect.iscoroutine(ended):
                 asyncio.run(ended)
             yield from colleague.conversations()

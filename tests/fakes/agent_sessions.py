@@ -85,7 +85,7 @@ class ScriptedSessions:
 
 @dataclass
 class Gateway:
-    port: int
+    address: str
     sessions: ScriptedSessions
 
     @property
@@ -94,7 +94,11 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/e/{EPISODE}"
+        return f"{self.address}/e/{EPISODE}"
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     @property
     def headers(self) -> dict[str, str]:
@@ -104,9 +108,9 @@ class Gateway:
 @contextmanager
 def scripted_gateway(*, ping_seconds: float = PING_SECONDS) -> Iterator[Gateway]:
     sessions = ScriptedSessions()
-    with serving(create_app(sessions, ping_seconds=ping_seconds), host="127.0.0.1", port=0) as port:
+    with serving(create_app(sessions, ping_seconds=ping_seconds), host="127.0.0.1", port=0) as url:
         try:
-            yield Gateway(port, sessions)
+            yield Gateway(url, sessions)
         finally:
             sessions.session.free.set()
 

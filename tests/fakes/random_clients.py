@@ -52,12 +52,17 @@ class RandomClients:
         self._anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, **options)
         self.asks = (self._chat, self._responses, self._messages)
 
-    async def end(self) -> None:
-        """Of the episode, which is rewarded."""
+    async def end(self) -> bool:
+        """Of the episode, which is rewarded; whether there was anything to reward."""
         rewarded = self._openai.with_options(base_url=self._url)
-        await rewarded.post("/reward", cast_to=object, body={"reward": 1.0, "end": True})
-        await self._openai.close()
-        await self._anthropic.close()
+        try:
+            await rewarded.post("/reward", cast_to=object, body={"reward": 1.0, "end": True})
+        except openai.BadRequestError:
+            return False
+        finally:
+            await self._openai.close()
+            await self._anthropic.close()
+        return True
 
     async def settled(self) -> None:
         """The server has seen all that happened before."""

@@ -171,18 +171,26 @@ def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_server_ends_with_its_block_and_its_port_is_free_again() -> None:
     sessions = ScriptedSessions()
-    with serving(create_app(sessions), host="127.0.0.1", port=0) as port:
-        gateway = Gateway(port, sessions)
+    with serving(create_app(sessions), host="127.0.0.1", port=0) as url:
+        gateway = Gateway(url, sessions)
         with (
             serving(create_app(sessions), host="127.0.0.1", port=0) as other,
             pytest.raises(UserError, match=r"gateway\.host and gateway\.port must be free to listen on, got .*Errno"),
-            serving(create_app(sessions), host="127.0.0.1", port=other),
+            serving(create_app(sessions), host="127.0.0.1", port=Gateway(other, sessions).port),
         ):
             pass
         with httpx2.Client(headers=gateway.headers) as client:
             assert client.get(f"{gateway.url}/v1/models").status_code == 200
-    with serving(create_app(sessions), host="127.0.0.1", port=port) as again:
-        assert again == port
+    with serving(create_app(sessions), host="127.0.0.1", port=gateway.port) as again:
+        assert again == url == f"http://127.0.0.1:{gateway.port}"
+
+
+def test_server_says_an_address_that_clients_read_as_one() -> None:
+    sessions = ScriptedSessions()
+    with serving(create_app(sessions), host="::1", port=0) as url:
+        gateway = Gateway(url, sessions)
+        assert url == f"http://[::1]:{gateway.port}"
+        assert httpx2.get(f"{gateway.url}/v1/models", headers=gateway.headers).status_code == 200
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])

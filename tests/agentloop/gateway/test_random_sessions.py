@@ -149,7 +149,7 @@ async def play_all(url: str, policy: RandomPolicy, seeds: Sequence[int]) -> list
         clients = RandomClients(f"{url}/e/{seed}", KEY)
         played = PlayedSession(policy, clients, random.Random(seed), str(seed))
         await played.play()
-        await clients.end()
+        assert await clients.end() == bool(played.given.keys() - played.asides)
         return played
 
     fours = [seeds[first : first + 4] for first in range(0, len(seeds), 4)]
@@ -164,8 +164,8 @@ def check_seeds(location: Location, name: str, seeds: range) -> None:
         recording = Recording(store, RUN, limits, policy.ask, by_text=False, temperature=1.0)
         sessions = RecordedSessions(recording, SharedKey(KEY), idle_s=600)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
-        with serving(app, host="127.0.0.1", port=0) as port:
-            played = asyncio.run(play_all(f"http://127.0.0.1:{port}", policy, mine))
+        with serving(app, host="127.0.0.1", port=0) as url:
+            played = asyncio.run(play_all(url, policy, mine))
         tokens = [counts for session in played for counts in check_session(store, session)]
         assert sum(stored for stored, _ in tokens) <= 1.2 * sum(distinct for _, distinct in tokens)
         assert store.verify().corrupt == {} and store.verify().damage == []

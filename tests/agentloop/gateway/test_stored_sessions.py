@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import IntegrityError
+from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
+from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
+from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
 from replay.errors import DatabaseFailed
 from replay.storage.sessions import OpenSession
+from replay.store import ReplayStore
 from tests.fakes.families import family
 from tests.fakes.processes import until
 from tests.fakes.random_agents import PARSERS, TODAY
@@ -174,3 +178,79 @@ def test_an_agent_that_goes_on_says_nothing_of_what_others_were_given() -> None:
         assert [node.status for node in session.tree.nodes] == ["trained", "undelivered", "undelivered"]
 
     asyncio.run(play())
+
+
+@asynccontextmanager
+async def recorded(store: ReplayStore, sampler: Sampler) -> AsyncIterator[RecordedSessions]:
+    recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
+    sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
+    async with sessions.under_way(Starlette()):
+        yield sessions
+
+
+async def given(session: AgentSession, text: str = "Where?") -> None:
+    session.delivered(await session.reply(request(Message("user", text)), asyncio.Future()))
+
+
+def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            session = await sessions.authorize("a", "")
+            await given(session)
+            sampler.free.clear()
+            late = asyncio.ensure_future(session.reply(request(Message("user", "Why?")), asyncio.Future()))
+            while sampler.count < 2:
+                await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                ends = (session.reward({"": reward}, end=True) for reward in (0.75, 0.0))
+                ended = await asyncio.gather(*ends, return_exceptions=True)
+            sampler.free.set()
+            refused = [ended[1], *await asyncio.gather(late, return_exceptions=True)]
+            assert ended[0] is None and [getattr(each, "status", each) for each in refused] == [403, 403]
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    assert sql(tmp_path / "replay.sqlite", "select reward, num_turns from trajectories") == [(0.75, 1)]
+    assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+
+
+def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            mistyped, lost = [await sessions.authorize(name, "") for name in ("mistyped", "lost")]
+            await lost.reply(request(Message("user", "Where?")), asyncio.Future())
+            for session in (mistyped, lost):
+                with pytest.raises(BadRequest, match="must be one whose agent was given a reply") as refusal:
+                    await session.reward({"": 1.0}, end=True)
+                assert refusal.value.status == 400
+            assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+            session = await sessions.authorize("mistyped", "")
+            await given(session)
+            await session.reward({"": 0.5}, end=True)
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
+
+
+def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            opened = [await sessions.authorize(str(number), "") for number in range(24)]
+            await asyncio.gather(*map(given, opened))
+            await asyncio.gather(*(one.reward({"": float(i % 2)}, end=True) for i, one in enumerate(opened)))
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    rows = sql(tmp_path / "replay.sqlite", "select slot, reward, advantage from trajectories order by slot")
+    rewards = [reward for _, reward, _ in rows]
+    assert [slot for slot, *_ in rows] == list(range(24))
+    assert [advantage for *_, advantage in rows] == pytest.approx(
+        [0.0, *(rewards[i] - sum(rewards[:i]) / i for i in range(1, 24))]
+    )

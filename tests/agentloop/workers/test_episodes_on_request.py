@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from openai import OpenAI, PermissionDeniedError
+from starlette.requests import Request
 
+from agentloop.config.sections.rollout import GatewaySection
+from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.run_gateway import run_gateway
+from agentloop.records import Completion
+from agentloop.rollouts.actors import agents_policy
+from agentloop.workers.episodes_on_request import EpisodeDesk
+from agentloop.workers.joined_run import join_run
 from replay.storage.databases import Location
 from replay.ticket_records import EVALUATION
 from tests.fakes.engine_server import serving
 from tests.fakes.processes import Program, until
-from tests.fakes.runs import save_qwen2
+from tests.fakes.runs import rows, save_qwen2
 from tests.fakes.worker_runs import IssuedRun, issued_run, stop_between_writes, worker_config
 
 pytestmark = pytest.mark.slow
@@ -127,3 +136,55 @@ def test_an_agent_whose_ticket_another_has_claimed_is_refused(run: IssuedRun, lo
         first.send(signal.SIGCONT)
         until(lambda: end(stale, reward=1.0) == 403)
     assert (run.counts.done, run.counts.rows) == (total, total)
+
+
+def test_an_episode_that_never_ends_is_over_in_time_however_often_its_agent_asks(tmp_path: Path, model: Path) -> None:
+    buffer = tmp_path / "replay.sqlite"
+    with serving(model) as server:
+        config = worker_config(tmp_path / "runs", model, server, buffer, rollout={"episode_timeout_s": 10.0})
+        with issued_run(config) as run:
+            run.issue(1)
+            with Desk(run) as desk:
+                episode = desk.ask().json()
+                reply(episode)
+                until(lambda: end(episode, reward=1.0, end=False) == 403)
+                run.until(lambda counts: counts.done == 1, desk)
+    assert rows(buffer, "select stop_reason, reward from trajectories") == [("overtime", 0.0)]
+
+
+def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: IssuedRun) -> None:
+    left = asyncio.Event()
+    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        if message := next(messages, None):
+            return message
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def ask(*_: object) -> Completion:
+        raise AssertionError("nobody is there to ask")
+
+    async def play() -> None:
+        desk = EpisodeDesk(joined, SharedKey(None), idle_s=600)
+        (claim,) = run.store.tickets.claim(run.id, "here", count=1, lease_s=600)
+        (task,) = joined.tasks.of([claim.ticket])
+        with run_gateway(GatewaySection(), agents_policy(joined.config, joined.actors.renderer)) as desk.gateway:
+            async with asyncio.timeout(30):
+                asking = asyncio.ensure_future(
+                    desk.ask(Request({"type": "http", "method": "POST", "headers": []}, receive))
+                )
+                while not desk.waiting:
+                    await asyncio.sleep(0)
+                playing = asyncio.ensure_future(desk.play(claim, task, ask))
+                while desk.waiting:
+                    await asyncio.sleep(0)
+                left.set()
+                await asyncio.wait([asking, playing])
+        assert playing.cancelled()
+
+    run.issue(1)
+    joined = join_run(run.folder, wait_s=30, note=print)
+    with closing(joined.store):
+        asyncio.run(play())
+    assert run.counts.leased == 0

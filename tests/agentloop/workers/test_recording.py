@@ -310,6 +310,26 @@ def test_what_it_can_not_do_is_one_line(
 
 
 @pytest.mark.slow
+def test_recording_goes_on_with_what_it_was_made_with_alone(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tuned = shutil.copytree(model, tmp_path / "tuned")
+    with scripted_server() as upstream, serving(model) as server:
+        text, large = ["--upstream", upstream.url, "--text", "--upstream-model"], "large"
+        with Recorder(tmp_path / "h.sqlite", upstream.url, model, *text, large):
+            pass
+        shell = Shell(monkeypatch, capfd)
+        taken = upstream.url.rpartition(":")[2]
+        for words in (
+            [*text, "larger", "--model", model],
+            [*text, large, "--model", tuned],
+            ["--upstream", server.address, "--model", model],
+        ):
+            refused = shell.refusal(["gateway", "--record", "h.sqlite", "--port", taken, *words], tmp_path)
+            assert refused.startswith("--name must be of a recording of this model, got gateway, which is not of ")
+
+
+@pytest.mark.slow
 def test_of_two_gateways_that_record_the_same_the_later_one_stores_rows(
     tmp_path: Path, server: EngineServer, model: Path
 ) -> None:
