@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentloop.environments import Task
-from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -26,7 +25,43 @@ from agentloop.user_code import load_function
 
 _TAIL = 4_000
 """Characters of a program's output that are kept: its last ones."""
-_PIECE = 1 << 16
+_LAST_WORDS_S = 1.0
+"""How long output is waited for once all has ended: what is no child of the agent's may hold it open."""
+_ENDS_ALL = """\
+import ctypes, os, signal, sys
+code = 1
+def end(*_):
+    while True:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                        os.kill(int(pid), 9)
+            except OSError:
+                pass
+        try:
+            os.wait()
+        except ChildProcessError:
+            os._exit(code)
+signal.signal(15, end)
+prctl = ctypes.CDLL(None).prctl
+prctl(36, 1)
+prctl(1, 15)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+child = os.fork()
+if child == 0:
+    os.setsid()
+    os.execvp(sys.argv[2], sys.argv[2:])
+pid = 0
+while pid != child:
+    pid, status = os.wait()
+code = os.waitstatus_to_exitcode(status)
+code = 128 - code if code < 0 else code
+end()
+"""
+"""Runs a program of Linux, and kills all that comes of it: once it has ended, at SIGTERM, and when its parent dies. The
+parent of a child that has lost its own is this one (PR_SET_CHILD_SUBREAPER), so that no daemon escapes."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +121,14 @@ async def run_agent(
         return AgentEnd(rewards)
     with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
         path = Path(folder) / "task.json"
-        path.write_text(json.dumps(task.payload), encoding="utf-8")
+        path.write_text(f"{json.dumps(task.payload)}\n", encoding="utf-8")
         variables, command = address.variables(path), shlex.split(agent)
         if environment.sandbox is None:
-            before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-            words = [*(before if sys.platform == "linux" else ()), *command]
-            return await _run_program(words, task, {**os.environ, **variables}, timeout_s)
+            return await _run_program(command, path, {**os.environ, **variables}, timeout_s)
         inside = replace(address, url=INSIDE + urlsplit(address.url).path).variables(path)
         sandbox = environment.sandbox.around(command, address.url, Path(folder), inside, timeout_s=timeout_s)
         async with sandbox as words:
-            return await _run_program(words, task, {}, timeout_s)
+            return await _run_program(words, path, {}, timeout_s)
 
 
 def _rewards(said: Any) -> dict[str, float] | None:
@@ -107,52 +140,48 @@ def _rewards(said: Any) -> dict[str, float] | None:
     return {str(agent): float(value) for agent, value in said.items()} if known else None
 
 
-async def _run_program(words: list[str], task: Task, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+class _Tail(asyncio.Protocol):
+    """Keeps the end of what a pipe gives."""
+
+    def __init__(self, kept: bytearray) -> None:
+        self._kept = kept
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        del self._kept[: -4 * _TAIL]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set_result(None)
+
+
+async def _run_program(words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+    before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
+    kept = bytearray()
     # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
     output_end, input_end = os.pipe()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=input_end,
-            stderr=input_end,
-            env=variables,
-            start_new_session=True,
+        reading, tail = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: _Tail(kept), os.fdopen(output_end, "rb")
         )
-    except BaseException:
-        os.close(output_end)
-        raise
+        with task.open("rb") as given:
+            process = await asyncio.create_subprocess_exec(
+                *before, *words, stdin=given, stdout=input_end, stderr=input_end, env=variables, start_new_session=True
+            )
     finally:
         os.close(input_end)
-    reading = asyncio.ensure_future(_tail(output_end))
     try:
         async with asyncio.timeout(timeout_s):
-            await _answered(process, json.dumps(task.payload).encode() + b"\n")
+            await process.wait()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
+            process.terminate() if before else os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        output = await reading
+        await asyncio.wait([tail.ended], timeout=_LAST_WORDS_S)
+        reading.close()
+    output = kept.decode(errors="replace")[-_TAIL:]
     problem = None if process.returncode == 0 else f"exit code {process.returncode}"
     return AgentEnd(_last_rewards(output), problem, output)
-
-
-async def _answered(process: asyncio.subprocess.Process, task: bytes) -> None:
-    assert process.stdin is not None
-    with suppress(ConnectionError):  # it reads no task
-        process.stdin.write(task)
-        await process.stdin.drain()
-    process.stdin.close()
-    await process.wait()
-
-
-async def _tail(pipe: int) -> str:
-    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
-    kept = b""
-    while piece := await reader.read(_PIECE):
-        kept = (kept + piece)[-4 * _TAIL :]
-    return kept.decode(errors="replace")[-_TAIL:]
 
 
 def _last_rewards(output: str) -> dict[str, float]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from agentloop.environments import Task
+from agentloop.environments.row_environment import AgentEnvironment
+from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import TrainingStopped
+from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
 from tests.fakes.agents import asking
 from tests.fakes.agents.played import play
+from tests.fakes.processes import processes, stat, until
 
 
 @pytest.mark.parametrize(("agent", "tasks"), [("solve", 1), ("one_of_two", 2)], ids=["at once", "gathered"])
@@ -16,3 +27,37 @@ def test_an_engine_that_can_not_go_on_ends_the_run_and_not_an_episode(agent: str
 
     with pytest.raises(TrainingStopped, match="got NaN"):
         play(f"{asking.__file__}:{agent}", says, tasks=tasks, episode_timeout_s=10.0)
+
+
+def run(agent: str, *, timeout_s: float = 60.0) -> AgentEnd:
+    """How an agent ends that asks for nothing."""
+    address, threads = AgentAddress("http://127.0.0.1:1/e/x", "key"), WorkerThreads(1)
+    return asyncio.run(run_agent(AgentEnvironment(agent), Task((), {}), address, threads, timeout_s=timeout_s))
+
+
+def is_over(name: str) -> bool:
+    """Nothing runs any more that has this word."""
+    return not processes(lambda one: name.encode() in (one / "cmdline").read_bytes() and stat(one)[0] != "Z")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere what left its process group is not found")
+def test_a_daemon_ends_with_its_agent_and_its_hold_on_the_output_is_not_waited_for() -> None:
+    end = run("sh -c '(setsid sleep 6171.1 &) ; echo begun'")
+    assert (end.problem, end.output) == (None, "begun\n")
+    assert is_over("6171.1")
+
+
+@pytest.mark.slow  # a process that imports torch
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a run that is killed ends nothing")
+def test_all_that_an_agent_started_ends_when_the_run_is_killed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    agent = f"sh -c '(setsid sleep 6172.1 &) ; touch {begun}; sleep 6172.1'"
+    called = f"from tests.agentloop.rollouts.test_ends_of_agents import run; run({json.dumps(agent)})"
+    with subprocess.Popen([sys.executable, "-c", called]) as program:
+        until(begun.exists)
+        program.kill()
+    until(lambda: is_over("sleep\x006172.1"))
+
+
+def test_the_exit_code_of_a_program_is_told() -> None:
+    assert [run(f"sh -c '{end}'").problem for end in ("exit 3", "kill -9 $$")] == ["exit code 3", "exit code 137"]
