@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +22,8 @@ from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shortened
+from agentloop.rollouts.rewards import number_of
 from agentloop.user_code import load_function
 
 _TAIL = 4_000
@@ -114,7 +117,7 @@ async def run_agent(
         function = load_function(named, what="environment.agent")
         asked = (dict(task.payload), f"{address.url}/v1", address.key)
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
-        rewards = {} if given is None else _rewards(given if isinstance(given, Mapping) else {"": given})
+        rewards = {} if given is None else _rewards(given)
         if rewards is None:
             rule = "return a finite number, numbers by agent, or None"
             raise UserError(f"environment.agent must {rule}, got {given!r} from {agent}. Mend it.")
@@ -132,24 +135,23 @@ async def run_agent(
 
 
 def _rewards(said: Any) -> dict[str, float] | None:
-    """None for what is not finite numbers by agent."""
-    known = isinstance(said, Mapping) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        for value in said.values()
-    )
-    return {str(agent): float(value) for agent, value in said.items()} if known else None
+    """By agent, the whole episode's under the empty name; None for what is no finite number, or numbers by agent."""
+    named = said if isinstance(said, Mapping) else {"": said}
+    rewards = {str(agent): number_of(value) for agent, value in named.items()}
+    return rewards if all(map(math.isfinite, rewards.values())) else None
 
 
 class _Tail(asyncio.Protocol):
     """Keeps the end of what a pipe gives."""
 
-    def __init__(self, kept: bytearray) -> None:
+    def __init__(self, *kept: bytearray) -> None:
         self._kept = kept
         self.ended = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        self._kept += data
-        del self._kept[: -4 * _TAIL]
+        for kept in self._kept:
+            kept += data
+            del kept[: -4 * _TAIL]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended.set_result(None)
@@ -157,19 +159,21 @@ class _Tail(asyncio.Protocol):
 
 async def _run_program(words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
     before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
-    kept = bytearray()
-    # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
-    output_end, input_end = os.pipe()
+    said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
+    # Pipes of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+    (said_end, stdout), (output_end, stderr) = os.pipe(), os.pipe()
     try:
-        reading, tail = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: _Tail(kept), os.fdopen(output_end, "rb")
-        )
+        pipes = [
+            await loop.connect_read_pipe(partial(_Tail, *kept), os.fdopen(end, "rb"))
+            for end, kept in ((said_end, (said, output)), (output_end, (output,)))
+        ]
         with task.open("rb") as given:
             process = await asyncio.create_subprocess_exec(
-                *before, *words, stdin=given, stdout=input_end, stderr=input_end, env=variables, start_new_session=True
+                *before, *words, stdin=given, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
             )
     finally:
-        os.close(input_end)
+        os.close(stdout)
+        os.close(stderr)
     try:
         async with asyncio.timeout(timeout_s):
             await process.wait()
@@ -177,18 +181,24 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
         with suppress(ProcessLookupError):
             process.terminate() if before else os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        await asyncio.wait([tail.ended], timeout=_LAST_WORDS_S)
-        reading.close()
-    output = kept.decode(errors="replace")[-_TAIL:]
-    problem = None if process.returncode == 0 else f"exit code {process.returncode}"
-    return AgentEnd(_last_rewards(output), problem, output)
+        await asyncio.wait([tail.ended for _, tail in pipes], timeout=_LAST_WORDS_S)
+        for reading, _ in pipes:
+            reading.close()
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    rewards, problem = _said_rewards(last), None
+    if rewards is None:
+        problem = f"the last line must give finite numbers, got {shortened(last)}"
+    if process.returncode != 0:
+        problem = f"exit code {process.returncode}"
+    return AgentEnd(rewards or {}, problem, output.decode(errors="replace")[-_TAIL:])
 
 
-def _last_rewards(output: str) -> dict[str, float]:
-    """By a last line {"reward": number} or {"rewards": {agent: number}}; empty where there is none."""
+def _said_rewards(last: str) -> dict[str, float] | None:
+    """By a line {"reward": number} or {"rewards": {agent: number}}; empty for any other, None for what is no number."""
     try:
-        said = json.loads(output.strip().rpartition("\n")[2])
+        said = json.loads(last)
     except (ValueError, RecursionError):
         return {}
-    said = said if isinstance(said, Mapping) else {}
-    return _rewards(said.get("rewards", {"": said.get("reward")})) or {}
+    if not isinstance(said, Mapping) or not said.keys() & {"reward", "rewards"}:
+        return {}
+    return _rewards(said["rewards"] if "rewards" in said else {"": said["reward"]})

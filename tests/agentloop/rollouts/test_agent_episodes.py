@@ -91,7 +91,7 @@ def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, 
         ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
         ({"rewards": {"": 1, "scout": 0.25}}, "answered", 1.0, {"scout": 0.25}),
         ({"rewards": {"nobody": 0.25}}, "agent_failed", 0.0, {}),
-        ({"rewards": {"scout": "much"}}, "answered", 0.0, {}),
+        ({"rewards": {"scout": "much"}}, "agent_failed", 0.0, {}),
     ],
     ids=["the mean", "under no name", "of nobody", "no number"],
 )

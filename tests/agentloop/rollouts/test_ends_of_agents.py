@@ -61,3 +61,46 @@ def test_all_that_an_agent_started_ends_when_the_run_is_killed(tmp_path: Path) -
 
 def test_the_exit_code_of_a_program_is_told() -> None:
     assert [run(f"sh -c '{end}'").problem for end in ("exit 3", "kill -9 $$")] == ["exit code 3", "exit code 137"]
+
+
+SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flush(); print('behind', file=sys.stderr)"
+
+
+@pytest.mark.parametrize(
+    ("line", "rewards"),
+    [
+        ('{"reward": 0.5}', {"": 0.5}),
+        ('{"reward": true}', {"": 1.0}),
+        ('{"rewards": {"a": 1}}', {"a": 1.0}),
+        ('{"score": "1"}', {}),
+        ("[]", {}),
+        ('{"reward": NaN}', None),
+        ('{"reward": "1"}', None),
+        ('{"reward": null}', None),
+        ('{"reward": {"a": 1}}', None),
+        ('{"rewards": {"a": null}}', None),
+    ],
+)
+def test_a_last_line_is_a_reward_or_a_problem_whatever_is_written_beside_it(
+    line: str, rewards: dict[str, float] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
+    end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
+    problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"
+    assert (end.rewards, end.problem) == (rewards or {}, problem)
+    assert sorted(end.output) == sorted(f"no newline{line}\nbehind\n")
+
+
+@pytest.mark.parametrize(
+    ("then", "stop_reason", "reward"),
+    [
+        ("True", "answered", 1.0),
+        ("__import__('numpy').float32(0.5)", "answered", 0.5),
+        ("{'': __import__('numpy').float32(0.5)}", "answered", 0.5),
+        ("'1'", "agent_failed", 0.0),
+        ("float('inf')", "agent_failed", 0.0),
+    ],
+)
+def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason: str, reward: float) -> None:
+    (episode,), _ = play(f"{asking.__file__}:solve", lambda prompt: "y", row={"then": then})
+    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
