@@ -11,7 +11,7 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserCodeFailed, UserError, shortened
+from agentloop.errors import UserCodeFailed, UserCodeLate, UserError, shortened
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from context import AuthorTable, Message
@@ -45,7 +45,7 @@ async def play_agent(
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             end = running.result()
-    except TimeoutError:
+    except (TimeoutError, UserCodeLate):
         stop_reason = StopReason.OVERTIME
     except (UserCodeFailed, UserError) as problem:
         end = AgentEnd(problem=shortened(str(problem)))
@@ -59,7 +59,9 @@ async def play_agent(
     # An agent may print what it reads from its environment.
     said = end.problem and end.problem.replace(opened.key, "***")
     end = replace(end, problem=said, output=end.output.replace(opened.key, "***"))
-    if end.problem is not None and not opened.rewards:
+    if opened.rewards:
+        stop_reason = StopReason.ANSWERED  # however it ended then
+    elif end.problem is not None:
         stop_reason = StopReason.AGENT_FAILED
     return episode_of(task, nodes, opened, end, stop_reason, authors=authors)
 

@@ -104,3 +104,18 @@ def test_a_last_line_is_a_reward_or_a_problem_whatever_is_written_beside_it(
 def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason: str, reward: float) -> None:
     (episode,), _ = play(f"{asking.__file__}:solve", lambda prompt: "y", row={"then": then})
     assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["{0}:solve", f"{sys.executable} -S {{0}}"], ids=["function", "program"])
+@pytest.mark.parametrize(
+    ("then", "stop_reason", "reward"),
+    [("hang()", "overtime", 0.0), ("(post(reward=0.75), hang())", "answered", 0.75)],
+    ids=["says nothing", "posts a reward"],
+)
+def test_an_agent_that_takes_too_long_is_overtime_unless_it_posted_a_reward(
+    agent: str, then: str, stop_reason: str, reward: float
+) -> None:
+    agent, row = agent.format(asking.__file__), {"then": then}
+    (episode,), _ = play(agent, lambda prompt: "y", row=row, episode_timeout_s=3.0)
+    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
