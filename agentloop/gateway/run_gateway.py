@@ -30,6 +30,7 @@ class OpenedSession(AgentSession):
     def __init__(self, gateway: RunGateway, ask: Ask) -> None:
         super().__init__(uuid.uuid4().hex, gateway.policy, ask, now=datetime.now())
         self.url, self.key = f"{gateway.url}/e/{self.id}", gateway.keys.key(self.id)
+        self.local_url = f"{gateway.local_url}/e/{self.id}"
         self._open = gateway.opened
 
     def close(self) -> tuple[Node, ...]:
@@ -43,7 +44,7 @@ class RunGateway:
     """The sessions of the agents of this process."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.url = policy, ""
+        self.policy, self.url, self.local_url = policy, "", ""
         self.keys = EpisodeKeys()
         self.opened: dict[str, OpenedSession] = {}
         """Those that are answered, by their ids."""
@@ -72,5 +73,6 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
     with serving(app, host=section.host, port=section.port) as port:
-        gateway.url = section.public_url or f"http://{section.host}:{port}"
+        gateway.local_url = f"http://{section.host}:{port}"
+        gateway.url = section.public_url or gateway.local_url
         yield gateway

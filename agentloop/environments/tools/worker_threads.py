@@ -50,7 +50,7 @@ class WorkerThreads:
         return future.result()
 
     async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
-        """What a function of the user's returns. Raises UserCodeFailed; after `timeout_s` of a `setting` UserCodeLate."""
+        """What a function of the user's returns. Raises UserCodeFailed, UserCodeLate after a `setting`'s time."""
         late = UserCodeLate(f"no end within {setting}={timeout_s:g} s")
         if not inspect.iscoroutinefunction(function):
             try:

@@ -37,7 +37,7 @@ async def play_agent(
     """A finished episode; one in which the policy was asked nothing, or whose engine failed it, says nothing of it."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
-    address = AgentAddress(opened.url, opened.key)
+    address = AgentAddress(opened.url, opened.key, opened.local_url)
     running = asyncio.ensure_future(run_agent(agent, task, address, threads, timeout_s=limits.episode_timeout_s))
     over = asyncio.wrap_future(opened.ended)
     both: list[asyncio.Future[Any]] = [running, over]

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
+from agentloop.environments.sandbox.bubblewrap import ENVIRONMENT
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError, shortened
 from agentloop.rollouts.rewards import number_of
@@ -74,6 +75,8 @@ class AgentAddress:
     url: str
     """Of its episode; below it stand /v1 for OpenAI's clients, and what Anthropic's ask."""
     key: str
+    local_url: str
+    """The same on this machine: a sandbox leads nowhere else."""
 
     def variables(self, task: Path) -> dict[str, str]:
         """What clients and agents read from their environment."""
@@ -128,10 +131,10 @@ async def run_agent(
         variables, command = address.variables(path), shlex.split(agent)
         if environment.sandbox is None:
             return await _run_program(command, path, {**os.environ, **variables}, timeout_s)
-        inside = replace(address, url=INSIDE + urlsplit(address.url).path).variables(path)
-        sandbox = environment.sandbox.around(command, address.url, Path(folder), inside, timeout_s=timeout_s)
+        inside = replace(address, url=INSIDE + urlsplit(address.local_url).path).variables(path)
+        sandbox = environment.sandbox.around(command, address.local_url, Path(folder), timeout_s=timeout_s)
         async with sandbox as words:
-            return await _run_program(words, path, {}, timeout_s)
+            return await _run_program(words, path, {**ENVIRONMENT, **inside}, timeout_s)
 
 
 def _rewards(said: Any) -> dict[str, float] | None:

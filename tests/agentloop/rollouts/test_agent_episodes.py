@@ -7,7 +7,7 @@ import math
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -186,14 +186,22 @@ print(json.dumps({"reward": float(said == "It is 78.")}))
 """
 
 
-def contained(then: str, folder: Path, *, episode_timeout_s: float = 60.0, **row: Any) -> Episode:
+def contained(
+    then: str,
+    folder: Path,
+    *,
+    episode_timeout_s: float = 60.0,
+    gateway: Mapping[str, Any] = {},
+    says: Callable[[str], str] = lambda prompt: "It is 78.",
+    **row: Any,
+) -> Episode:
     """An episode of a program that asks once in a sandbox, and then does what the text says."""
     (folder / "agent.py").write_text(CONTAINED)
     (folder / "shown").write_text("seen")
     row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
     options = {"sandbox": "bubblewrap", "limits": {"memory_mb": 200}, "read": [row["shown"]]}
     agent, limit = f"/usr/bin/python3 {folder / 'agent.py'}", episode_timeout_s
-    (episode,), _ = play(agent, lambda prompt: "It is 78.", options=options, row=row, episode_timeout_s=limit)
+    (episode,), _ = play(agent, says, options=options, row=row, gateway=gateway, episode_timeout_s=limit)
     return episode
 
 
@@ -212,6 +220,23 @@ def test_a_contained_agent_reaches_the_gateway_and_nothing_else(folder: Path, mo
     assert (episode.stop_reason, episode.environment_reward, episode.num_turns) == ("answered", 1.0, 1)
     refused = ["OSError", "FileNotFoundError", 3, "ConnectionRefusedError", None]
     assert json.loads(episode.messages[-1].content.splitlines()[0]) == [True, "seen", *refused]
+
+
+def test_a_contained_agent_asks_on_this_machine_whatever_others_take_for_the_address(folder: Path) -> None:
+    episode = contained("", folder, gateway={"public_url": "https://trainer.invalid/agents"})
+    assert (episode.stop_reason, episode.num_turns) == ("answered", 1)
+
+
+def test_the_key_of_an_episode_is_on_no_command_line_of_its_sandbox(folder: Path) -> None:
+    lines: list[bytes] = []
+
+    def looks(prompt: str) -> str:
+        processes(lambda one: lines.append((one / "cmdline").read_bytes()) is None)
+        return "It is 78."
+
+    contained("", folder, says=looks)
+    started = [line for line in lines if str(folder / "agent.py").encode() in line]
+    assert started and not [line for line in started if re.search(b"[0-9a-f]{64}", line)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_an_engine_that_can_not_go_on_ends_the_run_and_not_an_episode(agent: str
 
 def run(agent: str, *, timeout_s: float = 60.0) -> AgentEnd:
     """How an agent ends that asks for nothing."""
-    address, threads = AgentAddress("http://127.0.0.1:1/e/x", "key"), WorkerThreads(1)
+    address, threads = AgentAddress("http://127.0.0.1:1/e/x", "key", ""), WorkerThreads(1)
     return asyncio.run(run_agent(AgentEnvironment(agent), Task((), {}), address, threads, timeout_s=timeout_s))
 
 

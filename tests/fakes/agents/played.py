@@ -50,6 +50,7 @@ def play(
     options: Mapping[str, Any] = {},
     row: Mapping[str, Any] = {},
     context: Mapping[str, Any] = {},
+    gateway: Mapping[str, Any] = {},
     **rollout: Any,
 ) -> tuple[list[Episode], Policy]:
     factory = load_environment("agent", {"agent": agent, **options}, row=ROW)
@@ -59,6 +60,7 @@ def play(
         {
             "rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout},
             "context": {"max_tokens": 2000, **context},
+            "gateway": gateway,
         }
     )
     given = [Task((Message("user", ROW["prompt"]),), {**ROW, **row})] * tasks
