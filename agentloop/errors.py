@@ -31,6 +31,10 @@ class UserCodeFailed(Exception):
     """Code of the user's raised something, which is the cause of this; its text is `TypeError: text at file.py:12`."""
 
 
+class UserCodeLate(UserCodeFailed):
+    """It has not ended within its time."""
+
+
 class CodeInterrupted(Exception):
     """Code of the user's failed once a stop had been asked for: Ctrl-C may have ended processes that it needs."""
 

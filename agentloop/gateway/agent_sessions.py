@@ -82,7 +82,7 @@ class AgentSession:
         self.rewards: dict[str, float] = {}
         """What was posted, by agent; the whole episode's under the empty name."""
         self.ended = Future[None]()
-        """Done once somebody has said that the episode is over."""
+        """Done once somebody has said that the episode is over, or with what nobody can go on after."""
         self.entropies: list[float] = []
         """Nats, one per sampled token whose entropy the engine said."""
         self.problem: str | None = None
@@ -162,6 +162,10 @@ class AgentSession:
             completion = await self._ask(request, line, prompt.ids, most)
         except GenerationFailed as failure:
             self.problem = str(failure)
+            raise
+        except Exception as error:  # no failure of this request: whoever plays the episode ends with it
+            with suppress(InvalidStateError):
+                self.ended.set_exception(error)
             raise
         if self.closed:
             raise BadRequest(403, "The episode must be one that is under way, got one that has ended meanwhile.")

@@ -30,6 +30,7 @@ class OpenedSession(AgentSession):
     def __init__(self, gateway: RunGateway, ask: Ask) -> None:
         super().__init__(uuid.uuid4().hex, gateway.policy, ask, now=datetime.now())
         self.url, self.key = f"{gateway.url}/e/{self.id}", gateway.keys.key(self.id)
+        self.local_url = f"{gateway.local_url}/e/{self.id}"
         self._open = gateway.opened
 
     def close(self) -> tuple[Node, ...]:
@@ -43,7 +44,7 @@ class RunGateway:
     """The sessions of the agents of this process."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.url = policy, ""
+        self.policy, self.url, self.local_url = policy, "", ""
         self.keys = EpisodeKeys()
         self.opened: dict[str, OpenedSession] = {}
         """Those that are answered, by their ids."""
@@ -71,6 +72,6 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
     """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
-    with serving(app, host=section.host, port=section.port) as url:
-        gateway.url = section.public_url or url
+    with serving(app, host=section.host, port=section.port) as gateway.local_url:
+        gateway.url = section.public_url or gateway.local_url
         yield gateway

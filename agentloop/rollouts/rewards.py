@@ -180,7 +180,7 @@ class RewardScorer:
 
     def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
         failed = isinstance(answer, BaseException)
-        if not failed and math.isfinite(number := _number(answer)):
+        if not failed and math.isfinite(number := number_of(answer)):
             return number
         problem = str(answer) if failed else repr(answer)[:80]
         if self._section.on_error == "drop":
@@ -219,7 +219,7 @@ def _scored_by(episode: Episode, value: float | str) -> Episode:
     return replace(episode, environment_reward=math.nan if isinstance(value, str) else value, agent_rewards={})
 
 
-def _number(answer: Any) -> float:
+def number_of(answer: Any) -> float:
     """The answer as a float: a number of Python, NumPy or torch; NaN for anything else, text among it."""
     if isinstance(answer, (str, bytes, bytearray)):
         return math.nan

@@ -95,6 +95,8 @@ class EpisodeDesk:
             stop_reason = StopReason.OVERTIME
         finally:
             nodes = opened.close()
+        if over.done():
+            over.result()  # raises what the worker can't go on after
         if not is_played:
             await asyncio.to_thread(self._tickets.give_back, [claim])
             raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases

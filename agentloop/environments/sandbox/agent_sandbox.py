@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,14 +30,15 @@ class AgentSandbox:
 
     @asynccontextmanager
     async def around(
-        self, command: Sequence[str], gateway: str, folder: Path, variables: Mapping[str, str], *, timeout_s: float
+        self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
     ) -> AsyncIterator[list[str]]:
-        """The words that start a command in it, within the block. What it is shown of this episode is in `folder`."""
+        """The words that start a command in it, within the block, with the variables that they are started with.
+
+        What it is shown of this episode is in `folder`.
+        """
         interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
-        is_safe = asked.scheme == "https"
-        port = asked.port or (443 if is_safe else 80)
         server = await asyncio.start_unix_server(
-            one_address.leading(lambda: asyncio.open_connection(asked.hostname, port, ssl=is_safe or None)), socket
+            one_address.leading(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket
         )
         users = folder / "passwd"
         users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for somebody without a name
@@ -52,6 +53,6 @@ class AgentSandbox:
         inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]
         with memory_group(limits.memory_mb) as group:
             further = ["--ro-bind", str(users), "/etc/passwd"]
-            whole = contained(inside, limits, shown=shown, further=further, environment=variables, memory="data")
+            whole = contained(inside, limits, shown=shown, further=further, cleared=False, memory="data")
             async with server:
                 yield whole if group is None else group.entered(whole)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ _INSIDE = 1000
 _TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
 """What must be installed, and in which package it is."""
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HOME": "/tmp",
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -85,13 +85,13 @@ def contained(
     *,
     shown: Sequence[str],
     further: Sequence[str] = (),
-    environment: Mapping[str, str] = _ENVIRONMENT,
+    cleared: bool = True,
     memory: Literal["as", "data"] = "as",
 ) -> list[str]:
     """The words that start these in a sandbox, which is `shown` paths besides the system.
 
-    `further`: words for bubblewrap; `memory`: what is limited of each process, its address space or what it may write
-    in it. Raises SandboxFailed for what is not installed.
+    `further`: words for bubblewrap; `cleared`: ENVIRONMENT takes the place of the variables that they are started with;
+    `memory`: what is limited of each process, its address space or what it may write in it. Raises SandboxFailed for what is not installed.
     """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
@@ -104,8 +104,8 @@ def contained(
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(_INSIDE), "--gid", str(_INSIDE)),
         *_file_system(limits, shown, further),
-        "--clearenv",
-        *(word for name, value in {**_ENVIRONMENT, **environment}.items() for word in ("--setenv", name, value)),
+        *(["--clearenv"] if cleared else []),
+        *(word for name, value in ENVIRONMENT.items() if cleared for word in ("--setenv", name, value)),
         *("--chdir", "/tmp", "--"),
         *_limited(limits, memory),
         *words,

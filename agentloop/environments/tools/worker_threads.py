@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from agentloop.environments.environment import Environment
-from agentloop.errors import CodeInterrupted, ToolTimeout, UserCodeFailed, UserError
+from agentloop.errors import CodeInterrupted, ToolTimeout, UserCodeFailed, UserCodeLate, UserError
 from agentloop.user_code import users_code
 
 _MOST_ABANDONED = 256
@@ -50,8 +50,8 @@ class WorkerThreads:
         return future.result()
 
     async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
-        """What a function of the user's returns. Raises UserCodeFailed, also after the `timeout_s` of a `setting`."""
-        late = UserCodeFailed(f"no end within {setting}={timeout_s:g} s")
+        """What a function of the user's returns. Raises UserCodeFailed, UserCodeLate after a `setting`'s time."""
+        late = UserCodeLate(f"no end within {setting}={timeout_s:g} s")
         if not inspect.iscoroutinefunction(function):
             try:
                 return await self.run(partial(function, *args), timeout_s=timeout_s)

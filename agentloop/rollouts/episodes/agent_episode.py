@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserCodeFailed, UserError, shortened
+from agentloop.errors import UserCodeFailed, UserCodeLate, UserError, shortened
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from context import AuthorTable, Message
@@ -38,32 +37,33 @@ async def play_agent(
     """A finished episode; one in which the policy was asked nothing, or whose engine failed it, says nothing of it."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
-    address = AgentAddress(opened.url, opened.key)
+    address = AgentAddress(opened.url, opened.key, opened.local_url)
     running = asyncio.ensure_future(run_agent(agent, task, address, threads, timeout_s=limits.episode_timeout_s))
-    over = asyncio.ensure_future(_done(opened.ended))
+    over = asyncio.wrap_future(opened.ended)
+    both: list[asyncio.Future[Any]] = [running, over]
     try:
-        await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             end = running.result()
-    except TimeoutError:
+    except (TimeoutError, UserCodeLate):
         stop_reason = StopReason.OVERTIME
     except (UserCodeFailed, UserError) as problem:
         end = AgentEnd(problem=shortened(str(problem)))
     finally:
-        for waited in (running, over):
+        for waited in both:
             waited.cancel()
-        await asyncio.gather(running, over, return_exceptions=True)  # the program is ended
+        await asyncio.gather(*both, return_exceptions=True)  # the program is ended
         nodes = opened.close()
+    if not over.cancelled():
+        over.result()  # raises what the run can't go on after
     # An agent may print what it reads from its environment.
     said = end.problem and end.problem.replace(opened.key, "***")
     end = replace(end, problem=said, output=end.output.replace(opened.key, "***"))
-    if end.problem is not None and not opened.rewards:
+    if opened.rewards:
+        stop_reason = StopReason.ANSWERED  # however it ended then
+    elif end.problem is not None:
         stop_reason = StopReason.AGENT_FAILED
     return episode_of(task, nodes, opened, end, stop_reason, authors=authors)
-
-
-async def _done(future: Future[None]) -> None:
-    await asyncio.wrap_future(future)
 
 
 def episode_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import signal
@@ -12,21 +13,59 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from agentloop.environments import Task
-from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
+from agentloop.environments.sandbox.bubblewrap import ENVIRONMENT
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shortened
+from agentloop.rollouts.rewards import number_of
 from agentloop.user_code import load_function
 
 _TAIL = 4_000
 """Characters of a program's output that are kept: its last ones."""
-_PIECE = 1 << 16
+_LAST_WORDS_S = 1.0
+"""How long output is waited for once all has ended: what is no child of the agent's may hold it open."""
+_ENDS_ALL = """\
+import ctypes, os, signal, sys
+code = 1
+def end(*_):
+    while True:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                        os.kill(int(pid), 9)
+            except OSError:
+                pass
+        try:
+            os.wait()
+        except ChildProcessError:
+            os._exit(code)
+signal.signal(15, end)
+prctl = ctypes.CDLL(None).prctl
+prctl(36, 1)
+prctl(1, 15)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+child = os.fork()
+if child == 0:
+    os.setsid()
+    os.execvp(sys.argv[2], sys.argv[2:])
+pid = 0
+while pid != child:
+    pid, status = os.wait()
+code = os.waitstatus_to_exitcode(status)
+code = 128 - code if code < 0 else code
+end()
+"""
+"""Runs a program of Linux, and kills all that comes of it: once it has ended, at SIGTERM, and when its parent dies. The
+parent of a child that has lost its own is this one (PR_SET_CHILD_SUBREAPER), so that no daemon escapes."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +75,8 @@ class AgentAddress:
     url: str
     """Of its episode; below it stand /v1 for OpenAI's clients, and what Anthropic's ask."""
     key: str
+    local_url: str
+    """The same on this machine: a sandbox leads nowhere else."""
 
     def variables(self, task: Path) -> dict[str, str]:
         """What clients and agents read from their environment."""
@@ -79,87 +120,88 @@ async def run_agent(
         function = load_function(named, what="environment.agent")
         asked = (dict(task.payload), f"{address.url}/v1", address.key)
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
-        rewards = {} if given is None else _rewards(given if isinstance(given, Mapping) else {"": given})
+        rewards = {} if given is None else _rewards(given)
         if rewards is None:
             rule = "return a finite number, numbers by agent, or None"
             raise UserError(f"environment.agent must {rule}, got {given!r} from {agent}. Mend it.")
         return AgentEnd(rewards)
     with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
         path = Path(folder) / "task.json"
-        path.write_text(json.dumps(task.payload), encoding="utf-8")
+        path.write_text(f"{json.dumps(task.payload)}\n", encoding="utf-8")
         variables, command = address.variables(path), shlex.split(agent)
         if environment.sandbox is None:
-            before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-            words = [*(before if sys.platform == "linux" else ()), *command]
-            return await _run_program(words, task, {**os.environ, **variables}, timeout_s)
-        inside = replace(address, url=INSIDE + urlsplit(address.url).path).variables(path)
-        sandbox = environment.sandbox.around(command, address.url, Path(folder), inside, timeout_s=timeout_s)
+            return await _run_program(command, path, {**os.environ, **variables}, timeout_s)
+        inside = replace(address, url=INSIDE + urlsplit(address.local_url).path).variables(path)
+        sandbox = environment.sandbox.around(command, address.local_url, Path(folder), timeout_s=timeout_s)
         async with sandbox as words:
-            return await _run_program(words, task, {}, timeout_s)
+            return await _run_program(words, path, {**ENVIRONMENT, **inside}, timeout_s)
 
 
 def _rewards(said: Any) -> dict[str, float] | None:
-    """None for what is not finite numbers by agent."""
-    known = isinstance(said, Mapping) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        for value in said.values()
-    )
-    return {str(agent): float(value) for agent, value in said.items()} if known else None
+    """By agent, the whole episode's under the empty name; None for what is no finite number, or numbers by agent."""
+    named = said if isinstance(said, Mapping) else {"": said}
+    rewards = {str(agent): number_of(value) for agent, value in named.items()}
+    return rewards if all(map(math.isfinite, rewards.values())) else None
 
 
-async def _run_program(words: list[str], task: Task, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
-    # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
-    output_end, input_end = os.pipe()
+class _Tail(asyncio.Protocol):
+    """Keeps the end of what a pipe gives."""
+
+    def __init__(self, *kept: bytearray) -> None:
+        self._kept = kept
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        for kept in self._kept:
+            kept += data
+            del kept[: -4 * _TAIL]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set_result(None)
+
+
+async def _run_program(words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+    before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
+    said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
+    # Pipes of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+    (said_end, stdout), (output_end, stderr) = os.pipe(), os.pipe()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=input_end,
-            stderr=input_end,
-            env=variables,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(output_end)
-        raise
+        pipes = [
+            await loop.connect_read_pipe(partial(_Tail, *kept), os.fdopen(end, "rb"))
+            for end, kept in ((said_end, (said, output)), (output_end, (output,)))
+        ]
+        with task.open("rb") as given:
+            process = await asyncio.create_subprocess_exec(
+                *before, *words, stdin=given, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
+            )
     finally:
-        os.close(input_end)
-    reading = asyncio.ensure_future(_tail(output_end))
+        os.close(stdout)
+        os.close(stderr)
     try:
         async with asyncio.timeout(timeout_s):
-            await _answered(process, json.dumps(task.payload).encode() + b"\n")
+            await process.wait()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
+            process.terminate() if before else os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        output = await reading
-    problem = None if process.returncode == 0 else f"exit code {process.returncode}"
-    return AgentEnd(_last_rewards(output), problem, output)
+        await asyncio.wait([tail.ended for _, tail in pipes], timeout=_LAST_WORDS_S)
+        for reading, _ in pipes:
+            reading.close()
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    rewards, problem = _said_rewards(last), None
+    if rewards is None:
+        problem = f"the last line must give finite numbers, got {shortened(last)}"
+    if process.returncode != 0:
+        problem = f"exit code {process.returncode}"
+    return AgentEnd(rewards or {}, problem, output.decode(errors="replace")[-_TAIL:])
 
 
-async def _answered(process: asyncio.subprocess.Process, task: bytes) -> None:
-    assert process.stdin is not None
-    with suppress(ConnectionError):  # it reads no task
-        process.stdin.write(task)
-        await process.stdin.drain()
-    process.stdin.close()
-    await process.wait()
-
-
-async def _tail(pipe: int) -> str:
-    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
-    kept = b""
-    while piece := await reader.read(_PIECE):
-        kept = (kept + piece)[-4 * _TAIL :]
-    return kept.decode(errors="replace")[-_TAIL:]
-
-
-def _last_rewards(output: str) -> dict[str, float]:
-    """By a last line {"reward": number} or {"rewards": {agent: number}}; empty where there is none."""
+def _said_rewards(last: str) -> dict[str, float] | None:
+    """By a line {"reward": number} or {"rewards": {agent: number}}; empty for any other, None for what is no number."""
     try:
-        said = json.loads(output.strip().rpartition("\n")[2])
+        said = json.loads(last)
     except (ValueError, RecursionError):
         return {}
-    said = said if isinstance(said, Mapping) else {}
-    return _rewards(said.get("rewards", {"": said.get("reward")})) or {}
+    if not isinstance(said, Mapping) or not said.keys() & {"reward", "rewards"}:
+        return {}
+    return _rewards(said["rewards"] if "rewards" in said else {"": said["reward"]})

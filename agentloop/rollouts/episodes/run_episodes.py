@@ -85,9 +85,13 @@ class TogetherTurns:
     def _answer_waiting(self) -> None:
         asked = [self._waiting[episode] for episode in sorted(self._waiting)]
         self._waiting.clear()
-        given = replies(self._generator, [request for request, _ in asked], vocab_size=self._vocab_size)
+        given: Sequence[Completion | Exception]
+        try:
+            given = replies(self._generator, [request for request, _ in asked], vocab_size=self._vocab_size)
+        except Exception as error:  # noqa: BLE001  raised where the replies are waited for
+            given = [error] * len(asked)
         for (_, future), reply in zip(asked, given, strict=True):
-            if isinstance(reply, GenerationFailed):
+            if isinstance(reply, Exception):
                 future.set_exception(reply)
             else:
                 future.set_result(reply)

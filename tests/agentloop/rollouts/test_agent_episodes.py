@@ -7,88 +7,34 @@ import math
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from agentloop.config import RunConfig
-from agentloop.engines import Completion, GenerationFailed, GenerationRequest
-from agentloop.environments import Task, load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.episodes.run_episodes import run_episodes
-from context.messages import Message
 from tests.fakes.agents import looking_up
+from tests.fakes.agents.played import play
 from tests.fakes.processes import processes, stat, until
 from tests.fakes.real_templates import real_template
-from tests.fakes.scripted import CHATML, LOG_PROB, call, scripted_actors
+from tests.fakes.scripted import CHATML, LOG_PROB, call
 
 pytestmark = pytest.mark.slow  # each agent is a process that imports a client
 
-ROW = {"prompt": "What is the code?", "code": "78"}
 PROGRAM = f"{sys.executable} {looking_up.__file__}"
 FUNCTION = f"{looking_up.__file__}:solve"
-
-
-class Policy:
-    """Says what a function of the prompt's text says; counts how many it was asked at once."""
-
-    policy_version = 3
-
-    def __init__(self, says: Callable[[str], str | None]) -> None:
-        self._says = says
-        self.together: list[int] = []
-
-    def begin(self, *, seed: int, temperature: float) -> None:
-        return
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
-        self.together.append(len(requests))
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request: GenerationRequest) -> Completion | GenerationFailed:
-        text = self._says(CHATML.codec.decode(request.prompt_ids))
-        if text is None:
-            return GenerationFailed("HTTP 500")
-        ids = [*CHATML.codec.encode(text), CHATML.end_id][: request.max_new_tokens]
-        return Completion(tuple(ids), (LOG_PROB,) * len(ids), 3, (1.0,) * len(ids))
 
 
 def looks_up(prompt: str) -> str:
     return "It is 78." if "tool_response" in prompt else call("lookup")
 
 
-def play(
-    agent: str,
-    says: Callable[[str], str | None] = looks_up,
-    *,
-    tasks: int = 1,
-    template: str | None = None,
-    options: Mapping[str, Any] = {},
-    row: Mapping[str, Any] = {},
-    context: Mapping[str, Any] = {},
-    **rollout: Any,
-) -> tuple[list[Episode], Policy]:
-    factory = load_environment("agent", {"agent": agent, **options}, row=ROW)
-    policy = Policy(says)
-    actors = replace(scripted_actors(factory, []), generator=policy, renderer=CHATML.renderer(template))
-    config = RunConfig.model_validate(
-        {
-            "rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout},
-            "context": {"max_tokens": 2000, **context},
-        }
-    )
-    given = [Task((Message("user", ROW["prompt"]),), {**ROW, **row})] * tasks
-    return list(run_episodes(actors, given, config)), policy
-
-
 @pytest.mark.parametrize("agent", [PROGRAM, FUNCTION], ids=["program", "function"])
 def test_an_unmodified_client_plays_an_episode_of_exact_tokens(agent: str) -> None:
-    (episode,), _ = play(agent)
+    (episode,), _ = play(agent, looks_up)
     assert (episode.stop_reason, episode.environment_reward, episode.num_turns, episode.num_tool_calls) == (
         "answered", 1.0, 2, 1,
     )  # fmt: skip
@@ -101,13 +47,13 @@ def test_an_unmodified_client_plays_an_episode_of_exact_tokens(agent: str) -> No
 
 
 def test_agents_that_ask_at_the_same_time_are_answered_together() -> None:
-    episodes, policy = play(FUNCTION, tasks=4)
+    episodes, policy = play(FUNCTION, looks_up, tasks=4)
     assert [episode.environment_reward for episode in episodes] == [1.0] * 4
     assert sum(policy.together) == 8 > len(policy.together)
 
 
 def test_tools_that_the_template_hides_are_refused_to_the_agent_and_nothing_is_sampled() -> None:
-    (episode,), policy = play(FUNCTION, template=real_template("written/smollm2").text)
+    (episode,), policy = play(FUNCTION, looks_up, template=real_template("written/smollm2").text)
     assert "chat template must show every tool, got one that leaves lookup out of a prompt" in str(episode.problem)
     assert policy.together == []
 
@@ -145,7 +91,7 @@ def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, 
         ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
         ({"rewards": {"": 1, "scout": 0.25}}, "answered", 1.0, {"scout": 0.25}),
         ({"rewards": {"nobody": 0.25}}, "agent_failed", 0.0, {}),
-        ({"rewards": {"scout": "much"}}, "answered", 0.0, {}),
+        ({"rewards": {"scout": "much"}}, "agent_failed", 0.0, {}),
     ],
     ids=["the mean", "under no name", "of nobody", "no number"],
 )
@@ -188,7 +134,7 @@ def test_what_an_agent_started_ends_with_its_episode(tmp_path: Path) -> None:
     ],
 )
 def test_an_agent_that_asks_nothing_says_nothing_of_the_policy(agent: str, problem: str) -> None:
-    (episode,), _ = play(agent)
+    (episode,), _ = play(agent, looks_up)
     assert episode.failed and math.isnan(episode.environment_reward)
     assert episode.problem is not None and problem in episode.problem
 
@@ -240,14 +186,22 @@ print(json.dumps({"reward": float(said == "It is 78.")}))
 """
 
 
-def contained(then: str, folder: Path, *, episode_timeout_s: float = 60.0, **row: Any) -> Episode:
+def contained(
+    then: str,
+    folder: Path,
+    *,
+    episode_timeout_s: float = 60.0,
+    gateway: Mapping[str, Any] = {},
+    says: Callable[[str], str] = lambda prompt: "It is 78.",
+    **row: Any,
+) -> Episode:
     """An episode of a program that asks once in a sandbox, and then does what the text says."""
     (folder / "agent.py").write_text(CONTAINED)
     (folder / "shown").write_text("seen")
     row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
     options = {"sandbox": "bubblewrap", "limits": {"memory_mb": 200}, "read": [row["shown"]]}
     agent, limit = f"/usr/bin/python3 {folder / 'agent.py'}", episode_timeout_s
-    (episode,), _ = play(agent, lambda prompt: "It is 78.", options=options, row=row, episode_timeout_s=limit)
+    (episode,), _ = play(agent, says, options=options, row=row, gateway=gateway, episode_timeout_s=limit)
     return episode
 
 
@@ -266,6 +220,23 @@ def test_a_contained_agent_reaches_the_gateway_and_nothing_else(folder: Path, mo
     assert (episode.stop_reason, episode.environment_reward, episode.num_turns) == ("answered", 1.0, 1)
     refused = ["OSError", "FileNotFoundError", 3, "ConnectionRefusedError", None]
     assert json.loads(episode.messages[-1].content.splitlines()[0]) == [True, "seen", *refused]
+
+
+def test_a_contained_agent_asks_on_this_machine_whatever_others_take_for_the_address(folder: Path) -> None:
+    episode = contained("", folder, gateway={"public_url": "https://trainer.invalid/agents"})
+    assert (episode.stop_reason, episode.num_turns) == ("answered", 1)
+
+
+def test_the_key_of_an_episode_is_on_no_command_line_of_its_sandbox(folder: Path) -> None:
+    lines: list[bytes] = []
+
+    def looks(prompt: str) -> str:
+        processes(lambda one: lines.append((one / "cmdline").read_bytes()) is None)
+        return "It is 78."
+
+    contained("", folder, says=looks)
+    started = [line for line in lines if str(folder / "agent.py").encode() in line]
+    assert started and not [line for line in started if re.search(b"[0-9a-f]{64}", line)]
 
 
 @pytest.mark.parametrize(
@@ -288,4 +259,4 @@ def test_a_function_can_not_be_contained_and_nothing_limits_what_is_not() -> Non
         (PROGRAM, {"limits": {"processes": 9}}, "bubblewrap for limits and read to hold, got none"),
     ):
         with pytest.raises(UserError, match=f"environment.options.sandbox must be {problem}"):
-            play(agent, options=options)
+            play(agent, looks_up, options=options)

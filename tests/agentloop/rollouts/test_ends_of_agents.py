@@ -1,0 +1,121 @@
+"""How agents end that ask without a client, and what a run makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentloop.environments import Task
+from agentloop.environments.row_environment import AgentEnvironment
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import TrainingStopped
+from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
+from tests.fakes.agents import asking
+from tests.fakes.agents.played import play
+from tests.fakes.processes import processes, stat, until
+
+
+@pytest.mark.parametrize(("agent", "tasks"), [("solve", 1), ("one_of_two", 2)], ids=["at once", "gathered"])
+def test_an_engine_that_can_not_go_on_ends_the_run_and_not_an_episode(agent: str, tasks: int) -> None:
+    def says(prompt: str) -> str:
+        raise TrainingStopped("log-probs must be numbers, got NaN")
+
+    with pytest.raises(TrainingStopped, match="got NaN"):
+        play(f"{asking.__file__}:{agent}", says, tasks=tasks, episode_timeout_s=10.0)
+
+
+def run(agent: str, *, timeout_s: float = 60.0) -> AgentEnd:
+    """How an agent ends that asks for nothing."""
+    address, threads = AgentAddress("http://127.0.0.1:1/e/x", "key", ""), WorkerThreads(1)
+    return asyncio.run(run_agent(AgentEnvironment(agent), Task((), {}), address, threads, timeout_s=timeout_s))
+
+
+def is_over(name: str) -> bool:
+    """Nothing runs any more that has this word."""
+    return not processes(lambda one: name.encode() in (one / "cmdline").read_bytes() and stat(one)[0] != "Z")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere what left its process group is not found")
+def test_a_daemon_ends_with_its_agent_and_its_hold_on_the_output_is_not_waited_for() -> None:
+    end = run("sh -c '(setsid sleep 6171.1 &) ; echo begun'")
+    assert (end.problem, end.output) == (None, "begun\n")
+    assert is_over("6171.1")
+
+
+@pytest.mark.slow  # a process that imports torch
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a run that is killed ends nothing")
+def test_all_that_an_agent_started_ends_when_the_run_is_killed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    agent = f"sh -c '(setsid sleep 6172.1 &) ; touch {begun}; sleep 6172.1'"
+    called = f"from tests.agentloop.rollouts.test_ends_of_agents import run; run({json.dumps(agent)})"
+    with subprocess.Popen([sys.executable, "-c", called]) as program:
+        until(begun.exists)
+        program.kill()
+    until(lambda: is_over("sleep\x006172.1"))
+
+
+def test_the_exit_code_of_a_program_is_told() -> None:
+    assert [run(f"sh -c '{end}'").problem for end in ("exit 3", "kill -9 $$")] == ["exit code 3", "exit code 137"]
+
+
+SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flush(); print('behind', file=sys.stderr)"
+
+
+@pytest.mark.parametrize(
+    ("line", "rewards"),
+    [
+        ('{"reward": 0.5}', {"": 0.5}),
+        ('{"reward": true}', {"": 1.0}),
+        ('{"rewards": {"a": 1}}', {"a": 1.0}),
+        ('{"score": "1"}', {}),
+        ("[]", {}),
+        ('{"reward": NaN}', None),
+        ('{"reward": "1"}', None),
+        ('{"reward": null}', None),
+        ('{"reward": {"a": 1}}', None),
+        ('{"rewards": {"a": null}}', None),
+    ],
+)
+def test_a_last_line_is_a_reward_or_a_problem_whatever_is_written_beside_it(
+    line: str, rewards: dict[str, float] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
+    end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
+    problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"
+    assert (end.rewards, end.problem) == (rewards or {}, problem)
+    assert sorted(end.output) == sorted(f"no newline{line}\nbehind\n")
+
+
+@pytest.mark.parametrize(
+    ("then", "stop_reason", "reward"),
+    [
+        ("True", "answered", 1.0),
+        ("__import__('numpy').float32(0.5)", "answered", 0.5),
+        ("{'': __import__('numpy').float32(0.5)}", "answered", 0.5),
+        ("'1'", "agent_failed", 0.0),
+        ("float('inf')", "agent_failed", 0.0),
+    ],
+)
+def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason: str, reward: float) -> None:
+    (episode,), _ = play(f"{asking.__file__}:solve", lambda prompt: "y", row={"then": then})
+    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["{0}:solve", f"{sys.executable} -S {{0}}"], ids=["function", "program"])
+@pytest.mark.parametrize(
+    ("then", "stop_reason", "reward"),
+    [("hang()", "overtime", 0.0), ("(post(reward=0.75), hang())", "answered", 0.75)],
+    ids=["says nothing", "posts a reward"],
+)
+def test_an_agent_that_takes_too_long_is_overtime_unless_it_posted_a_reward(
+    agent: str, then: str, stop_reason: str, reward: float
+) -> None:
+    agent, row = agent.format(asking.__file__), {"then": then}
+    (episode,), _ = play(agent, lambda prompt: "y", row=row, episode_timeout_s=3.0)
+    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
