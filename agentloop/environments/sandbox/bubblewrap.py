@@ -91,7 +91,8 @@ def contained(
     """The words that start these in a sandbox, which is `shown` paths besides the system.
 
     `further`: words for bubblewrap; `cleared`: ENVIRONMENT takes the place of the variables that they are started with;
-    `memory`: what is limited of each process, its address space or what it may write in it. Raises SandboxFailed for what is not installed.
+    `memory`: what is limited of each process, its address space or what it may write in it.
+    Raises SandboxFailed for what is not installed.
     """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
