@@ -22,8 +22,6 @@ _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found
 def read(body: Mapping[str, Any]) -> AgentRequest:
     given = list_of("messages", body.get("messages"))
     rows = [row for index, message in enumerate(given) for row in _rows(index, message)]
-    if rows and rows[-1][1]["role"] == "assistant":
-        raise wrong(f"messages[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     if rows and body.get("system"):
         rows.insert(0, (0, {"role": "system", "content": _texts("system", body["system"])}))
     tools = tools_of(body.get("tools"), [None, "custom"], "input_schema")

@@ -78,11 +78,14 @@ def agent_request(
     overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
+    messages = tuple(_message(f"{field}[{index}]", index, row) for index, row in rows)
+    if messages[-1].role == "assistant":
+        raise wrong(f"{field}[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     return AgentRequest(
         model=body["model"],
         agent=agent,
         aside=aside,
-        messages=tuple(_message(f"{field}[{index}]", index, row) for index, row in rows),
+        messages=messages,
         tools=[] if "none" in (choice, isinstance(choice, dict) and choice.get("type")) else tools,
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),

@@ -93,8 +93,7 @@ def _responses(gateway: Gateway, said_before: list[Any], *, stream: bool = False
 def _messages(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> tuple[Any, list[Any]]:
     messages = anthropic_client(gateway).messages
     tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
-    again = [QUESTION] if said_before and said_before[-1]["role"] == "assistant" else []
-    asked = {"model": MODEL, "messages": [QUESTION, *said_before, *again], "tools": [tool], "max_tokens": 100}
+    asked = {"model": MODEL, "messages": [QUESTION, *said_before], "tools": [tool], "max_tokens": 100}
     if stream:
         with messages.stream(**asked) as events:
             done = events.get_final_message()
@@ -127,7 +126,7 @@ def test_replies_come_streamed_and_whole_alike_and_are_read_back_as_what_was_sai
         gateway.session.requests.pop()  # the next reply has its number, too
         assert ask(gateway, [], stream=True) == whole
         assert whole[0][0] == FINISHES[protocol][bool(message.tool_calls)]
-        ask(gateway, whole[1])
+        ask(gateway, [*whole[1], QUESTION])
         request = gateway.session.requests[-1]
         assert plain(request.messages[1]) == plain(message)
         assert request.messages[0] == Message("user", "Which stone?")
@@ -143,7 +142,7 @@ def test_calls_of_namespaces_name_them(gateway: Gateway) -> None:
     with responses.stream(model=MODEL, input=[QUESTION], tools=tools) as events:
         added = [event.item for event in events if event.type == "response.output_item.added"]
     assert [[item.namespace for item in items] for items in (done.output, added)] == [["quarry", None]] * 2
-    responses.create(model=MODEL, input=[QUESTION, *map(_dumped, done.output)], tools=tools)
+    responses.create(model=MODEL, input=[QUESTION, *map(_dumped, done.output), QUESTION], tools=tools)
     request = gateway.session.requests[-1]
     assert plain(request.messages[1]) == plain(gateway.session.says)
     assert [tool["function"]["name"] for tool in request.tools] == ["look", "dig"]

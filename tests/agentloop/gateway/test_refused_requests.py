@@ -45,6 +45,7 @@ def _said(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}, *_QUESTION]}
 
 
+_BEGUN = {"role": "assistant", "content": "{"}
 _SPACE = {"type": "namespace", "name": "quarry", "tools": [{"type": "function", "name": "look"}]}
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 2}, "n must be 1, or left out, got 2."),
@@ -137,7 +138,9 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
         "messages[0].content[0].input must be an object",
     ),
     (MESSAGES, _said({"type": "redacted_thinking"}, role="assistant"), "messages[0].content[0].type must be one that"),
-    (MESSAGES, {"messages": [*_QUESTION, {"role": "assistant", "content": "{"}]}, "messages[1].role must be user in"),
+    (CHAT, {"messages": [*_QUESTION, _BEGUN]}, "messages[1].role must be user in"),
+    (RESPONSES, {"input": [*_QUESTION, _BEGUN]}, "input[1].role must be user in"),
+    (MESSAGES, {"messages": [*_QUESTION, _BEGUN]}, "messages[1].role must be user in"),
 ]
 
 
