@@ -39,8 +39,11 @@ KEY = "the-agents-secret"
 
 
 def plain(message: Message) -> tuple[Any, ...]:
-    """What a message says, by whatever ids."""
-    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    """What a message says, by whatever ids, and without what an agent adds to calls that it was given."""
+    calls = [
+        (call.name, {name: value for name, value in call.arguments.items() if name != "by_default"})
+        for call in message.tool_calls
+    ]
     return message.role, message.content, message.reasoning or None, calls
 
 
