@@ -248,6 +248,7 @@ class ContextManager:
         return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
+        """Make the next prompt as the strategy wants it; why not, if it can't be."""
         history = History(
             *self._turns(following.view),
             prompt_tokens=following.length,

@@ -121,7 +121,9 @@ class Participant:
     id: str
     facts: Mapping[str, Any]
     age_s: float
+    """Since it was first seen."""
     silent_s: float
+    """Since it was last seen."""
 
     def is_gone(self, lease_s: float) -> bool:
         """Whether nobody counts on it any more: a worker reports itself three times a lease. One that was last seen

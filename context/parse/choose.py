@@ -174,6 +174,7 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 
 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
+    """The rendering of these rows; empty where the template refuses."""
     try:
         return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:

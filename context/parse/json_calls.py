@@ -63,6 +63,7 @@ def _call_of(row: Any) -> ToolCall:
 
 
 def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
+    """Arguments as an object; as the text of one; none."""
     if isinstance(value, str):
         value = strict_json(value) if value.strip() else None
     if value is None:
@@ -78,6 +79,7 @@ def _id_of(row: dict[str, Any]) -> str | None:
 
 
 def _depth(value: Any) -> int:
+    """Lists and objects within each other."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)
 

@@ -29,6 +29,7 @@ class Answer:
 
     text: str
     truncated: bool
+    """A length limit cut it."""
 
 
 class Measure(Protocol):
@@ -91,6 +92,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Stop:
+    """The episode can't go on."""
+
     reason: str
 
 

@@ -211,6 +211,7 @@ class _Source:
         return str(_ASKED["content"]) in (self._probe([_ASKED], forms) or "")
 
     def _probe(self, rows: Sequence[_Row], forms: _Forms) -> str | None:
+        """None where the template refuses."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
         except RenderError:

@@ -42,6 +42,7 @@ def hidden_result(template: ChatTemplate, opening: Sequence[Message], tools: _To
 
 
 def left_out(number: int, role: str) -> str:
+    """The sentence about a message that a template does not show."""
     return f"chat template must render every message, got one that leaves out messages[{number}] (role {role}). " + (
         _REMEDY if role == "tool" else f"{_OTHER}, or give another role."
     )
@@ -50,7 +51,7 @@ def left_out(number: int, role: str) -> str:
 def hidden_tools(
     template: ChatTemplate, tools: _Tools, opening: Sequence[Message], *, described: bool = False
 ) -> str | None:
-    """Why a prompt does not show each tool by its name; None: it does. Messages may name them as well: `described`."""
+    """Why a prompt does not show each tool by its name; None: it does. `described`: messages may name them, too."""
     rows = [to_template(message) for message in opening]
     prompt = template.render(rows, tools=tools, generation_prompt=True)
     try:

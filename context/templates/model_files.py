@@ -205,6 +205,7 @@ def _calling(count: int) -> _Row:
 
 
 def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, tools: bool) -> str:
+    """Empty where the template refuses."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
             return template.render(rows, tools=schemas, generation_prompt=prompted)

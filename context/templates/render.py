@@ -289,6 +289,7 @@ class Renderer:
         return self._write(rows, rendering.tools, now=rendering.now).text, rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
+        """The turns of those who speak in the policy's place."""
         marked, rows = self._numbered(rendering, 0)
         if marks.numbered_spans(marked)[0] != rendering.written.text:
             raise RenderError(

@@ -23,6 +23,7 @@ _MOST_BAD = 1000
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
 Progress = Callable[[Literal["check", "store"], int], None]
+"""Called with rows done."""
 
 
 @dataclass
@@ -33,9 +34,11 @@ class ImportReport:
     duplicates: int = 0
     """Rows that were stored already, with the same content, or stand in the file more than once."""
     bad: int = 0
+    """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
     """The first bad ones, `FILE:LINE: what is wrong`."""
     runs: list[str] = field(default_factory=list)
+    """Ids of the runs the rows are from."""
     without_log_probs: int = 0
     """Inserted or stored rows whose behavior policy is unknown."""
     empty_sources: list[str] = field(default_factory=list)
@@ -113,6 +116,7 @@ class _Check:
         return [row.with_record(source=source) for row, source in zip(bundles, sources, strict=True)]
 
     def problems(self, batch: Sequence[Placed]) -> Iterator[tuple[str, str]]:
+        """Place and problem of each bad row."""
         yield from ((place, str(row)) for place, row in batch if isinstance(row, BadRow))
         read = [(place, row) for place, row in batch if isinstance(row, Bundle)]
         alone = []

@@ -66,6 +66,7 @@ class TeacherMessage:
     trained: bool
     """False: `weight` is 0."""
     log_probs: list[TokenLogProb] | None
+    """As the file has them; None where it has none."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ FORMAT = 4
 """Raised when a column changes its meaning, or one is added or goes."""
 
 _BYTES_OF_TOKEN = 13
+"""Bytes of a token's entries in the arrays of `ARRAYS`."""
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")

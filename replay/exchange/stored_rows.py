@@ -33,6 +33,7 @@ class ExportReport:
     """Rows left out, by state; only those that can be trained or shown are exchanged, and those pruned meanwhile are
     `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
+    """Reasons why rows could not be read, by id."""
 
 
 def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement[bool]) -> list[str]:

@@ -155,6 +155,7 @@ class _ChatFile:
         self._run = _run_of_set(path, teaching, name)
         self._renderer = teaching.model.renderer(AuthorTable.from_json(teaching.run.authors))
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        """Reward and success by task."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()

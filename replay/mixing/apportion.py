@@ -32,6 +32,7 @@ class Remainders:
         return parts
 
     def state(self) -> dict[str, list[str]]:
+        """JSON-able and exact."""
         return {name: [str(part) for part in parts] for name, parts in self._left.items()}
 
     def load_state(self, state: Mapping[str, Sequence[str]]) -> None:

@@ -30,6 +30,7 @@ class BatchPlan:
     """Ruled: after start, controller and rounding."""
     planned_replay: int
     planned_sources: Mapping[str, int]
+    """Ruled rows of each declared source."""
     groups: tuple[tuple[int, int], ...]
     """(slot, size) of every group to collect; slots count the iteration's tasks from 0."""
     num_tasks: int
@@ -121,6 +122,7 @@ class Mixer:
             self.factor = self.rule.ess.next_factor(self.factor, ess_by_age)
 
     def state(self) -> dict[str, Any]:
+        """JSON-able and exact."""
         numbers = {name: getattr(self, name) for name in _STATE}
         return {"unit": self.rule.unit, **numbers, "remainders": self._remainders.state()}
 

@@ -180,4 +180,5 @@ class MixRule(MixSection):
         return self.schedule.highest(self.fraction)
 
     def fraction_at(self, iteration: int) -> float:
+        """The configured share of 1-based `iteration`."""
         return self.schedule.at(self.fraction, iteration, self.iterations)

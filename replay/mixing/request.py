@@ -112,6 +112,7 @@ class Availability:
     groups: Mapping[int, int] = field(default_factory=dict)
     """Number of complete groups, by size: those of which every member could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Number of complete groups, by source and size."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
     """Rows that could be drawn if their priority were known."""

@@ -37,6 +37,7 @@ _THREADS = 3
 @dataclass(frozen=True)
 class Page(Generic[Source]):
     path: str
+    """With parameters in braces."""
     template: str | None
     """None: scripts ask for it, and what `shows` gives is sent as JSON."""
     shows: Callable[[Source, Request], dict[str, Any] | Response]

@@ -119,6 +119,7 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
+    """Success by run and policy."""
     version = _rows.policy_version_min
     query = sa.select(_rows.run, version.label("version"), *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
     return [dict(row) for row in connection.execute(query.order_by(_rows.run, version)).mappings()]

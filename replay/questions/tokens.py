@@ -30,7 +30,9 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 MOST_TOKENS = 16_384
+"""The most tokens of one answer."""
 _DIGITS = 6
+"""Digits of log-probs and drift after the point."""
 _NO_TURN = -1
 LOG_RATIO_BOUND = 20.0
 """Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""

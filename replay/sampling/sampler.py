@@ -179,6 +179,7 @@ class Sampler(ABC):
             self.weigh(Rows(_MADE_UP, slice(0, size), DrawRequest("", iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
+        """JSON-able."""
         return {"name": self.title, "random": self._bits.state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -183,6 +183,7 @@ class WholeGroups:
     starts: Positions
     """[G]: where in `rows` each group begins."""
     sizes: Positions
+    """[G]"""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -37,6 +37,7 @@ _NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
 class Loaded:
     whole: dict[str, Trajectory] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
+    """Reason by id."""
     without_tokens: dict[str, Trajectory] = field(default_factory=dict)
     """Rows that were stored without their tokens, for their messages were changed."""
     gone: dict[str, str | None] = field(default_factory=dict)

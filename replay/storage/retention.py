@@ -51,6 +51,7 @@ class Evicted:
     rows: int
     bytes: int
     by_rule: dict[str, int]
+    """Rows by the limit they were over."""
 
     def metrics(self) -> dict[str, float]:
         metrics = {"buffer/evicted": float(self.rows), "buffer/evicted_bytes": float(self.bytes)}

@@ -33,7 +33,9 @@ class Forgotten:
     updates: int
     """Committed draws of these rows."""
     held_out: int
+    """Episodes of evaluations."""
     sessions: int
+    """Agents' sessions under way."""
 
 
 def forget(

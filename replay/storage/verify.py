@@ -30,9 +30,11 @@ _rows = trajectories.c
 @dataclass
 class Verification:
     states: dict[str, int] = field(default_factory=dict)
+    """Number of rows by state."""
     checked: int = 0
     """Rows whose tokens were read: neither evicted nor quarantined before."""
     corrupt: dict[str, str] = field(default_factory=dict)
+    """Reason by id."""
     damage: list[str] = field(default_factory=list)
     """What the database says about its own pages and indexes; cells that hold what can't have been written there, names
     of missing rows, uses that were miscounted, author tables, and blobs that nothing is drawn from."""

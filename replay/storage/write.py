@@ -71,6 +71,7 @@ class Prepared:
     groups: dict[str, Row]
     trajectories: dict[str, PreparedRow]
     repeated: int
+    """Trajectories given more than once."""
 
 
 def prepare(

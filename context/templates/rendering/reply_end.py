@@ -36,7 +36,9 @@ class Sampled:
 @dataclass(frozen=True)
 class Shown:
     end: int
+    """Where its last content ends."""
     missing: tuple[str, ...]
+    """The contents that are not there."""
 
 
 def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:

@@ -21,6 +21,7 @@ from replay.questions.open_buffer import OpenBuffer
 _ROWS = 50
 _KEPT = ("run", "sort", "order", "limit")
 _GROUPS = 40
+"""Attempts over time that are shown."""
 _MOST_RUNS = 6
 _TITLES = {
     "reward": "Reward",

@@ -15,6 +15,7 @@ from replay.questions.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
+"""Rows of the table at once."""
 _MOST_GROUPS = 128
 COLUMNS = {
     "stream": "stream",

@@ -21,6 +21,7 @@ _MOST_PARTICIPANTS = 100
 """Rows of a table: those that have been silent for longest."""
 _EPISODES = 50
 _ONLY = {"all": None, "success": True, "failed": False}
+"""Which held-out episodes are listed."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:

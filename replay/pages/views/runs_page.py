@@ -33,6 +33,7 @@ _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
 """Runs in one chart: each colour once as a whole and once as a dashed line."""
 _AT_FIRST = COLOURS
+"""Runs that are shown where none is marked."""
 
 Ask = Callable[[QueryResult, Hashable, Callable[[OpenBuffer], Any]], Any]
 """(line of a run, name of a question, question about its buffer): the answer."""

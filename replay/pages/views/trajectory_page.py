@@ -17,6 +17,7 @@ from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
 _TURNS = 60
+"""Turns of a conversation on one page."""
 _MOST_NEIGHBOURS = 16
 """Members of its group that it can be compared with."""
 _VIEWS = ("conversation", "tokens", "updates")

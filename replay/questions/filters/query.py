@@ -42,6 +42,7 @@ class Sort(StrEnum):
 @dataclass(frozen=True)
 class Query:
     run: str | None = None
+    """None: of all runs."""
     filters: Sequence[str] = ()
     """Python expressions (`replay.questions.filters`) that all hold."""
     sort: Sort = Sort.iteration

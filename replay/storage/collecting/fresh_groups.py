@@ -111,6 +111,7 @@ class FreshRequest:
 class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
     late: int = 0
+    """Rows found to be late now."""
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:

@@ -35,6 +35,7 @@ class Database(ABC):
 
     _engine: sa.Engine
     _snapshots: sa.Engine
+    """Begins transactions that only read."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:
