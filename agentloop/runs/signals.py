@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,8 +82,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     previous = {number: signal.signal(number, receive) for number in _SIGNALS}
     _forks.are_ours = True
     try:
-        with watched():
-            yield request
+        yield request
     except CodeInterrupted as problem:
         words.put(f"stopped at once: code of yours failed meanwhile ({problem})")
         raise RunStop(request.exit_code) from problem
@@ -123,7 +120,6 @@ class _Forked:
 
     def forget(self) -> None:
         if "before" in self._masks.__dict__:
-            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, lambda *_: None)  # no SIG_IGN, which a program that it begins would inherit
         self.release()
@@ -131,36 +127,3 @@ class _Forked:
 
 _forks = _Forked()
 os.register_at_fork(before=_forks.hold, after_in_parent=_forks.release, after_in_child=_forks.forget)
-
-
-GRACE_S = 3.0
-"""From the second signal on."""
-_COUNT = """
-import os, select, signal, sys
-parent, grace, seen = int(sys.argv[1]), float(sys.argv[2]), 0
-while number := os.read(0, 1):
-    seen += number[0] in (signal.SIGINT, signal.SIGTERM)
-    if seen == 2:
-        ended, _, _ = select.select([0], [], [], grace)
-        if not (ended and not os.read(0, 1)):
-            os.kill(parent, signal.SIGKILL)
-        break
-"""
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    """Let a second Ctrl-C or SIGTERM end this process after GRACE_S seconds, whatever it is doing."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    command = [sys.executable, "-I", "-S", "-c", _COUNT, str(os.getpid()), str(GRACE_S)]
-    counter = subprocess.Popen(command, stdin=reading, start_new_session=True)
-    os.close(reading)
-    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(previous)
-        os.close(writing)
-        counter.kill()
-        counter.wait()
