@@ -37,7 +37,7 @@ class NodeWriter:
         """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
         job = _Job([(session, node) for node in nodes])
         self._jobs.put(job)
-        await asyncio.wrap_future(job.done)
+        await asyncio.shield(asyncio.wrap_future(job.done))  # who waits no more takes back nothing
 
     def delivered(self, session: str, number: int) -> None:
         """Stored at once, which nobody waits for: after a crash before it an equal request is given the same reply."""

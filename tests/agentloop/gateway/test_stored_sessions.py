@@ -25,7 +25,7 @@ from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 from tests.fakes.families import family
 from tests.fakes.processes import until
-from tests.fakes.random_agents import PARSERS, TODAY
+from tests.fakes.random_agents import PARSERS, TODAY, random_session
 from tests.fakes.records import RUN, new_store, sql
 
 
@@ -132,6 +132,26 @@ def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_pa
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         until(lambda: [node.status for node in store.sessions.nodes("s")] == ["trained"] * 2, limit_s=20)
+        writer.close()
+
+
+def test_who_waits_no_more_for_a_commit_keeps_no_other_from_one(tmp_path: Path) -> None:
+    nodes = random_session(1).tree.nodes[:2]
+
+    async def play() -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            leaving = asyncio.ensure_future(writer.store("s", nodes[:1]))
+            await asyncio.sleep(0)
+            leaving.cancel()
+        async with asyncio.timeout(20):
+            await writer.store("s", nodes[1:])
+
+    with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
+        writer = NodeWriter(store.sessions)
+        asyncio.run(play())
+        assert len(store.sessions.nodes("s")) == 2
         writer.close()
 
 
