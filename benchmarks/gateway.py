@@ -8,6 +8,7 @@ call is compared with the one in its place. A tool takes up to 200 ms, at random
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -57,6 +58,7 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> 
     facts = {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "m", "max_model_len": 1 << 20}]}}
     routes = [Route(path, lambda asked: JSONResponse(facts[asked.url.path])) for path in facts]
     routes.append(Route(GENERATE, generate, methods=["POST"]))
+    gc.freeze()  # or it looks for garbage for 200 ms, now and then
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
@@ -103,6 +105,7 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, f
 async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], rounds: int) -> dict[str, float]:
     added, cpu, number = [], 0.0, 0
     process = psutil.Process(gateway)
+    gc.freeze()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SESSIONS)
     async with httpx2.AsyncClient(timeout=60, limits=limits, headers={"Authorization": "Bearer x"}) as client:
 
