@@ -107,7 +107,7 @@ class ConversationTree:
         """The numbers of each node's messages."""
         self._renderings: dict[int | None, Rendering] = {}
         """Prompts as the template writes them, by node: the last few that nothing goes on from."""
-        self._reply = lru_cache(64)(lambda number: renderer.said(_sampled_ids(self.nodes[number])))
+        self._said_by = lru_cache(64)(renderer.said)
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
         self._called: dict[str, ToolCall] = {}
@@ -194,7 +194,7 @@ class ConversationTree:
     def ended(self, number: int) -> bool:
         """True: a stop token ended a node's reply, not a limit."""
         node = self.nodes[number]
-        return node.num_sampled > 0 and self._reply(number)[1]
+        return node.num_sampled > 0 and self._said_by(_sampled_ids(node))[1]
 
     def call_ids(self, number: int) -> list[str]:
         """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
@@ -289,7 +289,7 @@ class ConversationTree:
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
-        reply, _ = self._reply(at)
+        reply, _ = self._said_by(_sampled_ids(node))
         rest = self._renderer.increment(before, grown, reply)
         if rest is None:
             return None
@@ -298,7 +298,7 @@ class ConversationTree:
         return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes))
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
-        said, ended = self._renderer.said(token_ids)
+        said, ended = self._said_by(tuple(token_ids))
         return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
     def _node(
@@ -348,6 +348,5 @@ def _alike(value: Any) -> Any:
     return [_alike(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _sampled_ids(node: Node) -> list[int]:
-    ids: list[int] = node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist()
-    return ids
+def _sampled_ids(node: Node) -> tuple[int, ...]:
+    return tuple(node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist())

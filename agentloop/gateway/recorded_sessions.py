@@ -161,7 +161,7 @@ class RecordedSessions:
 
         def open_() -> tuple[OpenSession, list[Node]] | None:
             opened = self._stored.open(new)
-            return opened and (opened, [] if opened is new else self._stored.nodes(id))
+            return None if opened is None else (opened, [] if opened is new else self._stored.nodes(id))
 
         opened = await self._writer.between(open_)
         if opened is None:
