@@ -29,7 +29,7 @@ PING_SECONDS = 15.0
 """Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
 _TURNS = 20
 """Of the event loop: until the end of a connection that has been noticed in writing or reading is received. With four,
-one lost reply in some hundreds was taken for one that was given."""
+a lost reply was taken, now and then, for one that was given."""
 _ANSWERED = (BadRequest, RenderError, GenerationFailed)
 """What a client may be told of a request that has no reply."""
 
