@@ -57,6 +57,8 @@ class Prompt:
     place: Place
     """As the tree was when it was asked."""
     rendering: Rendering
+    asked_after: int
+    """How many nodes there were."""
     repeats: int | None = None
     """The node whose reply to this very conversation was lost before it was delivered; None: there is none."""
 
@@ -105,7 +107,7 @@ class ConversationTree:
         """The numbers of each node's messages."""
         self._renderings: dict[int | None, Rendering] = {}
         """Prompts as the template writes them, by node: the last few that nothing goes on from."""
-        self._reply = lru_cache(64)(lambda number: renderer.said(_sampled_ids(self.nodes[number])))
+        self._said_by = lru_cache(64)(renderer.said)
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
         self._called: dict[str, ToolCall] = {}
@@ -126,15 +128,16 @@ class ConversationTree:
 
         `agent`: who asks; `is_lost`: whether an equal request may have the reply of a node that was not delivered.
         """
-        given, offered = self._read(messages), content_hash(list(tools))
-        same = self._same(given)
+        given, numbers = self._read(messages)
+        same, offered = self._same(numbers), content_hash(list(tools))
         equal = self._equal(same, len(given), offered)
         if equal:
             lost = (n for n in equal if self.nodes[n].status == Status.UNDELIVERED and is_lost(self.nodes[n]))
             rendering = self._renderings.get(equal[-1]) or self._renderer.render(given, tools, now=self._now)
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
-            return Prompt(tokens, given, self._fork(tokens, same, offered, Fork.RETRY), rendering, next(lost, None))
+            place = self._fork(tokens, same, offered, Fork.RETRY)
+            return Prompt(tokens, given, place, rendering, len(self.nodes), next(lost, None))
         at = self._begun(same, len(given), agent)
         fork = self._why(at, same, given, offered)
         if at is not None and fork is None:
@@ -143,7 +146,8 @@ class ConversationTree:
                 return going_on
         rendering = self._renderer.render(given, tools, now=self._now)
         tokens = self._renderer.tokens(rendering)
-        return Prompt(tokens, given, self._fork(tokens, same, offered, fork or Fork.TEMPLATE), rendering)
+        place = self._fork(tokens, same, offered, fork or Fork.TEMPLATE)
+        return Prompt(tokens, given, place, rendering, len(self.nodes))
 
     def add(
         self,
@@ -190,29 +194,28 @@ class ConversationTree:
     def ended(self, number: int) -> bool:
         """True: a stop token ended a node's reply, not a limit."""
         node = self.nodes[number]
-        return node.num_sampled > 0 and self._reply(number)[1]
+        return node.num_sampled > 0 and self._said_by(_sampled_ids(node))[1]
 
     def call_ids(self, number: int) -> list[str]:
         """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[int]]:
         """The messages as the template is to have them: by their authors, results with their tool's name, and ids only
-        where the model's format has any."""
+        where the model's format has any. And their numbers."""
         names = {call.id: call.name for message in messages for call in message.tool_calls}
         said = {numbers[-1] for node, numbers in zip(self.nodes, self._said, strict=True) if node.num_sampled}
-        found = []
+        read = []
         for message in messages:
             calls = tuple(replace(self._as_said(call), id=self._id(call.id)) for call in message.tool_calls)
             name = message.name or (names.get(message.tool_call_id) if message.role == "tool" else None)
-            message = replace(message, tool_calls=calls, name=name, tool_call_id=self._id(message.tool_call_id))
+            read.append(replace(message, tool_calls=calls, name=name, tool_call_id=self._id(message.tool_call_id)))
+        numbers = self._numbered(read)
+        for place, message in enumerate(read):
             if message.role == "assistant":
-                message = replace(
-                    message, author=HISTORY if self._numbers.get(_key(message)) in said else INITIALIZATION
-                )
-            found.append(message)
-        return tuple(found)
+                read[place] = replace(message, author=HISTORY if numbers[place] in said else INITIALIZATION)
+        return tuple(read), numbers
 
     def _as_said(self, call: ToolCall) -> ToolCall:
         """A call of a reply as it was sampled, where its agent has only added arguments: its tool's defaults."""
@@ -255,10 +258,14 @@ class ConversationTree:
         ours, theirs = (_key(said[same[nearest]]) for said in (conversation_of(self.nodes, nearest), given))
         return Fork.THINKING if ours.thought and ours._replace(thought=theirs.thought) == theirs else Fork.EDITED
 
-    def _same(self, given: Sequence[Message]) -> list[int]:
-        """How many of these messages each node's conversation begins with."""
-        numbers = np.array([self._numbers.get(_key(message), -1) for message in given], np.int32)
-        return shared_beginnings(self.nodes, numbers, self._said, [node.place.kept_messages for node in self.nodes])
+    def _numbered(self, messages: Sequence[Message]) -> list[int]:
+        """The messages' numbers; -1: the tree has none like it."""
+        return [self._numbers.get(_key(message), -1) for message in messages]
+
+    def _same(self, numbers: Sequence[int]) -> list[int]:
+        """How many of the messages of these numbers each node's conversation begins with."""
+        given, kept = np.array(numbers, np.int32), [node.place.kept_messages for node in self.nodes]
+        return shared_beginnings(self.nodes, given, self._said, kept)
 
     def _equal(self, same: Sequence[int], count: int, offered: str) -> list[int]:
         """The nodes of equal requests."""
@@ -282,26 +289,26 @@ class ConversationTree:
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
-        reply, _ = self._reply(at)
+        reply, _ = self._said_by(_sampled_ids(node))
         rest = self._renderer.increment(before, grown, reply)
         if rest is None:
             return None
         path = tokens_of(self.nodes, path_of(self.nodes, at))
         place = Place(at, len(path), said, node.place.tools, None)
-        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown)
+        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes))
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
-        said, ended = self._renderer.said(token_ids)
+        said, ended = self._said_by(tuple(token_ids))
         return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
     def _node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
-        place, same = prompt.place, self._same(prompt.given)
-        # What begins alike may have been answered since this was asked.
-        fork = Fork.RETRY if self._equal(same, len(prompt.given), place.tools) else place.fork
-        if fork is not None:
-            place = self._fork(prompt.tokens, same, place.tools, fork)
+        place = prompt.place
+        if len(self.nodes) > prompt.asked_after:  # what begins alike may have been answered meanwhile
+            same = self._same(self._numbered(prompt.given))
+            fork = Fork.RETRY if self._equal(same, len(prompt.given), place.tools) else place.fork
+            place = place if fork is None else self._fork(prompt.tokens, same, place.tools, fork)
             prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools
@@ -341,6 +348,5 @@ def _alike(value: Any) -> Any:
     return [_alike(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _sampled_ids(node: Node) -> list[int]:
-    ids: list[int] = node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist()
-    return ids
+def _sampled_ids(node: Node) -> tuple[int, ...]:
+    return tuple(node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist())

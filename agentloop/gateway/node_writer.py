@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import TypeVar
 
 from context.tokens.session_nodes import Node
 from replay.errors import DatabaseFailed
 from replay.storage.sessions import Sessions
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -26,36 +28,40 @@ class NodeWriter:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        """None: the end."""
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._late: list[tuple[str, int]] = []
         """Replies that were delivered while the database could not store that."""
-        self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "nodes")
 
     async def store(self, session: str, nodes: Sequence[Node]) -> None:
         """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
         job = _Job([(session, node) for node in nodes])
-        self._jobs.put(job)
+        self._put(job)
         await asyncio.shield(asyncio.wrap_future(job.done))  # who waits no more takes back nothing
 
     def delivered(self, session: str, number: int) -> None:
         """Stored at once, which nobody waits for: after a crash before it an equal request is given the same reply."""
-        self._jobs.put(_Job(delivered=[(session, number)]))
+        self._put(_Job(delivered=[(session, number)]))
+
+    async def between(self, work: Callable[[], Result]) -> Result:
+        """What other work with the database returns, done behind all that was put here before: alone, so that neither
+        waits for the other's locks."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """Returns once all is stored."""
-        self._jobs.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
-    def _work(self) -> None:
-        is_open = True
-        while is_open:
-            waiting = [self._jobs.get()]
-            while not self._jobs.empty():
-                waiting.append(self._jobs.get())
-            self._store([job for job in waiting if job is not None])
-            is_open = None not in waiting
+    def _put(self, job: _Job) -> None:
+        self._jobs.put(job)
+        self._thread.submit(self._store_waiting)
+
+    def _store_waiting(self) -> None:
+        waiting = []
+        while not self._jobs.empty():
+            waiting.append(self._jobs.get())
+        if waiting:
+            self._store(waiting)
 
     def _store(self, jobs: Sequence[_Job]) -> None:
         delivered = [*self._late, *(one for job in jobs for one in job.delivered)]

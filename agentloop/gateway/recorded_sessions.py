@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import sqlalchemy as sa
 from starlette.applications import Starlette
@@ -126,8 +127,6 @@ class RecordedSessions:
         self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
-        self._storing = asyncio.Lock()
-        """A row's slot and baseline follow from those before it."""
 
     @asynccontextmanager
     async def under_way(self, app: Starlette) -> AsyncIterator[None]:
@@ -159,20 +158,22 @@ class RecordedSessions:
 
     async def _opened(self, id: str) -> RecordedSession:
         new = OpenSession(id, self.recording.run, datetime.now().isoformat())
-        opened = await asyncio.to_thread(self._stored.open, new)
+
+        def open_() -> tuple[OpenSession, list[Node]] | None:
+            opened = self._stored.open(new)
+            return None if opened is None else (opened, [] if opened is new else self._stored.nodes(id))
+
+        opened = await self._writer.between(open_)
         if opened is None:
             raise _ended()
-        nodes = await asyncio.to_thread(self._stored.nodes, id)
-        return RecordedSession(self, opened, self._writer, nodes)
+        return RecordedSession(self, opened[0], self._writer, opened[1])
 
     async def end(self, session: RecordedSession) -> bool:
         """Whether it made a row, which is stored then. What is asked and has no reply yet is refused."""
         session.closed = True
         try:
-            nodes = session.all_nodes()
-            await self._writer.store(session.id, [])  # of what it has asked to be stored, nothing comes behind its row
-            async with self._storing:
-                is_row = await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
+            row = partial(self._store, session.id, session.all_nodes(), session.rewards.get(""))
+            is_row = await self._writer.between(row)  # and behind what it has asked to be stored
         except BaseException:
             session.closed = False  # it can be ended again
             raise
@@ -180,6 +181,7 @@ class RecordedSessions:
         return is_row
 
     def _store(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> bool:
+        """One at a time: a row's slot and baseline follow from those before it."""
         if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
             self._stored.end([id])
             return False

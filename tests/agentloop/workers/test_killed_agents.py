@@ -48,10 +48,10 @@ def status(url: str, key: str) -> int:
 
 
 def in_the_middle(run: IssuedRun, server: EngineServer, chance: random.Random) -> WorkerProgram:
-    """A worker whose agents have asked once or twice each, more or less."""
-    asked = len(server.requests) + chance.randint(AT_ONCE, 2 * AT_ONCE)
+    """A worker whose agents have asked once or twice each, more or less, and wait for replies."""
+    server.pauses_at = len(server.requests) + chance.randint(AT_ONCE, 2 * AT_ONCE)
     worker = WorkerProgram(run.folder, "--concurrency", str(AT_ONCE))
-    until(lambda: len(server.requests) >= asked, lambda: worker.output, limit_s=600)
+    until(lambda: not server.models.going.is_set(), lambda: worker.output, limit_s=600)
     return worker
 
 
@@ -75,13 +75,14 @@ def nothing_is_half(run: IssuedRun, location: Location) -> None:
 def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, location: Location, kills: int) -> None:
     chance, model = random.Random(kills), save_qwen2(tmp_path / "model")
     with serving(model) as server, issued_run(config_of(tmp_path, server, location, model)) as run:
-        server.models.pace_s, outputs = 0.2, []
+        outputs = []
         for number in range(kills):
             total, before = run.issue(number + 1), len(pairs(tmp_path)) if number else 0
             with in_the_middle(run, server, chance) as killed:
                 known = [pair for pair in pairs(tmp_path)[before:] if status(*pair) == 200]
                 assert [status(known[0][0], known[1][1]), status(known[1][0], known[0][1])] == [403, 403]
                 assert run.counts.done < total
+            httpx2.post(f"{server.address}/resume").raise_for_status()
             nothing_is_half(run, location)
             with WorkerProgram(run.folder, "--concurrency", str(AT_ONCE)) as worker:
                 until(lambda: run.has_ended, lambda: f"{run.counts} {worker.output}", limit_s=600)
