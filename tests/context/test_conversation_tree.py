@@ -104,13 +104,6 @@ def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> No
     assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
 
 
-def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: ConversationTree) -> None:
-    given = answered(tree, tree.prompt(ASKED), "It is 78.")
-    ids = family("chatml").codec.encode("It is 78.")
-    tree.add(tree.prompt(ASKED), [*ids, family("chatml").end_id], [-0.7] * (len(ids) + 1), policy_version=1)
-    assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
-
-
 def test_of_equal_replies_each_agent_goes_on_from_its_own(tree: ConversationTree) -> None:
     for agent in "abc":
         tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.processes import Moments, Training, assert_same_run, assert_sound, write_config
-from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
+from tests.fakes.runs import PARITY, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 
@@ -102,38 +102,3 @@ def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: 
     assert last.wait() == 0, last.errors
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, whole)
-
-
-def test_quickstart_killed_three_times_and_stopped_twice_ends_like_the_unbroken_one(tmp_path: Path) -> None:
-    sets = ["--set", "run.iterations=6", "--set", "checkpoint.every=2"]
-    quickstart = ROOT / "configs" / "quickstart.yaml"
-    whole = Training(quickstart, *sets, "--set", f"run.folder={tmp_path / 'whole'}")
-    assert whole.wait() == 0, whole.errors
-    sets += ["--set", f"run.folder={tmp_path / 'broken'}"]
-    ours, theirs = (tmp_path / name / "quickstart-001" for name in ("broken", "whole"))
-    moments = Moments(ours, every=2)
-
-    training = Training(quickstart, *sets)
-    training.wait_until(training.says("warm-up ...") + 5)
-    training.kill()
-    assert not any("evaluate" in line for line in training.printed)
-    training = Training(quickstart, *sets, "--resume")
-    training.wait_until(training.says("evaluate ...") + 0.3)
-    training.end_with(signal.SIGINT, code=130)
-    assert moments.saved == moments.committed == 0
-    for iteration in (1, 2):
-        training = Training(quickstart, *sets, "--resume")
-        training.wait_until(training.says(f"iteration {iteration}/6") + 0.5)
-        training.kill()
-        assert moments.committed - moments.saved <= 2
-    # The iteration that is under way ends with an evaluation.
-    training = Training(quickstart, *sets, "--resume")
-    training.wait_until(training.says("iteration 3/6") + 0.3)
-    training.end_with(signal.SIGTERM, code=143)
-    assert moments.saved == moments.committed == 4
-    last = Training(quickstart, *sets, "--resume")
-    assert last.wait() == 0, last.errors
-
-    assert_sound(ours, iterations=6)
-    assert_same_run(ours, theirs)
-    assert rows(ours / "replay.sqlite", "select count(*) from trajectories where state = 'orphaned'") != [(0,)]
