@@ -33,7 +33,7 @@ from tests.fakes.records import (
     trajectory,
 )
 from tests.replay.storage.collecting.episodes import issue
-from tests.replay.storage.damaged_buffers import QUESTIONS, fill
+from tests.replay.storage.filled_buffers import QUESTIONS, fill
 from tests.replay.storage.test_kill_points import contents
 
 pytestmark = pytest.mark.every_database
