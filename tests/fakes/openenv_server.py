@@ -28,7 +28,7 @@ SCHEMA = {
             "number": {"type": "integer", "minimum": 0, "maximum": 9},
         },
         "required": ["number"],
-    },
+    }
 }
 
 

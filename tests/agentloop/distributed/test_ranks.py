@@ -29,15 +29,7 @@ from agentloop.errors import UserError
 from agentloop.learning.ranked_trainer import check_ranks
 from agentloop.runs.checkpoint import write_directory
 from tests.agentloop.distributed import ranked_updates
-from tests.agentloop.distributed.ranked_updates import (
-    DTYPES,
-    FRUGAL,
-    UPDATES,
-    first_half,
-    go_on,
-    updated,
-    whole,
-)
+from tests.agentloop.distributed.ranked_updates import DTYPES, FRUGAL, UPDATES, first_half, go_on, updated, whole
 from tests.fakes.ranks import places, start_ranks
 from tests.fakes.runs import ROOT, small_config
 

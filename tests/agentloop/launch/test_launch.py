@@ -14,16 +14,7 @@ import pytest
 
 from agentloop.launch.supervised_role import Restarts
 from tests.docs.blocks import blocks
-from tests.fakes.launched import (
-    ENDS_WHEN_THERE_IS_A_FILE,
-    NAMES,
-    STAYS,
-    Launch,
-    left_over,
-    starts,
-    words,
-    write_roles,
-)
+from tests.fakes.launched import ENDS_WHEN_THERE_IS_A_FILE, NAMES, STAYS, Launch, left_over, starts, words, write_roles
 from tests.fakes.processes import until
 
 BEGINS = """

@@ -118,10 +118,7 @@ def test_a_posted_end_ends_an_agent_that_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("agent", "problem"),
-    [
-        (f"{sys.executable} -c 'print(5 / 0)'", "ZeroDivisionError"),
-        ("no-such-program", "exit code"),
-    ],
+    [(f"{sys.executable} -c 'print(5 / 0)'", "ZeroDivisionError"), ("no-such-program", "exit code")],
 )
 def test_an_agent_that_asks_nothing_says_nothing_of_the_policy(agent: str, problem: str) -> None:
     (episode,), _ = play(agent, looks_up)

@@ -10,14 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from agentloop.rollouts.evaluation import (
-    Attempts,
-    Evaluated,
-    Evaluation,
-    Outcome,
-    as_table,
-    report,
-)
+from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, as_table, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
 

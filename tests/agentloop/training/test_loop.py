@@ -80,9 +80,7 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(finished: Fi
     assert worst_log_prob_error(finished[0].folder) < 1e-4
 
 
-def test_run_metrics_in_the_database_are_those_people_saw(
-    finished: Finished,
-) -> None:
+def test_run_metrics_in_the_database_are_those_people_saw(finished: Finished) -> None:
     result, _, display = finished
     stored: dict[int, dict[str, float]] = {}
     for iteration, name, value in rows(result.folder / "replay.sqlite", "select iteration, name, value from metrics"):

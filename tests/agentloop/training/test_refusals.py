@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    MambaConfig,
-    MambaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM, OPTConfig, OPTForCausalLM
 
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_plain, to_plain

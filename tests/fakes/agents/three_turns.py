@@ -1,4 +1,4 @@
-"""An agent that asks three times, and says in a file where and with which key."""
+"""An agent that asks three times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from openai import OpenAI
 
 def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
     """1 where every reply came."""
-    with open(task["keys"], "a", encoding="utf-8") as keys:
-        keys.write(f"{base_url} {api_key}\n")
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     with OpenAI(base_url=base_url, api_key=api_key) as client:
         for _ in range(3):

@@ -8,13 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentloop.engines.publish.published_policy import (
-    MARKER,
-    RECORD,
-    newest_published,
-    read_published,
-    version_in,
-)
+from agentloop.engines.publish.published_policy import MARKER, RECORD, newest_published, read_published, version_in
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.run_folder import COMPLETE
