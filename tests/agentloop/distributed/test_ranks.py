@@ -110,11 +110,7 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any], tmp_
     [
         ("ppo", {}, "algorithm must do without a critic on 2 ranks, got ppo"),
         ("grpo", {"optimizer": {"name": "muon"}}, "optimizer.name must be adamw or sgd on several ranks"),
-        (
-            "grpo",
-            {"rollout": {"engine": "vllm"}, "engine": {"serve": True}},
-            "engine.serve must be false on 2 ranks, got true",
-        ),
+        ("grpo", {"rollout": {"engine": "vllm"}, "engine": {"serve": True}}, "engine.serve must be false on 2 ranks, "),
     ],
 )
 def test_what_cant_be_sharded_is_refused_on_several_ranks(

@@ -153,10 +153,7 @@ def started(*messages: Message) -> ContextManager:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (
-            Message("user", "I say", EDIT),
-            "messages.role must be assistant for author 'human_edit', who speaks in .* got",
-        ),
+        (Message("user", "I say", EDIT), "messages.role must be assistant for author 'human_edit', who speaks in .* g"),
         (Message("assistant", "I say", "llm"), "messages.author must not be one whose tokens are sampled, got 'llm'"),
         (Message("assistant", "I say", "human_edt"), "author must be one of .*human_edit.*, got 'human_edt'"),
     ],
