@@ -3,8 +3,6 @@
 Tests run on two cores, a file on one of them, the longest first, while the other checks run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -48,12 +46,7 @@ def run(name: str, command: list[str | Path], *, stream: bool = False) -> Outcom
     }
     began = time.monotonic()
     done = subprocess.run(
-        [str(part) for part in command],
-        cwd=ROOT,
-        env=environment,
-        capture_output=not stream,
-        text=True,
-        check=False,
+        [str(part) for part in command], cwd=ROOT, env=environment, capture_output=not stream, text=True, check=False
     )
     output = "" if stream else done.stdout + done.stderr
     return Outcome(name, done.returncode == 0, time.monotonic() - began, output)

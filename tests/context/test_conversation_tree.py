@@ -1,7 +1,5 @@
 """Whole conversations in, exact tokens out: what an agent's requests stand for, and what of them is trained."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -102,13 +100,6 @@ def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> No
     assert tree.nodes[node.number].status == Status.TRAINED
     (segment,) = segments_of(tree.nodes, AUTHORS)
     assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
-
-
-def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: ConversationTree) -> None:
-    given = answered(tree, tree.prompt(ASKED), "It is 78.")
-    ids = family("chatml").codec.encode("It is 78.")
-    tree.add(tree.prompt(ASKED), [*ids, family("chatml").end_id], [-0.7] * (len(ids) + 1), policy_version=1)
-    assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
 
 
 def test_of_equal_replies_each_agent_goes_on_from_its_own(tree: ConversationTree) -> None:

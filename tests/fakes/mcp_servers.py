@@ -29,10 +29,7 @@ def over_http(*, port: int | None = None) -> Iterator[str]:
     """Its address while it runs, in a process of its own."""
     port = port or free_port()
     process = subprocess.Popen(
-        [sys.executable, PROGRAM, str(port)],
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, PROGRAM, str(port)], start_new_session=True, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         while not _answers(port):

@@ -1,7 +1,5 @@
 """A GPU learns what a CPU learns."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 
@@ -12,14 +10,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
 from agentloop.training.train import train
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    gradients,
-    mixed_rows,
-    run_config,
-    scored_rows,
-    tiny_actor,
-)
+from tests.fakes.batch_rows import AUTHORS, gradients, mixed_rows, run_config, scored_rows, tiny_actor
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

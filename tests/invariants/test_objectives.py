@@ -1,7 +1,5 @@
 """Every objective and correction: how rows are cut, ordered and split into segments changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,16 +17,7 @@ from agentloop.learning.gradients import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    gradients,
-    mixed_rows,
-    row,
-    run_config,
-    scored_rows,
-    segment,
-    tiny_actor,
-)
+from tests.fakes.batch_rows import AUTHORS, gradients, mixed_rows, row, run_config, scored_rows, segment, tiny_actor
 
 WIDE = {"gspo": {"clip_low": 0.9, "clip_high": 9.0}, "gmpo": {"log_ratio_low": 3.0, "log_ratio_high": 3.0}}
 """Old and new weights of these tests are far apart: the usual bounds would clip everything."""

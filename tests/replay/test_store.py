@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -92,12 +90,7 @@ VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
         ("authors", 0, 99, r"^segments\[1\].authors\[0\] must be a code of the run's author table, got 99"),
         ("behavior_log_probs", 3, NAN, rf"^segments\[1\].behavior_log_probs\[3\] {SAMPLED} nan"),
         ("behavior_log_probs", 3, 0.01, f"{SAMPLED} 0.0"),
-        (
-            "behavior_log_probs",
-            4,
-            0.0,
-            r"behavior_log_probs\[4\] must be NaN for a token that was not sampled, got 0.0",
-        ),
+        ("behavior_log_probs", 4, 0.0, r"behavior_log_probs\[4\] must be NaN for a token that was not sampled, got 0."),
         ("policy_versions", 4, 3, rf"policy_versions\[4{VERSION}, got 3"),
         ("policy_versions", 5, -1, rf"policy_versions\[5{VERSION}"),
     ],

@@ -1,7 +1,5 @@
 """The quickstart learns, on every seed, through the front door."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -54,12 +52,6 @@ def test_quickstart_reaches_ninety_percent_twice_in_a_row(seed: int, tmp_path: P
     print(f"seed {seed}: {success[0]:.1%} -> {success[-2]:.1%}, {success[-1]:.1%} in {result['iterations']} iterations")
     assert success[0] <= 0.35
     assert min(success[-2:]) >= 0.90
-
-
-def test_every_stored_log_prob_is_that_of_the_policy_that_sampled_it(tmp_path: Path) -> None:
-    """On the real thing: each trajectory of a short quickstart, by the snapshot of its own version."""
-    run = Path(str(quickstart(tmp_path, "run.iterations=8")["folder"]))
-    assert worst_log_prob_error(run) < 1e-4
 
 
 def worst_log_prob_error(run: Path) -> float:

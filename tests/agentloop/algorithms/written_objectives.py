@@ -86,7 +86,7 @@ def random_rows(seed: int, *, equal_advantages: bool = False) -> Rows:
     advantages = np.repeat(of_trajectory[trajectory][:, None], 17, axis=1)
     if not equal_advantages:
         advantages = advantages + rng.normal(0, 1, shape) * (rng.random(shape) < 0.5)
-    for wild in (anchors, advantages):
+    for wild in (log_probs, anchors, advantages):
         wild[~mask] = rng.choice([np.nan, np.inf, -np.inf, 95.0], int((~mask).sum()))
     return Rows(log_probs, anchors, advantages, mask, trajectory)
 

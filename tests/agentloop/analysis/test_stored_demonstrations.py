@@ -1,7 +1,5 @@
 """What a run did well is written as conversations that `agentloop sft` reads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -35,11 +33,7 @@ FILE = Path(functions.__file__)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
     return agentloop.train(
-        model=qwen2,
-        tools=[f"{FILE}:look"],
-        reward=f"{FILE}:even",
-        tasks=ROWS,
-        **small(tmp_path_factory.mktemp("runs")),
+        model=qwen2, tools=[f"{FILE}:look"], reward=f"{FILE}:even", tasks=ROWS, **small(tmp_path_factory.mktemp("runs"))
     )
 
 

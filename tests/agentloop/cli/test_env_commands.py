@@ -1,7 +1,5 @@
 """`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -39,11 +37,7 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
     code, output, errors = shell.type(["env", "check", CALCULATOR], tmp_path)
     assert (code, errors) == (0, "")
     lines = output.splitlines()
-    assert lines[:3] == [
-        f"environment   {CALCULATOR}, version 1",
-        "defines       reward, make_task",
-        "tools         1",
-    ]
+    assert lines[:3] == [f"environment   {CALCULATOR}, version 1", "defines       reward, make_task", "tools         1"]
     (given,) = [line.partition(": ")[2] for line in lines if line.startswith("  as the model is given it: ")]
     function = json.loads(given)["function"]
     assert (function["name"], function["description"]) == ("multiply", "Multiply two whole numbers.")
@@ -123,10 +117,7 @@ TWO = "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: look
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (
-            "twice.py:Twice",
-            "Twice.demonstrate must bring its episodes to an answer, got KeyError: 'script' at",
-        ),
+        ("twice.py:Twice", "Twice.demonstrate must bring its episodes to an answer, got KeyError: 'script' at"),
         ("nothing", "environment.name must be a built-in environment or path/to/file.py:ClassName, got 'noth"),
         ("misspelt", "got functions.py:misspelt with 'anwser', which is none. Did you mean answer?"),
         ("raising", "must return a finite number for every episode, got ZeroDivisionError: division by zero at "),

@@ -1,7 +1,5 @@
 """What single sections of the configuration mean: contexts, losses, and the composition of batches."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,11 +99,7 @@ REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, be
         ({}, REGISTERED, None),
         ({}, (), ":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 1. There"),
         ({"author": "human_edt"}, REGISTERED, "got 'human_edt' in message 2. Did you mean human_edit[?]"),
-        (
-            {"role": "user"},
-            REGISTERED,
-            "by 'human_edit' the role assistant, for action: true .*, got 'user'",
-        ),
+        ({"role": "user"}, REGISTERED, "by 'human_edit' the role assistant, for action: true .*, got 'user'"),
     ],
 )
 def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(

@@ -1,7 +1,5 @@
 """Engines that fail: nothing wrong is ever returned, each fault has its name, and every call ends in time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket
@@ -311,10 +309,3 @@ def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
     assert reply.log_probs == pytest.approx([*old[:first], *new[first:]], abs=1e-3)
     assert reply.log_probs != pytest.approx(old, abs=1e-2)
     assert engine.faults == {}
-
-
-def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> None:
-    engine = connected(server)
-    server.models.pace_s = 0.002
-    reply = reply_while(engine, lambda: posted(server, ("/pause?mode=abort", None), ("/resume", None)), LONG)
-    assert (len(reply.token_ids), engine.faults) == (120, {"aborted": 1})

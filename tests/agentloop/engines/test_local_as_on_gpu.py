@@ -1,7 +1,5 @@
 """What a GPU samples by: keys and values in fixed buffers, a rounded copy of weights. On a CPU no step is recorded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,15 +24,7 @@ from agentloop.engines.local.fixed_cache import FixedCache
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.training.startup_checks import check_scoring
-from tests.agentloop.engines.test_local import (
-    CASES,
-    VOCABULARY,
-    conversation,
-    fed_shapes,
-    llama,
-    played,
-    windowed,
-)
+from tests.agentloop.engines.test_local import CASES, VOCABULARY, conversation, fed_shapes, llama, played, windowed
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])

@@ -1,7 +1,5 @@
 """Roles on this machine: what dies comes back, and everything leaves with the learner."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,16 +12,7 @@ import pytest
 
 from agentloop.launch.supervised_role import Restarts
 from tests.docs.blocks import blocks
-from tests.fakes.launched import (
-    ENDS_WHEN_THERE_IS_A_FILE,
-    NAMES,
-    STAYS,
-    Launch,
-    left_over,
-    starts,
-    words,
-    write_roles,
-)
+from tests.fakes.launched import ENDS_WHEN_THERE_IS_A_FILE, NAMES, STAYS, Launch, left_over, starts, words, write_roles
 from tests.fakes.processes import until
 
 BEGINS = """

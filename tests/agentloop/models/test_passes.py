@@ -1,7 +1,5 @@
 """How a pass is made changes speed, memory and rounding, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +17,6 @@ from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes
 from agentloop.models.critic import Critic
-from agentloop.training.startup_checks import check_scoring
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import tiny_actor
 
@@ -92,18 +89,6 @@ def test_a_cpu_multiplies_in_the_type_of_the_weights_unless_bfloat16_is_asked_fo
     assert Actor(model, compute=BFLOAT16).compute.autocast == "bfloat16"
     assert [Actor(model, packs=packs).packs for packs in (None, False, True)] == [False, False, True]
     assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"
-
-
-def test_sampling_follows_autocast_as_scoring_does() -> None:
-    model = tiny_actor(torch.float32).model
-    log_probs = []
-    for compute in (ComputeSection(), BFLOAT16):
-        generator = LocalGenerator(model, stop_ids=frozenset([1]), compute=compute)
-        generator.begin(seed=0, temperature=1.0)
-        log_probs.append(generator.generate([GenerationRequest(0, [3, 4, 5], 4)])[0].log_probs[0])
-        check_scoring(generator, Actor(model, compute=compute))
-    assert log_probs[0] != log_probs[1]
-    assert log_probs[0] == pytest.approx(log_probs[1], abs=0.5)
 
 
 class Casts(TorchDispatchMode):

@@ -1,7 +1,5 @@
 """Triton's kernels against the plain path, in its interpreter on the CPU: what they compute, not how fast."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -88,12 +86,7 @@ def test_logits_before_the_temperature_are_scaled_and_their_gradient_is_cast_onc
     cotangents = Cotangents(torch.randn(5, generator=made), torch.randn(5, generator=made))
     found, wanted = (
         rows.differentiate(
-            logits.clone(),
-            sums,
-            columns,
-            cotangents=cotangents,
-            operand=torch.bfloat16,
-            spare=torch.empty_like(logits),
+            logits.clone(), sums, columns, cotangents=cotangents, operand=torch.bfloat16, spare=torch.empty_like(logits)
         )
         for rows in (TritonRows(), TorchRows())
     )

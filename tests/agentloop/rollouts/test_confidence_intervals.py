@@ -1,7 +1,5 @@
 """Figures of an evaluation against formulas written out by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -10,14 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from agentloop.rollouts.evaluation import (
-    Attempts,
-    Evaluated,
-    Evaluation,
-    Outcome,
-    as_table,
-    report,
-)
+from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, as_table, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
 

@@ -1,7 +1,5 @@
 """Context strategies inside the loop: collected, stored, read back and made into batches, with a scripted policy."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,23 +75,6 @@ def said(row: Trajectory, config: RunConfig) -> list[str]:
     return [CHATML.codec.decode(part) for part in ids]
 
 
-def test_window_trains_each_reply_once_in_the_context_it_was_said_in(tmp_path: Path) -> None:
-    assert len(whole().segments) == 1
-    budget = whole().record.num_tokens - 150
-    rows, generator, config = collected([SCRIPT], strategy="sliding_window", options={"budget": budget})
-    (row,) = stored(rows, config, tmp_path)
-    assert row.record.reward == 1.0
-    assert [segment.reason for segment in row.segments] == ["clean", "strategy_rewrite"]
-    assert said(row, config) == ["".join(f"{text}<|im_end|>" for text in part) for part in (SCRIPT[:3], SCRIPT[3:])]
-    # The last prompt has lost the first look-up, and is the last segment up to the reply.
-    assert SCRIPT[0] not in generator.prompts[0][3]
-    last = CHATML.codec.decode(row.segments[1].tokens.token_ids.tolist())
-    assert last == f"{generator.prompts[0][3]}{SCRIPT[3]}<|im_end|>"
-    assert rows.rewrites == {"drop_turns": 1}
-    assert rows.metrics()["context/rewrites/drop_turns"] == 1.0
-    assert rows.metrics()["context/segments"] == 2.0
-
-
 def test_memory_stores_the_question_as_a_fork_that_is_no_turn(tmp_path: Path) -> None:
     budget = whole().record.num_tokens - 100
     options = {"budget": budget, "max_summary_tokens": 60}
@@ -124,6 +105,7 @@ def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None
     budget = whole().record.num_tokens - 150
     rows, _, config = collected([SCRIPT, wrong], strategy="sliding_window", options={"budget": budget})
     assert [len(row.segments) for row in rows.trajectories] == [2, 1]
+    assert (rows.rewrites, rows.metrics()["context/segments"]) == ({"drop_turns": 1}, 1.5)
     # Rewards 1 and 0: two members, mean 1/2, whatever the number of segments.
     assert (rows.groups[0].size, rows.groups[0].reward_mean) == (2, 0.5)
     batch = build_batch(

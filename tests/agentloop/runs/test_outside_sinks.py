@@ -1,7 +1,5 @@
 """TensorBoard and Weights & Biases, with the real libraries: what they are given is read back from their files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -128,8 +126,7 @@ def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd
 
 
 @pytest.mark.parametrize(
-    ("name", "module"),
-    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")],
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
 )
 def test_sink_without_its_package_is_refused_with_the_extra(
     folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch

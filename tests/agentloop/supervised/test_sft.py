@@ -1,7 +1,5 @@
 """`agentloop sft`: what is trained, that it is learned, and that stopping changes nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -269,16 +267,8 @@ ONE = json.dumps(conversation(1))
         ("", {}, "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
         (ONE, {}, "sft.data must hold conversations to train on and others to measure on, got 1 of"),
         ("", {"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
-        (
-            ONE,
-            {"context": {"max_tokens": 400, "keep_turns": [7]}},
-            "conversation must hold a token that context lets be trained, got none.",
-        ),
-        (
-            "",
-            {"sft": {"data": "missing.jsonl"}},
-            "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE must",
-        ),
+        (ONE, {"context": {"max_tokens": 400, "keep_turns": [7]}}, "conversation must hold a token that context lets "),
+        ("", {"sft": {"data": "missing.jsonl"}}, "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE "),
     ],
 )
 def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(

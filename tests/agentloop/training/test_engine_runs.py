@@ -1,7 +1,5 @@
 """Whole runs whose policy is sampled by an engine over HTTP, given or of the run's own: each version has a proof."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,7 +24,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.processes import Training, processes, until, write_config
+from tests.fakes.processes import processes
 from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import engine_executable
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
@@ -257,14 +255,3 @@ def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
     stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1)]
     assert len(engine_logs(tmp_path)) == 2 and started(tmp_path) == []
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
-def test_an_engine_ends_with_a_run_that_ends_at_once(tmp_path: Path, model: Path, ended_by: signal.Signals) -> None:
-    """Killed, or asked to stop before there is anything to finish: its engine has just been started."""
-    with Training(write_config(serving_config(tmp_path, model), tmp_path / "config.yaml")) as training:
-        until(lambda: len(started(tmp_path)) >= 2)
-        training.send(ended_by)
-        training.wait()
-        until(lambda: started(tmp_path) == [])

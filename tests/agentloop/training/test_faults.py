@@ -1,7 +1,5 @@
 """What goes wrong around a run: kills, signals, full and read-only disks, bad numbers, bad sinks, bad tools."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -25,13 +23,7 @@ from agentloop.runs.run_folder import RunFolder
 from agentloop.training.train import train
 from agentloop.user_code import load_class
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.processes import (
-    Moments,
-    Training,
-    assert_same_run,
-    assert_sound,
-    write_config,
-)
+from tests.fakes.processes import Moments, Training, assert_same_run, assert_sound, write_config
 from tests.fakes.runs import ROOT, SilentDisplay, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.slow

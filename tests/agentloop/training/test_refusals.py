@@ -1,19 +1,12 @@
 """What would spoil a run is refused before it begins, each in one line and without a trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    MambaConfig,
-    MambaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM, OPTConfig, OPTForCausalLM
 
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_plain, to_plain

@@ -1,7 +1,5 @@
 """A run is begun, continued and lengthened, from its folder alone, by one process at a time."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -117,7 +115,7 @@ def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
     assert [note for note in display.notes if " now, after " in note] == [
         "run.iterations is 3 now, after 2; batch.micro_batch_tokens is 300 now, after 1536; compute.autocast is "
         "bfloat16 now, after auto; evaluation.every is 1 now, after 0; checkpoint.every is 2 now, after 1; schedules "
-        "stay laid over 2 iterations; from here on weights differ by rounding from those of an unbroken run",
+        "stay laid over 2 iterations; from here on weights differ by rounding from those of an unbroken run"
     ]
     went_on = config_to_resume(run, ())
     assert (went_on.compute.autocast, went_on.checkpoint.every) == ("bfloat16", 2)

@@ -1,9 +1,6 @@
 """Runs that learn from more than their own episodes: other buffers, conversations, what failed episodes did solve."""
 
-from __future__ import annotations
-
 import json
-import math
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -15,11 +12,9 @@ from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
-from context.authors import AuthorTable
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
 from replay.questions.filters import condition
-from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
@@ -119,37 +114,6 @@ def relabelling(folder: Path, model: Path, environment: str = "Remainder", **sec
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
     return train(relabelling(tmp_path_factory.mktemp("runs"), qwen2), display=SilentDisplay())
-
-
-def stored(run: TrainResult, where: str) -> list[Trajectory]:
-    ids = [id for (id,) in rows(run.folder / "replay.sqlite", f"select id from trajectories where {where} order by id")]
-    with closing(ReplayStore.open(run.folder / "replay.sqlite", read_only=True)) as store:
-        return store.read(ids)
-
-
-def test_failed_episodes_are_stored_once_more_as_what_they_solved(finished: TrainResult) -> None:
-    made = stored(finished, "source = 'hindsight'")
-    assert len(made) > 5
-    parents = {row.id: row for row in stored(finished, "source = 'self'")}
-    authors = AuthorTable.from_json(rows(finished.folder / "replay.sqlite", "select authors from runs")[0][0])
-    for row in made:
-        record, parent = row.record, parents[str(row.record.parent)]
-        assert (record.success, record.reward, record.advantage) == (True, 1.0, 0.75)
-        assert not parent.record.success and record.task != parent.record.task
-        assert (record.iteration, record.policy_version_min) == (
-            parent.record.iteration,
-            parent.record.policy_version_max,
-        )
-        (segment,) = row.segments
-        sampled = authors.is_trained(segment.tokens.authors)
-        assert segment.behavior_context == "relabelled"
-        assert all(map(math.isnan, segment.tokens.behavior_log_probs))
-        # Its only reply is the last one of its parent, token by token.
-        reply = segment.tokens.token_ids[sampled].tobytes()
-        (asked, answer) = row.messages
-        assert f"length {len(answer.content) % 5} modulo" in asked.content
-        assert answer == parent.messages[-1]
-        assert reply in parent.segments[-1].tokens.token_ids.tobytes()
 
 
 def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:

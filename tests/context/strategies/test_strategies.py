@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,7 +5,7 @@ import pytest
 
 from context import ContextManager, Message, ToolCall, default_authors, loss_mask, response_mask
 from context.authors import HISTORY, MEMORY
-from context.strategies import ClipToolResults, Hint, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
+from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from context.strategies.protocol import Answer, Append, Arrangement, History, Question, Rewrite, Stop, Turn
 from tests.fakes.conversations import Episode, ScriptedParser, laws, texts
 from tests.fakes.conversations import Turn as Said
@@ -208,23 +206,6 @@ def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
     assert fork.reason == "fork" and fork.tokens.token_ids[loss_mask(fork.tokens, TABLE)].tolist() == [60, 61, 62]
     with pytest.raises(RuntimeError, match="record_reply must follow"):
         context.record_reply([60], [-1.0], policy_version=0)
-
-
-def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
-    episode = started(Hint(), hint="the code is <|im_end|>78")
-    episode.play(SAID[:2], tool_role=True)
-    laws(episode, RENDERER, hinted=True)
-    (segment,) = episode.context.segments()
-    plain = started(Hint())
-    plain.play(SAID[:2], tool_role=True)
-    (same,) = plain.context.segments()
-    assert segment.tokens.token_ids.tolist() == same.tokens.token_ids.tolist()
-    assert (segment.behavior_context, same.behavior_context) == ("hinted", "plain")
-    for hinted, shown in zip(episode.calls, plain.calls, strict=True):
-        text = RENDERER.codec.decode(hinted.prompt)
-        assert "What is the code?\n\nthe code is <|im_end|>78<|im_end|>" in text
-        assert text.replace("\n\nthe code is <|im_end|>78", "") == RENDERER.codec.decode(shown.prompt)
-        assert hinted.prompt.count(MODEL.end_id) == shown.prompt.count(MODEL.end_id)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What a store promises, on every database: the same calls leave the same rows and are answered alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +31,7 @@ from tests.fakes.records import (
     trajectory,
 )
 from tests.replay.storage.collecting.episodes import issue
-from tests.replay.storage.damaged_buffers import QUESTIONS, fill
+from tests.replay.storage.filled_buffers import QUESTIONS, fill
 from tests.replay.storage.test_kill_points import contents
 
 pytestmark = pytest.mark.every_database

@@ -1,20 +1,12 @@
 """A number names the same bytes for ever: what is read is what was published, or is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentloop.engines.publish.published_policy import (
-    MARKER,
-    RECORD,
-    newest_published,
-    read_published,
-    version_in,
-)
+from agentloop.engines.publish.published_policy import MARKER, RECORD, newest_published, read_published, version_in
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.run_folder import COMPLETE

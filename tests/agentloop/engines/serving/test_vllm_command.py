@@ -1,7 +1,5 @@
 """vLLM is started with the words that proved publishing needs, on this machine only, and its key is in none of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +48,7 @@ def test_command_and_environment_name_what_publishing_needs(
 def test_environment_is_its_own() -> None:
     base = {"PATH": "/bin", "PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "AGENTLOOP_ENGINE_KEY": "secret"}
     found = serve_environment(ServeOptions("model"), "secret", base)
-    assert found == {
-        "PATH": "/bin",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_API_KEY": "secret",
-    }
+    assert found == {"PATH": "/bin", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_API_KEY": "secret"}
 
 
 def test_executable_is_the_one_named_and_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,7 @@ def test_parallel_episodes_share_no_state_and_leave_no_process(count: int) -> No
     keep = [call("keep", f'{{"text": "of {number}"}}') for number in range(count)]
     more = call("keep", '{"text": "more"}')
     episodes = play(
-        program(tools=("keep", "kept", "child")),
-        [[first, more, call("kept"), call("child"), "done"] for first in keep],
+        program(tools=("keep", "kept", "child")), [[first, more, call("kept"), call("child"), "done"] for first in keep]
     )
     for number, episode in enumerate(episodes):
         assert shown(episode)[:3] == ["1", "2", f"of {number}\nmore"]

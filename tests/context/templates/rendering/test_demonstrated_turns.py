@@ -1,7 +1,5 @@
 """What others write in the policy's place: trained once, without log-probs, whatever is rewritten afterwards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -153,10 +151,7 @@ def started(*messages: Message) -> ContextManager:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (
-            Message("user", "I say", EDIT),
-            "messages.role must be assistant for author 'human_edit', who speaks in .* got",
-        ),
+        (Message("user", "I say", EDIT), "messages.role must be assistant for author 'human_edit', who speaks in .* g"),
         (Message("assistant", "I say", "llm"), "messages.author must not be one whose tokens are sampled, got 'llm'"),
         (Message("assistant", "I say", "human_edt"), "author must be one of .*human_edit.*, got 'human_edt'"),
     ],
