@@ -1,5 +1,7 @@
 """Rows of JSON with something wrong in them: what files from elsewhere hold."""
 
+from __future__ import annotations
+
 import math
 import random
 from copy import deepcopy

@@ -1,5 +1,7 @@
 """`agentloop replay ...` as people type it, and the list it prints."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

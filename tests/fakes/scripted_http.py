@@ -2,6 +2,8 @@
 asked.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import socket

@@ -1,5 +1,7 @@
 """A GPU learns what a CPU learns."""
 
+from __future__ import annotations
+
 import copy
 from pathlib import Path
 

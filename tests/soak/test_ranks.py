@@ -1,5 +1,7 @@
 """torchrun, as people start it: two ranks learn what one does, and a killed rank costs no more than its time."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """A policy leaves its run: what plain transformers loads is what was trained."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

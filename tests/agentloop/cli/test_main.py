@@ -1,5 +1,7 @@
 """What people and programs type, and what is printed."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

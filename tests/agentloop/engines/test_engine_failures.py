@@ -1,5 +1,7 @@
 """An engine that fails: nothing of the reply is learned, nothing half is stored, and people are told."""
 
+from __future__ import annotations
+
 import logging
 import math
 import random

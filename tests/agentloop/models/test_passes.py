@@ -1,5 +1,7 @@
 """How a pass is made changes speed, memory and rounding, and nothing else."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterable
 from typing import Any

@@ -1,5 +1,7 @@
 """Triton's kernels against the plain path, in its interpreter on the CPU: what they compute, not how fast."""
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import subprocess

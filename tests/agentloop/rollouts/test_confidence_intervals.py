@@ -1,5 +1,7 @@
 """Figures of an evaluation against formulas written out by hand."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import random

@@ -1,5 +1,7 @@
 """Context strategies inside the loop: collected, stored, read back and made into batches, with a scripted policy."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Agents of one episode with rewards of their own: each is compared with the same agent of its group."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

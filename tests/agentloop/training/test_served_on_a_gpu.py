@@ -1,5 +1,7 @@
 """One GPU, learner and vLLM by turns: vLLM sleeps while the learner updates, and every policy it gets is proved."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path

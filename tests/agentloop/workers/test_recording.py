@@ -1,5 +1,7 @@
 """Agents ask a gateway that only records: what is stored of their sessions, whatever happens to it."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 from contextlib import closing
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """An engine samples under a version only after its log-probs have been the learner's."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
