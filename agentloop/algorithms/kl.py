@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.log_probs import log_ratios, require_detached
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["plain", "straight_through", "importance"]
@@ -64,9 +64,7 @@ def kl_loss(
 
     Raises ValueError if reference or anchors require grad.
     """
-    for name, tensor in (("ref_log_probs", ref_log_probs), ("anchors", anchors)):
-        if tensor.requires_grad:
-            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+    require_detached(ref_log_probs=ref_log_probs, anchors=anchors)
     estimate = kl_estimate(log_probs, ref_log_probs, mask, estimator)
     match gradient:
         case "plain":
@@ -76,11 +74,6 @@ def kl_loss(
             return estimate.detach() + k2 - k2.detach()
         case "importance":
             return log_ratios(log_probs, anchors, mask).exp() * estimate
-
-
-def kl_penalised_rewards(scores: Tensor, kl: Tensor, coef: float) -> Tensor:
-    """Token-level rewards: scores - coef x kl; reward units."""
-    return scores - coef * kl
 
 
 class KlCoefficient:

@@ -64,6 +64,13 @@ def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Ten
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
+def require_detached(**tensors: Tensor) -> None:
+    """Raises ValueError for a tensor that requires grad: a gradient through it would be another objective."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+
+
 def sum_by_trajectory(values: Tensor, trajectory: Tensor, count: int) -> Tensor:
     """[..., count] float64: sums of [..., B, T] values over all rows of each trajectory."""
     sums = values.double().sum(dim=-1)

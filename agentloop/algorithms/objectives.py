@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.log_probs import log_ratios, require_detached
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class ObjectiveInput(TokenRows):
     """Rows of one stream, before aggregation.
 
     Outside `loss_mask` every [B, T] array but the mask is 0 and cut off from the gradient, whatever was passed: a wild
-    or unknown number of a token that is not trained can't reach the loss. Raises ValueError if anything but
-    `log_probs` requires grad: a gradient through it would be another objective.
+    or unknown number of a token that is not trained can't reach the loss. Everything but `log_probs` must be detached.
     """
 
     log_probs: Tensor
@@ -63,9 +62,8 @@ class ObjectiveInput(TokenRows):
     """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
 
     def __post_init__(self) -> None:
-        for name in ("anchors", "behavior_log_probs", "advantages", "signal_share"):
-            if getattr(self, name).requires_grad:
-                raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+        detached = ("anchors", "behavior_log_probs", "advantages", "signal_share")
+        require_detached(**{name: getattr(self, name) for name in detached})
         zero = torch.zeros((), dtype=self.log_probs.dtype, device=self.log_probs.device)
         for name in ("log_probs", "anchors", "behavior_log_probs", "advantages"):
             whole = getattr(self, name).to(self.log_probs.dtype)

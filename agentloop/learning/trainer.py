@@ -15,7 +15,6 @@ from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
-from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import (
     Batch,
     ScoredBatch,
@@ -59,11 +58,10 @@ class _Log(StepLog):
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
     kl_losses: list[float] = field(default_factory=list)
 
-    def metrics(self) -> dict[str, float]:
-        """What `step_metrics` leaves out."""
-        metrics: dict[str, float] = {}
+    def metrics(self, role: str = "actor") -> dict[str, float]:
+        metrics = super().metrics(role)
         if self.sampling_gap is not None:
-            metrics = {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
+            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.kl_losses:
@@ -82,9 +80,6 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
-        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
-            if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
-                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor = actor
         self._config = config
         self._authors = authors
@@ -171,15 +166,13 @@ class Trainer:
         rates = self._begin(iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(batch, iteration):
-            chosen = torch.isin(
-                scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
-            )
-            mini = scored.select(chosen.nonzero()[:, 0])
+            chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
+            mini = scored.select(torch.isin(scored.batch.trajectory, chosen).nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
-        metrics |= log.step_metrics("actor") | log.metrics() | rates
+        metrics |= log.metrics() | rates
         if self._critic is not None:
-            metrics |= critic_log.step_metrics("critic") | critic_log.metrics()
+            metrics |= critic_log.metrics()
         metrics |= self._feed_kl(scored)
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
@@ -300,15 +293,7 @@ class Trainer:
             if log.sampling_gap > SAMPLING_GAP_BOUND:
                 raise _StoredLogProbsDiffer(log.sampling_gap)
         norm = self._optimizer.gradient_norm()
-        if not (math.isfinite(step.loss) and math.isfinite(norm)):
-            self._optimizer.clear_gradients()
-            if self._config.optimizer.on_bad_gradient == "stop":
-                raise TrainingStopped(
-                    f"loss and gradient must be finite, got loss {step.loss} and gradient norm {norm} in "
-                    f"optimizer step {log.steps} of iteration {iteration}. Lower optimizer.learning_rate, "
-                    "or set optimizer.on_bad_gradient: skip."
-                )
-            log.skipped_bad_gradient += 1
+        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=iteration):
             return
         limit = self._config.kl.early_stop
         if limit is not None and step.moved is not None and step.moved > limit:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +29,8 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
+        del module.forward
+        if own is not None:
             module.forward = own
 
 
@@ -95,11 +95,8 @@ def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..
         with attention_within(named.get("rows"), backbone):  # backward is outside of the pass
             return forward(*arguments, **named)
 
-    def once_and_again(*arguments: Any, **named: Any) -> Any:
-        # Nothing is random in evaluation mode.
-        return checkpoint(as_before, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
-
-    return once_and_again
+    # Nothing is random in evaluation mode.
+    return partial(checkpoint, as_before, use_reentrant=False, preserve_rng_state=False)
 
 
 def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:

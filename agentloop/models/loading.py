@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import UserError, one_line
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
@@ -63,7 +62,6 @@ def load_model(
             f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
             "pip install 'agentloop-replay[peft]'"
         )
-    _check_shards(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -86,21 +84,6 @@ def load_model(
         tokenizer.chat_template = source_for(template, codec)
     chat = _template(tokenizer, path, template_args)
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
-
-
-def _check_shards(path: str | Path) -> None:
-    """Refuses a folder whose index names other files than its own .safetensors: transformers would unpickle them."""
-    index = Path(path) / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    with _one_line_errors(index):
-        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    for name in sorted(names):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(
-                f"model.path must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
-                f"{index}. Copy the model again."
-            )
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
@@ -176,13 +159,11 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Where a folder has none, transformers makes one that knows its special tokens only.
-    if backend is not None and backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+    if backend is None or backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         raise UserError(
-            f"model.path must have a tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
+            f"model.path must have a fast tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
             "tokenizer_config.json there, or save it with tokenizer.save_pretrained."
         )
-    if backend is None:
-        raise UserError(f"model.path must have a fast tokenizer.json, got none in {str(path)!r}. Convert it first.")
     return TokenCodec(backend.to_str(), special=named_controls(_special(tokenizer)))
 
 

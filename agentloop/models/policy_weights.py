@@ -219,11 +219,9 @@ def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
     transformers says which, of stand-ins without memory. Raises UserError where a file holds weights in another form.
     """
     parts = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        parts.pop(name, None)
     places = _stand_ins(parts)
     own = {id(place): name for name, place in places.items()}
-    stored = revert_weight_conversion(model, remove_tied_weights_from_state_dict({**places}, model))
+    stored = named_as_in_files(model, places)
     for name, place in stored.items():
         if id(place) not in own:
             raise UserError(
@@ -231,6 +229,13 @@ def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
                 f"rollout.engine: vllm, got {type(model).__name__}, which makes {name} of others. Use one rank."
             )
     return {name: parts[own[id(place)]] for name, place in stored.items()}
+
+
+def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a model's state that its files hold, by their names there: a tied one once."""
+    saved = {name: t for name, t in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
+    stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(saved, model))
+    return stored
 
 
 def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

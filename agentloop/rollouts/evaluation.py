@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import Task, TaskSource
+from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
@@ -41,13 +41,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Attempts:
-    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
+    """What became of the samples of one task, at least one, without those that the engine failed."""
 
-    reward: float
-    turns: float
     outcomes: tuple[Outcome, ...]
     environment: str | None = None
     """Which of several environments the task is of; None: there is one."""
+
+    @property
+    def reward(self) -> float:
+        """Their mean, as is `turns`."""
+        return sum(outcome.reward for outcome in self.outcomes) / self.samples
+
+    @property
+    def turns(self) -> float:
+        return sum(outcome.turns for outcome in self.outcomes) / self.samples
 
     @property
     def samples(self) -> int:
@@ -61,16 +68,6 @@ class Attempts:
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
     reward, reason = episode.environment_reward, str(episode.stop_reason)
     return Outcome(succeeded(episode, config), reward, episode.num_turns, reason, episode.num_tool_calls)
-
-
-def attempts_of(task: Task, outcomes: Sequence[Outcome]) -> Attempts:
-    """The samples of one task, at least one."""
-    return Attempts(
-        reward=sum(outcome.reward for outcome in outcomes) / len(outcomes),
-        turns=sum(outcome.turns for outcome in outcomes) / len(outcomes),
-        outcomes=tuple(outcomes),
-        environment=task.environment,
-    )
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ def evaluate(
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
     attempts = [
-        attempts_of(tasks[number], [outcome_of(episode, config) for _, episode in samples])
+        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), tasks[number].environment)
         for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
     ]
     if not attempts:

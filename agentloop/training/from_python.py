@@ -113,17 +113,13 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
         text = "".join(json_lines(rows))
         given["tasks", "data"] = lambda path: path.write_text(text, encoding="utf-8")
     if model is not None and not isinstance(model, str):
-        given["model", "path"] = partial(_save, _checked_pair(model))
+        if not (isinstance(model, tuple) and len(model) == 2 and all(hasattr(m, "save_pretrained") for m in model)):
+            raise UserError(
+                f"model must be a folder, a hub id or a pair (model, tokenizer) of transformers, got "
+                f"{type(model).__name__}. Name the folder."
+            )
+        given["model", "path"] = partial(_save, model)
     return given
-
-
-def _checked_pair(model: Any) -> tuple[Any, Any]:
-    if isinstance(model, tuple) and len(model) == 2 and all(hasattr(part, "save_pretrained") for part in model):
-        return model
-    raise UserError(
-        f"model must be a folder, a hub id or a pair (model, tokenizer) of transformers, got {type(model).__name__}. "
-        "Name the folder."
-    )
 
 
 def _save(pair: tuple[Any, Any], folder: Path) -> None:
@@ -161,13 +157,11 @@ def _rows(data: Any) -> Any:
         if hasattr(data, method):
             return getattr(data, method)()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
-        rows = data.to_dict("records")
-        return [{name: None if _is_nan(value) else value for name, value in row.items()} for row in rows]
+        return [
+            {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+            for row in data.to_dict("records")
+        ]
     return data
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _reward(given: Any) -> dict[str, Any]:

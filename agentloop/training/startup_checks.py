@@ -100,12 +100,6 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process may take yet, or has at hand."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
 def _differences(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> torch.Tensor:
     """Absolute differences of the last tokens of each row, all rows scored at once."""
     lengths, known = [len(row) for row in rows], [len(row) for row in log_probs]

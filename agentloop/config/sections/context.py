@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Self, get_type_hints
 
@@ -46,27 +46,6 @@ def _converted(option: str, value: Any, wanted: Any) -> Any:
     except ValidationError as error:
         _, rule, found = first_problem(error)
         raise ValueError(f"context.options.{option} must {rule}, got {found}.") from None
-
-
-def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The built-in authors and then the run's own, in their order. Raises ValueError for a name that is taken.
-
-    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
-    """
-    built_in = default_authors()
-    rows = [*built_in.authors]
-    for author in registered:
-        if author == built_in.author(DEMONSTRATION):
-            continue
-        if author.action and not author.shown:
-            raise ValueError(
-                f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
-                "What no prompt shows has no tokens: set shown: true, or action: false."
-            )
-        if author.name in {row.name for row in rows}:
-            raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
-        rows.append(author)
-    return AuthorTable(rows)
 
 
 class AuthorSection(Section):
@@ -152,16 +131,31 @@ class ContextSection(Section):
         return self
 
     def author_table(self) -> AuthorTable:
-        """The built-in authors and `authors`: what is stored with the run."""
-        try:
-            rows = self.registered_authors()
-        except ValueError as error:
-            raise ValueError(f"context.{error}") from None
-        return author_table(rows)
+        """The built-in authors and then `authors`: what is stored with the run. Raises ValueError for a taken name.
+
+        `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+        """
+        built_in = default_authors()
+        rows = [*built_in.authors]
+        for author in self.registered_authors():
+            if author == built_in.author(DEMONSTRATION):
+                continue
+            if author.action and not author.shown:
+                raise ValueError(
+                    f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
+                    "What no prompt shows has no tokens: set shown: true, or action: false."
+                )
+            if author.name in {row.name for row in rows}:
+                raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
+            rows.append(author)
+        return AuthorTable(rows)
 
     def registered_authors(self) -> tuple[Author, ...]:
         """Those that messages of an environment may name."""
-        return tuple(row.author() for row in self.authors)
+        try:
+            return tuple(row.author() for row in self.authors)
+        except ValueError as error:
+            raise ValueError(f"context.{error}") from None
 
     def training_control(self) -> TrainingControl:
         return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)

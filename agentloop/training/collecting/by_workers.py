@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
+from agentloop.rollouts.evaluation import Attempts, Evaluation, Outcome
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes
 from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
@@ -195,11 +195,11 @@ class WorkerCollection(Collection):
         ended = [group.number for group in groups]
         tickets.close_groups(self._run, ended, {}, policy_version=parts.generator.policy_version)
         for group in groups:
-            outcomes = [Outcome(**member.outcome) for member in group.members if member.outcome is not None]
+            outcomes = tuple(Outcome(**member.outcome) for member in group.members if member.outcome is not None)
             if group.number in numbers:
                 lost += len(group.members) - len(outcomes)
-                task = tasks[group.number - numbers.start]
-                attempts += [attempts_of(task, outcomes)] if outcomes else []
+                environment = tasks[group.number - numbers.start].environment
+                attempts += [Attempts(outcomes, environment)] if outcomes else []
         keep_episodes(parts, iteration, ())  # the workers have stored them
         return Evaluation(tuple(attempts), section.samples, lost, bool(parts.actors.environments.tools))
 

@@ -16,14 +16,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash, read_published
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.models.loading import LoadedModel
-from agentloop.models.policy_weights import PolicyWeights
+from agentloop.models.policy_weights import PolicyWeights, named_as_in_files
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
 from replay.records import PolicyRecord, Trajectory
@@ -181,11 +179,7 @@ def shared_weights(weights: PolicyWeights) -> Iterator[dict[str, Any]]:
 def tensors_of_files(weights: PolicyWeights) -> dict[str, Tensor]:
     """The tensors that published files would have, by their names there."""
     model: Any = weights.model
-    parts = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        parts.pop(name, None)
-    stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(parts, model))
-    head = weights.tied_head
+    stored, head = named_as_in_files(model, model.state_dict()), weights.tied_head
     return stored if head is None else {**stored, head: model.get_output_embeddings().weight}
 
 

@@ -56,7 +56,7 @@ BEFORE = [
     ("replay.database='postgresql+psycopg:///x?host=/nowhere'", "must be a PostgreSQL database that can be reached"),
     (
         "advantage.credit=turn; replay.fraction=0.0",
-        "must be trajectory when the environment has no turn_rewards, got turn with",
+        "must be trajectory when the environment has no turn_rewards, got",
     ),
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
