@@ -31,11 +31,8 @@ _PREFIX = f"{__name__}."
 _sources: dict[str, bytes] = {}
 """What each file held when it was run, by its module's name."""
 _HERE = "given:"
-"""How the name of a function begins that this process was given, where others have a file."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
-"""Such functions by the names they were given, `given:DIGEST:function`."""
-
-
+"""Functions that this process was given, where others have a file, by the names they got: `given:DIGEST:function`."""
 _stop = SimpleNamespace(asked=False)
 
 
@@ -175,18 +172,14 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
             f"replay.sampler must name a subclass of replay.Sampler, got {spec!r}. "
             "Derive it, and give every row a weight."
         )
-    own = [name for name in _OF_SAMPLERS if getattr(kind, name, None) is not getattr(Sampler, name, None)]
-
+    called = ("scores", "reference", "correction", "state", "load_state")  # besides `weigh`
+    own = [name for name in called if getattr(kind, name, None) is not getattr(Sampler, name, None)]
     rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
     failing = functools.partial(failing_as, rule, ". Mend it.")
     with failing():
         made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
     made.try_out()
     return made
-
-
-_OF_SAMPLERS = ("scores", "reference", "correction", "state", "load_state")
-"""What a run calls besides `weigh`, where a class has its own."""
 
 
 def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:

@@ -46,7 +46,9 @@ def _loaded(
 
     pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
     """
-    place = _place_in(places, source)
+
+    def place(path: KeyPath) -> str:
+        return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
 
     def laid(defaults: Mapping[KeyPath, Any]) -> dict[str, Any]:
         values = to_plain(RunConfig())
@@ -121,13 +123,6 @@ def _text_of(path: Path) -> str:
         raise UserError(
             f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
         ) from None
-
-
-def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
-    def place(path: KeyPath) -> str:
-        return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
-
-    return place
 
 
 def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:

@@ -15,7 +15,6 @@ from agentloop.config.sections.environments import (
     EnvironmentShares,
     TasksSection,
     check_environments,
-    check_tasks,
 )
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection
@@ -92,7 +91,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        check_environments(self, check_conflicts, check_tasks, check_collection, check_advantages)
+        check_environments(self, check_conflicts, check_collection, check_advantages)
         check_engine(self)
         check_learning(self)
         self._log_probs_are_there()

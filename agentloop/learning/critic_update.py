@@ -221,16 +221,6 @@ def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
     return torch.where(torch.tensor(cut, device=behind.device), behind[last], 0.0)
 
 
-def mean_reward_kl(scored: ScoredBatch, config: RunConfig) -> float | None:
-    """KL to the reference per fresh action token as the rewards see it, in nats; None where there is none to see."""
-    batch = scored.batch
-    fresh = batch.response_mask & ~batch.replay_mask[:, None]
-    if scored.ref_log_probs is None or not bool(fresh.any()):
-        return None
-    kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, config.kl.reward_estimator)
-    return float(kl.double().sum() / fresh.sum())
-
-
 def reward_penalty(
     config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
 ) -> Penalty | None:

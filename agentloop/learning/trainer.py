@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.kl import KlCoefficient
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
@@ -25,7 +25,7 @@ from agentloop.learning.batch import (
     score,
     score_batch,
 )
-from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
+from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
@@ -211,14 +211,16 @@ class Trainer:
         self._critic.step(loss, critic_log, iteration=iteration)
 
     def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
-        """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""
+        """The KL per fresh action token that rewards were charged for, as metrics and feedback to its coefficient."""
         if not _rewards_here(self._config):
             return {}
-        metrics = {"actor/kl_coef": self.kl_coef.value}
-        kl = mean_reward_kl(scored, self._config)
-        if kl is not None:
-            metrics["actor/reward_kl"] = kl
-            self.kl_coef.feed(kl, int((~scored.batch.replayed).sum()))
+        batch, metrics = scored.batch, {"actor/kl_coef": self.kl_coef.value}
+        fresh = batch.response_mask & ~batch.replay_mask[:, None]
+        if scored.ref_log_probs is not None and bool(fresh.any()):
+            estimator = self._config.kl.reward_estimator
+            kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, estimator).double().sum() / fresh.sum()
+            metrics["actor/reward_kl"] = float(kl)
+            self.kl_coef.feed(float(kl), int((~batch.replayed).sum()))
         return metrics
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:

@@ -112,13 +112,13 @@ class Evaluation:
         return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:
-        several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
+        several = self.pass_at(self.samples) if self.samples > 1 else []
         return {
             **{f"eval/{name}": value for name, value in self._figures().items()},
             "eval/tasks": self.tasks,
             "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
-            **{name: sum(found) / len(found) for name, found in several.items() if found},
+            **({f"eval/pass_at_{self.samples}": sum(several) / len(several)} if several else {}),
             **{
                 f"environment/{name}/held_out_{figure}": value
                 for name in self.environments
@@ -178,15 +178,9 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
-        return {
-            **asdict(self.evaluated),
-            **facts,
-            "confidence": CONFIDENCE,
-            **{name: to_jsonable_python(getattr(self, name)) for name in _ESTIMATES},
-        }
-
-
-_ESTIMATES = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
+        estimates = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
+        found = {name: to_jsonable_python(getattr(self, name)) for name in estimates}
+        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found}
 
 
 def evaluate(

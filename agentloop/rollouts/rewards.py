@@ -131,9 +131,8 @@ class RewardScorer:
         places = [place for place, episode in enumerate(episodes) if not episode.failed]
         played = [episodes[place] for place in places]
         scores = Scores([math.nan] * len(episodes), list(episodes))
-        columns = []
-        if not self._judges:
-            columns.append(("environment", section.environment, [episode.environment_reward for episode in played]))
+        own = ("environment", section.environment, [episode.environment_reward for episode in played])
+        columns = [] if self._judges else [own]
         for function, values in zip(self._functions, given, strict=True):
             scores.problems |= {at: value for at, value in zip(places, values, strict=True) if isinstance(value, str)}
             numbers = [math.nan if isinstance(value, str) else value for value in values]

@@ -124,9 +124,6 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
     if (difference := mismatch(config)) is not None:
         display.note(difference)
-    if config.model.path is not None:
-        data = _read(config, config.model.path, display)
-        return create_run_folder(config), data
     folder = create_run_folder(config)
     try:
         return folder, _read(config, _first_model(folder, display), display)
@@ -177,8 +174,9 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
         trained, held_out = found.read, others.read
     else:
         away = held_out_by_content([row.digest for row in found.read], config.sft.held_out_share)
-        trained = [row for row, is_away in zip(found.read, away, strict=True) if not is_away]
-        held_out = [row for row, is_away in zip(found.read, away, strict=True) if is_away]
+        held_out, trained = (
+            [row for row, a in zip(found.read, away, strict=True) if a == side] for side in (True, False)
+        )
         if not trained:
             raise UserError(
                 f"sft.data must hold conversations to train on and others to measure on, got {len(found.read)} of one "
@@ -261,8 +259,7 @@ class _Training:
             if self._actor.device.type == "cpu" and self.update == 0:
                 state = self._optimizer.bytes_of_state()
                 self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
-            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
-            if chosen is not None:
+            if chosen := choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come()):
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:
                 began = time.perf_counter()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 with warnings.catch_warnings():
     # In a notebook without widgets it warns that it has none, whoever imports it first; transformers would.
@@ -33,22 +33,16 @@ _FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
 """Where in the run's folder what was given as it is gets written."""
 
 
-@overload
-def train(config: RunConfig, /, **options: Any) -> TrainResult: ...
-
-
-@overload
 def train(
+    config: RunConfig | None = None,
+    /,
     *,
     model: str | Path | tuple[Any, Any] | Mapping[str, Any] | None = None,
-    tools: Sequence[Function] = (),
-    reward: Function | Sequence[Any] | Mapping[str, Any] = (),
+    tools: Sequence[Function] | None = None,
+    reward: Function | Sequence[Any] | Mapping[str, Any] | None = None,
     tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
     **sections: Any,
-) -> TrainResult: ...
-
-
-def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
+) -> TrainResult:
     """Train one run to its end, and return it.
 
     - `model`: a folder or hub id, a pair (model, tokenizer), of which a copy is trained, or the section `model`.
@@ -64,19 +58,16 @@ def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
     them by the name of their file. Raises UserError for what the user can mend, TrainingStopped when the run itself
     can't go on.
     """
-    return train_run(config, **given) if config is not None else _train_given(**given)
-
-
-def _train_given(
-    *, model: Any = None, tools: Sequence[Function] = (), reward: Any = (), tasks: Any = None, **sections: Any
-) -> TrainResult:
-    environment = {"name": ROWS, "tools": list(tools), **sections.pop("environment", {})}
+    if config is not None:
+        mixed = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
+        return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
+    environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
     environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
     values: dict[str, Any] = {
         **sections,
         "model": _section(model, "path"),
         "environment": environment,
-        "reward": _reward(reward),
+        "reward": _reward(() if reward is None else reward),
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)

@@ -211,11 +211,9 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     if checkpoint:
         words = ("reservations released", "draws rolled back", "trajectories orphaned", "to be fresh again")
         counts = (report.released, report.rolled_back, report.orphaned, report.fresh_again)
-        undone = [f"{count} {what}" for count, what in zip(counts, words, strict=True) if count]
-        parts.display.note(
-            f"resumed {folder.path} after iteration {state.iteration}"
-            + (f"; undone of what came after it: {', '.join(undone)}" if undone else "")
-        )
+        undone = ", ".join(f"{count} {what}" for count, what in zip(counts, words, strict=True) if count)
+        undone = f"; undone of what came after it: {undone}" if undone else ""
+        parts.display.note(f"resumed {folder.path} after iteration {state.iteration}{undone}")
         if change is not None:
             parts.display.note(change)
         _note_other_versions(parts)

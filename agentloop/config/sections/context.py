@@ -56,10 +56,6 @@ class AuthorSection(Section):
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
 
-    def author(self) -> Author:
-        """Nothing says with which probability somebody wrote a token: such tokens have no log-probs."""
-        return Author(self.name, self.action, self.trained, self.shown, behavior=False)
-
 
 class ContextSection(Section):
     max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
@@ -124,10 +120,9 @@ class ContextSection(Section):
                 f"{suggest(self.parser, ['auto', *PARSERS])}"
             )
         self.author_table()
-        if not all(self.blackout):
-            raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
-        if not all(self.stop_strings or ("x",)):
-            raise ValueError("context.stop_strings must hold texts of at least one character, got ''. Remove it.")
+        for key, texts in (("blackout", self.blackout), ("stop_strings", self.stop_strings)):
+            if "" in (texts or ()):
+                raise ValueError(f"context.{key} must hold texts of at least one character, got ''. Remove it.")
         return self
 
     def author_table(self) -> AuthorTable:
@@ -153,7 +148,8 @@ class ContextSection(Section):
     def registered_authors(self) -> tuple[Author, ...]:
         """Those that messages of an environment may name."""
         try:
-            return tuple(row.author() for row in self.authors)
+            # Nothing says with which probability somebody wrote a token: such tokens have no log-probs.
+            return tuple(Author(row.name, row.action, row.trained, row.shown, behavior=False) for row in self.authors)
         except ValueError as error:
             raise ValueError(f"context.{error}") from None
 

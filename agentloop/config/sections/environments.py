@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from agentloop.config.conflicts import check_default
-from replay.config import TaskData, TaskPool, check_task_pool
+from replay.config import TaskData, TaskPool
 from replay.setting_types import PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -113,12 +113,6 @@ class EnvironmentPart:
     share: float
     environment: EnvironmentSection
     tasks: TasksSection
-
-
-def check_tasks(config: RunConfig) -> None:
-    """Raises ValueError where an order is asked for of tasks that never come twice."""
-    if not config.tasks.shuffle:
-        check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:

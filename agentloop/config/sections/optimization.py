@@ -33,14 +33,6 @@ class OptimizerSection(Section):
         "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
     )
 
-    def check_shardable(self, where: str) -> None:
-        """Refuse what can't move weights sharded over ranks."""
-        if self.name not in ("adamw", "sgd"):
-            raise ValueError(
-                f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
-                f"got {self.name}. Change it, or train on one rank."
-            )
-
 
 class CriticSection(Section):
     """The critic of `algorithm: ppo`; no other algorithm has one."""

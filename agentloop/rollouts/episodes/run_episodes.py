@@ -45,8 +45,7 @@ class ConcurrentTurns:
             raise reply
         return reply
 
-    def ended(self) -> None:
-        """An episode asks no more."""
+    def ended(self) -> None: ...
 
     async def close(self) -> None:
         await self.generator.close()
@@ -134,25 +133,19 @@ def run_episodes(
 
     `tried` is awaited with each episode before the next one goes on, for mistakes that all of them would meet.
     """
-    with with_gateway(actors, config) as actors:
-        yield from _in_parts(actors, tasks, config, progress, tried)
-
-
-def _in_parts(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, tried: Tried | None
-) -> Iterator[Episode]:
-    parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     progress(0, len(tasks))
-    if isinstance(actors.generator, ConcurrentGenerator):
-        turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), tried))
-        return
-    for start in range(0, len(tasks), parallel):
-        chunk = tasks[start : start + parallel]
-        ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
-        turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
-        together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
+    with with_gateway(actors, config) as actors:
+        generator, vocab_size = actors.generator, actors.vocab_size
+        at_once = len(tasks) if isinstance(generator, ConcurrentGenerator) else config.rollout.parallel
+        for start in range(0, len(tasks), max(at_once, 1)):
+            chunk = tasks[start : start + at_once]
+            ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
+            if isinstance(generator, ConcurrentGenerator):
+                turns: ConcurrentTurns | TogetherTurns = ConcurrentTurns(generator, vocab_size)
+            else:
+                kind = TogetherTurns if actors.gateway is None else GatheredTurns
+                turns = kind(generator, episodes=len(chunk), vocab_size=vocab_size)
+            yield from run_coroutine(_run(actors, chunk, config, turns, ended, tried))
 
 
 async def _run(

@@ -44,9 +44,8 @@ class IssuedBatches:
         mixer = components.mixer
         for found in components.store.tickets.planned(components.run_id, after=state.batches):
             values: dict[str, Any] = dict(found.plan)
-            self._add(
-                found.iteration, _PLANS.validate_python(values["plan"]), tuple(values["tasks"]), values["version"]
-            )
+            plan = _PLANS.validate_python(values["plan"])
+            self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
             learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
             mixer.load_state({**values["mixer"], **learned})
 

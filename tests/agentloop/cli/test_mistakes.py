@@ -108,7 +108,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=runs/small-001"), "model.path must be a model, got 'runs/small-001', a run's folder. Name "),
     (
         training("environment.name=mine.py:OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
-        "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
+        "model.path must name a model, got null: environment 'mine.py:OnlyRows' has no make_task and demonstrate",
     ),
     (training("model.path=empty"), f"{NO_MODEL}, got 'empty"),
     (training("model.path=/no/such/model"), f"{NO_MODEL}, got '/no/such/model' (there is no such folder). Check the "),
