@@ -161,11 +161,11 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    """For a few passes and perhaps on another machine: not compiled, and with kernels where they can be."""
+    """Perhaps on another machine: with kernels where they can be."""
     compute = folder.config.compute
-    kernels = {"log_probs": "auto"} if compute.log_probs == "triton" else {}
-    asked = compute.model_copy(update={"compile": False, **kernels})
-    return Actor(load_weights(folder, weights).model, compute=asked)
+    if compute.log_probs == "triton":
+        compute = compute.model_copy(update={"log_probs": "auto"})
+    return Actor(load_weights(folder, weights).model, compute=compute)
 
 
 def _sampled(

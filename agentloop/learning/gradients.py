@@ -279,8 +279,8 @@ class _Shares:
     """[B]: share of the trajectories of the row's stream with an advantage."""
 
     def select(self, positions: Tensor, width: int) -> _Shares:
-        tokens = [whole[positions, :width] for whole in (self.weights, self.own_weights, self.anchors)]
-        return _Shares(*tokens, self.signal[positions])
+        weights, own, anchors = (each[positions, :width] for each in (self.weights, self.own_weights, self.anchors))
+        return _Shares(weights, own, anchors, self.signal[positions])
 
 
 def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:

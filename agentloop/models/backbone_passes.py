@@ -1,10 +1,7 @@
-"""A backbone is run: in which type it multiplies, what it keeps for backward, compiled or not."""
+"""A backbone is run: in which type it multiplies, and what it keeps for backward."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -52,8 +49,7 @@ class Passes:
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute
-        self._compiled = _compiled(backbone, device) if compute.compile else None
-        self._within_rows = not compute.compile and knows_rows(backbone)
+        self._within_rows = knows_rows(backbone)
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
@@ -82,8 +78,6 @@ class Passes:
         with ExitStack() as stack:
             stack.enter_context(autocast(self._device, self._compute))
             stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
-            if self._compiled is not None:
-                stack.enter_context(forward_replaced(self._backbone, self._compiled))
             if self.recomputes and torch.is_grad_enabled():
                 for layer, forward in self._recomputed:
                     stack.enter_context(forward_replaced(layer, forward))
@@ -97,16 +91,6 @@ def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..
 
     # Nothing is random in evaluation mode.
     return partial(checkpoint, as_before, use_reentrant=False, preserve_rng_state=False)
-
-
-def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:
-    missing = None if importlib.util.find_spec("triton") else "triton"
-    if device.type == "cpu":
-        missing = None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
-    if missing is not None:
-        raise UserError(f"compute.compile must be false where there is no {missing}, got true. Install it.")
-    compiled: Callable[..., Any] = torch.compile(backbone.forward, dynamic=True)
-    return compiled
 
 
 @contextmanager

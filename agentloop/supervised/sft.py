@@ -174,9 +174,8 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
         trained, held_out = found.read, others.read
     else:
         away = held_out_by_content([row.digest for row in found.read], config.sft.held_out_share)
-        held_out, trained = (
-            [row for row, a in zip(found.read, away, strict=True) if a == side] for side in (True, False)
-        )
+        trained = [row for row, is_away in zip(found.read, away, strict=True) if not is_away]
+        held_out = [row for row, is_away in zip(found.read, away, strict=True) if is_away]
         if not trained:
             raise UserError(
                 f"sft.data must hold conversations to train on and others to measure on, got {len(found.read)} of one "

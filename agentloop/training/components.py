@@ -276,14 +276,10 @@ def _make_trainer(
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
     """The run must stay readable when the model's own folder is gone, and where there is no torch."""
-
-    def save(target: Path) -> None:
-        loaded.tokenizer.save_pretrained(target)
-        # It names end tokens that the tokenizer does not.
-        loaded.model.generation_config.save_pretrained(target)
-
+    # The generation's configuration names end tokens that the tokenizer does not.
+    parts = (loaded.tokenizer, loaded.model.generation_config)
     if not (folder.start / COMPLETE).exists():
-        write_directory(folder.start, save)
+        write_directory(folder.start, lambda target: [part.save_pretrained(target) for part in parts])
 
 
 def load_redactor(spec: str) -> Redactor:

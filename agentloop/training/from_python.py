@@ -59,7 +59,7 @@ def train(
     can't go on.
     """
     if config is not None:
-        mixed = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
+        mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
     environment["tools"] = [_named(function, "tools") for function in environment["tools"]]

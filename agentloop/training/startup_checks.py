@@ -26,7 +26,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
     rounds to 16 bits, they must agree without it. `text`: tokens that the model knows, which round least.
     """
     if actor.compute.autocast != "none":
-        exact = actor.compute.model_copy(update={"autocast": "none", "compile": False})
+        exact = actor.compute.model_copy(update={"autocast": "none"})
         check_scoring(generator.with_compute(exact), Actor(actor.model, packs=actor.packs, compute=exact), text=text)
     prompts, worst = {0: list(text), 1: list(text[:2])}, 0.0
     generator.begin(seed=0, temperature=1.0)

@@ -250,17 +250,9 @@ class Prober:
         """The probe of the weights as they are; of fixed texts where no trajectories were remembered."""
         rows = self._rows or tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS)
         found = self._scores(rows)
-        return Probe(
-            number_type=self._number_type,
-            temperature=self._temperature,
-            rows=rows,
-            log_probs=tuple(row.log_probs for row in found),
-            rounding=tuple(row.rounding for row in found),
-            before=self._before or None,
-            next_ids=tuple(row.next_ids for row in found),
-            next_log_probs=tuple(row.next_log_probs for row in found),
-            next_rounding=tuple(row.next_rounding for row in found),
-        )
+        scores: dict[str, Any] = {name: tuple(getattr(row, name) for row in found) for name in RowScores._fields}
+        how = {"number_type": self._number_type, "temperature": self._temperature}
+        return Probe(rows=rows, before=self._before or None, **how, **scores)
 
     def _scores(self, rows: Rows) -> list[RowScores]:
         return self._weights.scores(rows, number_type=self._number_type, temperature=self._temperature, most=LIKELIEST)
