@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
-from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
@@ -73,16 +72,7 @@ class CriticLearner:
         mask = learned(batch, self._config)
         if not bool(mask.any()):
             return None
-        weights = token_weights(
-            mask,
-            batch.trajectory,
-            replay_mask=batch.replay_mask,
-            mode="token-mean",
-            norm_length=None,
-            normalise="joint",
-            replay_weight=1.0,
-        )
-        weights = weights * batch.loss_weights[:, None]
+        weights = mask.double() / mask.sum() * batch.loss_weights[:, None]
         loss = torch.zeros((), dtype=torch.float64, device=self.critic.device)
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
         contributing = mask.any(dim=1).nonzero()[:, 0]

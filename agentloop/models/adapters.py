@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
 from agentloop.models.actor import Actor
-from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries, require_peft
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
@@ -28,11 +27,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     )
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
         return load(saved or first)
-    if importlib.util.find_spec("peft") is None:
-        raise UserError(
-            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
-            "pip install 'agentloop-replay[peft]'"
-        )
+    require_peft(f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}")
     loaded = load(first)
     if has_adapters(loaded.model):
         raise UserError(

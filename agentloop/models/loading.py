@@ -57,11 +57,8 @@ def load_model(
     its own, by name, path or text, which is saved with the tokenizer from then on; `template_args`: further variables
     of it.
     """
-    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
-        raise UserError(
-            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
-            "pip install 'agentloop-replay[peft]'"
-        )
+    if (Path(path) / "adapter_config.json").exists():
+        require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -99,6 +96,12 @@ def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
             f"model.path must hold every weight of its architecture, got none for {name} and {len(more)} more in "
             f"{str(path)!r}. Copy the model again, or correct its config.json."
         )
+
+
+def require_peft(problem: str) -> None:
+    """Raises UserError where it is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise UserError(f"{problem}. pip install 'agentloop-replay[peft]'")
 
 
 def has_adapters(model: PreTrainedModel) -> bool:

@@ -108,8 +108,7 @@ class PolicyWeights:
     @property
     def bytes_of_files(self) -> int:
         """What `save` writes of weights: adapters alone, or everything, tied weights once."""
-        parameters = self.model.parameters()
-        return sum(each.nbytes for each in parameters if each.requires_grad or self.kind == "full")
+        return sum(each.nbytes for each in self.model.parameters() if each.requires_grad or self.kind == "full")
 
     def save_head(self, file: Path, name: str) -> None:
         """The head's weight alone, under this name."""
@@ -177,9 +176,9 @@ class PolicyWeights:
                 adapter.target_modules = sorted(adapter.target_modules)
 
     def _save_parts(self, folder: Path) -> None:
-        kind = "adapter_model" if has_adapters(self.model) else "model"
+        kind, tensors = "model", {}
         if has_adapters(self.model):
-            own = self.model.get_adapter_state_dict()
+            own, kind = self.model.get_adapter_state_dict(), "adapter_model"
             tensors = {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
         else:
             tensors = _stored(self.model)

@@ -188,8 +188,7 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), of a whole training sequence in place of one
     response.
     """
-    if section.buffer is None:
-        return 0.0
+    assert section.buffer is not None
     over = (episode.num_tokens - (max_tokens - section.buffer)) / section.buffer
     share = 1.0 if episode.stop_reason in _CUT_SHORT else min(max(over, 0.0), 1.0)
     return -section.penalty * share if share else 0.0

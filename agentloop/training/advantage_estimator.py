@@ -20,7 +20,6 @@ from agentloop.algorithms.advantages import (
 )
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.config import RunConfig
-from agentloop.config.sections.advantage import normalises_std
 from agentloop.errors import UserError
 from agentloop.learning.batch import bound_negative
 from agentloop.records import TurnRewards
@@ -44,7 +43,7 @@ class AdvantageEstimator:
         self._turn_rewards = turn_rewards
         # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
         algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
-        self._rule = rule_of(algorithm, normalise_std=normalises_std(config))
+        self._rule = rule_of(algorithm, normalise_std=config.advantage.normalise_std is not False)
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 

@@ -40,11 +40,6 @@ class AdvantageSection(Section):
     turn_coef: NonNegative = Field(1.0, description="Weight of turn rewards next to the final reward (credit turn).")
 
 
-def normalises_std(config: RunConfig) -> bool:
-    given = config.advantage.normalise_std
-    return config.algorithm in ("grpo", "ppo") if given is None else given
-
-
 def check_advantages(config: RunConfig) -> None:
     """Raises ValueError where batches can't be mixed so, or replayed rows not be given the advantages asked for."""
     config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)

@@ -112,9 +112,10 @@ class WorkerCollection(Collection):
         episodes = self._wait_until_ended(turn)
         groups, drawn = self._take(turn, planned.request)
         if not drawn.rows:
+            reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{_reason(groups)}. Mend that and --resume."
+                f"{next(reasons, 'all of them are late')}. Mend that and --resume."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
@@ -226,11 +227,6 @@ class WorkerCollection(Collection):
         """What is still under way is wanted no more, and everybody leaves."""
         self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
         self._store.roles.end_run(self._run)
-
-
-def _reason(groups: list[EndedGroup]) -> str:
-    """Why the first member that failed did."""
-    return next((m.reason for group in groups for m in group.members if m.reason is not None), "all of them are late")
 
 
 class Leadership:
