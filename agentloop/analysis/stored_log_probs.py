@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from agentloop.errors import UserError
-from agentloop.learning.batch import Batch, build_batch, score
-from agentloop.learning.update_stats import Drift, trajectory_drift
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
+from agentloop.learning.update_stats import Drift, drift_of
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
@@ -131,13 +131,7 @@ def rescore(
     parts: list[Drift] = []
     for rows, batch, log_probs in _scored(store, folder, actor, ids):
         store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
-        found = trajectory_drift(
-            log_probs,
-            batch.behavior_log_probs,
-            response_mask=batch.response_mask,
-            trajectory=batch.trajectory,
-            count=len(rows),
-        )
+        found = drift_of(ScoredBatch(batch, log_probs, None))
         parts.append(replace(found, token_logs=found.token_logs.flatten()))
     if not any(bool(part.tokens.any()) for part in parts):
         return Drifted(version, sum(len(part.tokens) for part in parts), 0, None, None, None, None)

@@ -192,13 +192,7 @@ class StepLoss:
 
 
 def accumulate_gradients(
-    actor: Actor,
-    mini: ScoredBatch,
-    config: RunConfig,
-    *,
-    losses: Losses,
-    totals: UpdateTotals,
-    ranks: Ranks = ALONE,
+    actor: Actor, mini: ScoredBatch, config: RunConfig, *, losses: Losses, totals: UpdateTotals, ranks: Ranks = ALONE
 ) -> StepLoss:
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
@@ -252,10 +246,7 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
     """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
-    regularised or trained without one; and for an objective of whole trajectories the others of theirs.
-
-    Every other row adds exactly 0 to the loss and to its gradient.
-    """
+    regularised or trained without one; and for an objective of whole trajectories the others of theirs."""
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)

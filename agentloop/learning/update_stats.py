@@ -237,11 +237,8 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
         return {}
     sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
-    return {
-        name: total / count
-        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
-        if count
-    }
+    means = zip(batch.trajectory_ids, _quotients(sums, counts), strict=True)
+    return {name: mean for name, mean in means if mean is not None}
 
 
 def drift_metrics(

@@ -184,12 +184,7 @@ class EvaluationReport:
 
 
 def evaluate(
-    actors: Actors,
-    source: TaskSource,
-    config: RunConfig,
-    *,
-    scorer: RewardScorer,
-    progress: Progress = lambda *_: None,
+    actors: Actors, source: TaskSource, config: RunConfig, *, scorer: RewardScorer, progress: Progress = lambda *_: None
 ) -> Evaluation:
     """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
     section = config.evaluation

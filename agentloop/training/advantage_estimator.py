@@ -156,12 +156,8 @@ class AdvantageEstimator:
                 result.append(row)
                 continue
             others = [p for p in compared[position] if not (self._rule.leaves_itself_out and p == position)]
-            terms = relative_turn_rewards(
-                member,
-                [known[p] for p in others],
-                centre=self._rule.compares != "nothing",
-                normalise_std=self._rule.divides,
-            )
+            among, centre = [known[p] for p in others], self._rule.compares != "nothing"
+            terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._rule.divides)
             values = turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef)
             segments = row.trajectory.segments
             masks = [response_mask(segment.tokens, self._authors) for segment in segments]

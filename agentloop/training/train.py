@@ -16,12 +16,7 @@ from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
-from agentloop.runs.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    readable,
-    restore_random,
-)
+from agentloop.runs.checkpoint import Checkpoint, newest_checkpoint, readable, restore_random
 from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
 from agentloop.runs.run_folder import (
     COMPLETE,

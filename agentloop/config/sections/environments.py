@@ -24,9 +24,7 @@ class McpServerSection(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
     env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
-    pass_env: tuple[str, ...] = Field(
-        (), description="Variables of this process that it is given, by name; values are not stored."
-    )
+    pass_env: tuple[str, ...] = Field((), description="Variables of this process it is given; values are not stored.")
     url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
     token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")

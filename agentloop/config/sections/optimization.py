@@ -48,9 +48,7 @@ class CriticSection(Section):
         description="An episode that a limit cut off goes on in the critic's eyes: its value stands for the rest; "
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
-    value_clip: PositiveFloat | None = Field(
-        0.5, description="Values move at most this far in an update; null: freely."
-    )
+    value_clip: PositiveFloat | None = Field(0.5, description="Values move at most this far in an update; null: free.")
     value_coef: NonNegative = Field(
         0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
     )

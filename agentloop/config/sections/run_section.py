@@ -39,9 +39,7 @@ class SftSection(Section):
     """`agentloop sft`: what it learns from, how long, and how fast."""
 
     data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
-    held_out: str | None = Field(
-        None, description="Others, to measure the loss on; null: a share of data, left out of training."
-    )
+    held_out: str | None = Field(None, description="Others, to measure the loss on; null: a share of data, left out.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="That share, about; a line's content decides, so equal lines are on one side."
     )

@@ -160,11 +160,10 @@ class EpisodeHooks:
             self.was_started = True  # only now: a place among the threads is waited for
             return method(*given)
 
-        limit, waits = self.limits.episode_timeout_s, inspect.iscoroutinefunction(method)
+        waits, limits = inspect.iscoroutinefunction(method), self.limits
         self.was_started |= waits
-        return await self.threads.ask(
-            method if waits else call, *args, timeout_s=limit, setting="rollout.episode_timeout_s"
-        )
+        asked, setting = method if waits else call, "rollout.episode_timeout_s"
+        return await self.threads.ask(asked, *args, timeout_s=limits.episode_timeout_s, setting=setting)
 
 
 async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, ask: Ask) -> Episode:

@@ -90,10 +90,8 @@ class WorkerCollection(Collection):
         ratio = self._section.samples_per_insert
         if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
-        age_then = [
-            request.policy_version + 1 + number - turn - self._batches[number].version
-            for number in range(turn, self._batches.last + 1)
-        ]
+        ahead, next_version = range(turn, self._batches.last + 1), request.policy_version + 1
+        age_then = [next_version + number - turn - self._batches[number].version for number in ahead]
         left = self._components.config.run.iterations - self._state.iteration
         if not may_be_fresh(age_then, self._section.max_staleness) or len(age_then) >= left:
             return None

@@ -119,13 +119,7 @@ _WHOLE, _BODY, _HEAD = "model.safetensors", "model-body.safetensors", "model-hea
 
 
 def write_published(
-    target: Path,
-    weights: PolicyWeights,
-    save_model: Callable[[Path], None],
-    *,
-    probe: Probe,
-    run: str,
-    version: int,
+    target: Path, weights: PolicyWeights, save_model: Callable[[Path], None], *, probe: Probe, run: str, version: int
 ) -> PublishedPolicy:
     """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into it."""
 
