@@ -44,8 +44,6 @@ class CriticLog(StepLog):
 
 
 class CriticLearner:
-    """Owns the critic's optimizer."""
-
     def __init__(self, critic: Critic, config: RunConfig) -> None:
         self.critic = critic
         self._config = config

@@ -80,19 +80,15 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
-        self._actor = actor
-        self._config = config
-        self._authors = authors
-        self._reference = reference
-        self._ranks = ranks
+        self._actor, self._config, self._authors = actor, config, authors
+        self._reference, self._ranks = reference, ranks
         self._losses = stream_losses(config.loss)
         self._said = False
         """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
-            critic = Critic(actor, shared=config.critic.backbone == "shared")
-            self._critic = CriticLearner(critic, config)
+            self._critic = CriticLearner(Critic(actor, shared=config.critic.backbone == "shared"), config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
@@ -232,7 +228,8 @@ class Trainer:
         batch = build_batch(rows, self._authors)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.add_drift(drift_of(scored))
+        drift = drift_of(scored)
+        totals.scored, totals.approx_kl = drift.tokens, drift.kl_sum
         return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -171,10 +171,6 @@ class UpdateTotals:
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
-    def add_drift(self, drift: Drift) -> None:
-        """Without an update there is only the drift: it gives approx_kl, over action tokens."""
-        self.scored, self.approx_kl = drift.tokens, drift.kl_sum
-
     def metrics(self) -> dict[str, float]:
         """Per stream, over its own tokens; what has no tokens to be measured on is absent."""
         metrics: dict[str, float] = {}

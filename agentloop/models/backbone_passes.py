@@ -53,6 +53,7 @@ class Passes:
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
+        self.can_recompute = bool(layers)
         self.recomputes = compute.gradient_checkpointing is True
         """Backward makes the activations of layers again."""
         if self.recomputes and not layers:
@@ -60,10 +61,6 @@ class Passes:
                 f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
                 f"made again, got true with {type(backbone).__name__}. Take it out."
             )
-
-    @property
-    def can_recompute(self) -> bool:
-        return bool(self._recomputed)
 
     def pack_by_default(self, *, half_precision: bool) -> bool:
         """True: rows are quicker packed than padded."""

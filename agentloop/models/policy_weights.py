@@ -76,9 +76,7 @@ class PolicyWeights:
     """Those of `model`, which is sharded where there are several `ranks`."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
-        self.model = model
-        self._ranks = ranks
-        self._largest_file = largest_file
+        self.model, self._ranks, self._largest_file = model, ranks, largest_file
 
     @property
     def kind(self) -> Literal["full", "lora"]:

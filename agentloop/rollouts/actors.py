@@ -81,7 +81,6 @@ def make_actors(
     *,
     vocab_size: int,
 ) -> Actors:
-    """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
     parser = checked_parser(section, environments, files)

@@ -23,8 +23,6 @@ from replay.records import TaskRecord, Trajectory, group_of
 
 _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
-
-
 AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[Trajectory]]
 """Whole groups of one iteration with their advantages, by their rewards and that of a greedy episode of each task."""
 

@@ -79,7 +79,6 @@ class Evaluation:
     engine_failures: int
     """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
     has_tools: bool
-    """Whether the environments offer tools."""
     episodes: tuple[tuple[int, Episode], ...] = ()
     """The other samples that this process ran, each with its place."""
 
@@ -151,7 +150,6 @@ class Evaluated:
     policy_version: int | None
     """Publishes before it; None for what sft trained."""
     checkpoint: str
-    """Where its weights are."""
     environment: str
     environment_version: str
 

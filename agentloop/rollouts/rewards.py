@@ -82,9 +82,7 @@ class RewardScorer:
 
     def __init__(self, section: RewardSection, *, max_tokens: int, judges: bool = False) -> None:
         """`judges`: the first function stands in the environment's place. Raises UserError for what does not fit."""
-        self._section = section
-        self._max_tokens = max_tokens
-        self._judges = judges
+        self._section, self._max_tokens, self._judges = section, max_tokens, judges
         self._functions = [RewardFunction(row) for row in section.functions]
         self._tried: set[bool] = set()
 

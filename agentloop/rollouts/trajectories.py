@@ -50,7 +50,6 @@ class Collected:
     rewards: dict[str, float] = field(default_factory=dict)
     """Reward less KL penalty, by id."""
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
-    """By id."""
     extra_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
     unused_groups: list[GroupRecord] = field(default_factory=list)

@@ -34,7 +34,6 @@ class Checkpoint:
 
     folder: Path
     random: dict[str, Tensor]
-    """States of random generators."""
     values: dict[str, Any]
 
     @property

@@ -53,7 +53,6 @@ class RunFolder:
 
     @property
     def database(self) -> Location:
-        """Where the experience is kept."""
         return self.config.replay.database or self.path / DATABASE
 
     @property

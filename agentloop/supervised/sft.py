@@ -83,9 +83,8 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     folder: the one in it, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
-    run = resume if isinstance(resume, Path) else None
+    run, display = resume if isinstance(resume, Path) else None, display or ConsoleDisplay()
     config = _own_run(config) if run is None else config
-    display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         if (change := record_config(folder)) is not None:
@@ -207,10 +206,7 @@ class _Training:
         """Updates made."""
         self.losses: list[tuple[int, float]] = []
         """(update, held-out loss), oldest first."""
-        self._folder = folder
-        self._sinks = sinks
-        self._store = store
-        self._display = display
+        self._folder, self._sinks, self._store, self._display = folder, sinks, store, display
         self._config = config = data.config
         section = config.sft
         own = {"warmup_iterations": section.warmup_updates, "schedule": section.schedule}

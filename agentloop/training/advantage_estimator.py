@@ -32,15 +32,11 @@ from replay.records import REPLAY, BatchRow, Trajectory
 
 
 class AdvantageEstimator:
-    """Gives advantages. Has no state."""
-
     def __init__(
         self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
     ) -> None:
         """`authors` and `turn_rewards` serve credit by turns. Raises UserError for a function that does not fit."""
-        self._config = config
-        self._authors = authors
-        self._turn_rewards = turn_rewards
+        self._config, self._authors, self._turn_rewards = config, authors, turn_rewards
         # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
         algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
         self._rule = rule_of(algorithm, normalise_std=config.advantage.normalise_std is not False)

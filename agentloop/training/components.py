@@ -88,7 +88,6 @@ class Components:
 
     @property
     def actors(self) -> Actors:
-        """What episodes are run with, in training and in evaluation alike."""
         return self.collector.actors
 
     @property

@@ -28,8 +28,6 @@ from replay.records import StopReason
 
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
-
-
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -62,13 +60,10 @@ class Episode:
     num_replayed_calls: int = 0
     """Tool calls that were answered by what an equal one had answered."""
     num_tool_runs: int = 0
-    """Tool calls that were run."""
     run_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of each call that was run, by tool name."""
     tool_seconds: float = 0.0
-    """Seconds for which it waited for its tools."""
     reply_seconds: float = 0.0
-    """Seconds for which it waited for its replies."""
     nodes: tuple[Node, ...] = ()
     """Of an agent that is a program of its own: what it asked, from which the segments follow."""
     agent_rewards: Mapping[str, float] = field(default_factory=dict)

@@ -55,9 +55,7 @@ class TogetherTurns:
     """Running episodes take their turns together, so what is sampled does not depend on which tool was quicker."""
 
     def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
-        self._generator = generator
-        self._vocab_size = vocab_size
-        self._running = episodes
+        self._generator, self._vocab_size, self._running = generator, vocab_size, episodes
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:

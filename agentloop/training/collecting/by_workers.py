@@ -232,9 +232,7 @@ class Leadership:
 
     def __init__(self, store: ReplayStore, run: str, folder: Path, *, lease_s: float) -> None:
         """`folder` is locked by this process: whoever led from there before, on this machine, is gone."""
-        self._store = store
-        self._run = run
-        self._lease_s = lease_s
+        self._store, self._run, self._lease_s = store, run, lease_s
         self._name = f"{socket.gethostname()}:{folder.resolve()}"
         self._ended = threading.Event()
         self._replaced: RunReplaced | None = None

@@ -235,9 +235,7 @@ class Prober:
 
     def __init__(self, weights: PolicyWeights, number_type: NumberType, temperature: float) -> None:
         """`number_type` is the engines'; `temperature` that of sampling."""
-        self._weights = weights
-        self._number_type = number_type
-        self._temperature = temperature
+        self._weights, self._number_type, self._temperature = weights, number_type, temperature
         self._rows: Rows = ()
         self._before: tuple[tuple[float, ...], ...] = ()
 

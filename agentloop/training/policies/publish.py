@@ -56,12 +56,9 @@ class Publisher:
         gather: Callable[[], None] | None = None,
     ) -> None:
         """`weights` of `loaded` may be sharded (None: they are whole); `gather` brings trained ones into them."""
-        self.generator = generator
-        self._loaded = loaded
+        self.generator, self._loaded, self._gather = generator, loaded, gather
         self._weights = weights or PolicyWeights(loaded.model)
-        self._store = store
-        self._folder = folder
-        self._gather = gather
+        self._store, self._folder = store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Note what the policy gives these before it is updated, where engines will be asked about them."""
@@ -85,10 +82,8 @@ class Publisher:
         self._store.add_policy(record)
         self._hand_over(record)
         kept = self._folder.config.checkpoint.keep_policies
-        if kept != "all":
-            most = max(self.least_folders, 0 if kept == "none" else kept)
-            if most:
-                prune(self._folder.policies, keep=most)
+        if kept != "all" and (most := max(self.least_folders, 0 if kept == "none" else kept)):
+            prune(self._folder.policies, keep=most)
 
     def _hand_over(self, record: PolicyRecord) -> None:
         if record.checkpoint is not None:
