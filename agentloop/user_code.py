@@ -18,7 +18,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from agentloop.errors import CodeInterrupted, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
@@ -144,8 +144,7 @@ def is_given(spec: str) -> bool:
 
 def load_class(spec: str, *, what: str) -> type:
     """The class that `spec` names. Runs the file. `what` is the config path an error starts with."""
-    found: type = _named(spec, "class", inspect.isclass, what)
-    return found
+    return cast(type, _named(spec, "class", inspect.isclass, what))
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
@@ -158,8 +157,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
                 f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
             )
         return _GIVEN[spec]
-    found: Callable[..., Any] = _named(spec, "function", inspect.isfunction, what)
-    return found
+    return cast(Callable[..., Any], _named(spec, "function", inspect.isfunction, what))
 
 
 def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:

@@ -84,9 +84,7 @@ class KlCoefficient:
     """
 
     def __init__(self, coef: float, *, target: float | None, horizon: int) -> None:
-        self.value = coef
-        self._target = target
-        self._horizon = horizon
+        self.value, self._target, self._horizon = coef, target, horizon
 
     def feed(self, kl: float, trajectories: int) -> None:
         """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""

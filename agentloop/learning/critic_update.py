@@ -45,15 +45,13 @@ class CriticLog(StepLog):
 
 class CriticLearner:
     def __init__(self, critic: Critic, config: RunConfig) -> None:
-        self.critic = critic
-        self._config = config
+        self.critic, self._config = critic, config
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, *, iteration: int) -> float:
         """Begin an update; the learning rate it goes by."""
-        rate = learning_rate(
-            self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.schedule_length
-        )
+        section, length = self._config.critic.optimizer, self._config.run.schedule_length
+        rate = learning_rate(section, iteration=iteration, iterations=length)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         return rate
@@ -80,13 +78,10 @@ class CriticLearner:
             part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
             rows, before = part.batch, part.critic
             assert before is not None
-            values, _ = self.critic.values(
-                rows.token_ids, rows.attention_mask, rows.response_mask, backbone_share=backbone_share
-            )
-            clip = self._config.critic.value_clip
-            losses, clips = value_loss(
-                values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip
-            )
+            seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
+            values, _ = self.critic.values(*seen, backbone_share=backbone_share)
+            learns, clip = mask[positions, :width], self._config.critic.value_clip
+            losses, clips = value_loss(values, before.values, before.returns, mask=learns, value_clip=clip)
             passed = (losses * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()

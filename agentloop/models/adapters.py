@@ -82,11 +82,11 @@ def _check_names(model: Any, names: tuple[str, ...]) -> None:
     for name in names:
         found = [layer for path, layer in layers.items() if path == name or path.endswith(f".{name}")]
         if not found or any(layer is end for layer in found for end in ends):
-            kinds = {path.rpartition(".")[2] for path, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
-            inner = sorted(kinds - {path.rpartition(".")[2] for path, layer in layers.items() if layer in ends})
+            inner = {path: layer for path, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+            kinds = sorted({path.rpartition(".")[2] for path, layer in inner.items() if layer not in ends})
             raise UserError(
                 f"lora.target_modules must name layers between embeddings and head, got {name!r}. "
-                f"This model has {', '.join(inner)}."
+                f"This model has {', '.join(kinds)}."
             )
 
 

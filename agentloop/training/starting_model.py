@@ -41,8 +41,7 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
     """Updates, loss and seconds of the built-in model's warm-up; nothing for a model that came trained."""
     path = folder.start / _WARM_UP
-    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    return measured
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _demonstrating(config: RunConfig) -> RunEnvironments:
