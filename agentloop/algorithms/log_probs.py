@@ -30,9 +30,7 @@ def predictions(response_mask: Tensor) -> Predictions:
     Raises ValueError if the first token of a row is an action token, which nothing predicts.
     """
     if bool(response_mask[:, :1].any()):
-        raise ValueError(
-            "response_mask must be False at position 0, got an action token. Begin every row with a prompt."
-        )
+        raise ValueError("response_mask must be False at position 0, got an action token. Begin rows with a prompt.")
     rows, tokens = response_mask.nonzero(as_tuple=True)
     columns = response_mask.any(dim=0).nonzero()[:, 0]
     return Predictions(rows, tokens, sources=tokens - 1, columns=columns - 1)

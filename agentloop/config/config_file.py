@@ -120,9 +120,7 @@ def _text_of(path: Path) -> str:
         ) from None
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
-        raise UserError(
-            f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
-        ) from None
+        raise UserError(f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Convert it.") from None
 
 
 def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:

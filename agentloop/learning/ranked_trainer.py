@@ -45,9 +45,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
     if not ranks.several:
         return
     if config.algorithm == "ppo":
-        raise UserError(
-            f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo or another one, or one rank."
-        )
+        raise UserError(f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo, or one rank.")
     if config.engine.serve:
         raise UserError(
             f"engine.serve must be false on {ranks.count} ranks, got true. Start `agentloop engine` on a GPU of its "

@@ -22,9 +22,8 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     With `lora.rank`, what is saved are adapters, and the model at `first` lies below them wherever the run's folder has
     been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
     """
-    load = partial(
-        load_model, config.model, template=config.context.template, template_args=config.context.template_args
-    )
+    shown = config.context
+    load = partial(load_model, config.model, template=shown.template, template_args=shown.template_args)
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
         return load(saved or first)
     require_peft(f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}")

@@ -195,7 +195,7 @@ def _stop_ids(
     stop_ids = declared | stop_tokens(template, codec, declared)
     if not stop_ids:
         raise UserError(
-            "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."
+            "model.path must name an end-of-turn token, got none in tokenizer, template or generation config."
         )
     return stop_ids
 
@@ -210,9 +210,7 @@ def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:
     if most is None or max_tokens <= most:
         return None
     if not any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")):
-        raise UserError(
-            f"context.max_tokens must be at most {most}, the positions of the model, got {max_tokens}. Lower it."
-        )
+        raise UserError(f"context.max_tokens must be at most {most}, its positions, got {max_tokens}. Lower it.")
     return (
         f"context.max_tokens {max_tokens:,} is beyond the {most:,} positions of {type(model).__name__}: what it says "
         "there may be nonsense, unless its config.json scales them (rope_scaling)"

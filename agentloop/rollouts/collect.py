@@ -70,7 +70,7 @@ class Collector:
         self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
         if episodes and not collected.trajectories and not earlier:
             raise UserError(
-                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. Mend them."
+                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none."
             )
         self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
         return collected

@@ -102,8 +102,8 @@ class Components:
 def build_components(
     folder: RunFolder,
     display: RunDisplay,
-    *,
     checkpoint: Checkpoint | None,
+    *,
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
 ) -> Components:

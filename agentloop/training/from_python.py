@@ -130,9 +130,7 @@ def tasks_section(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping) and "data" not in given and given:
         if all(hasattr(split, "column_names") for split in given.values()):
             names = ", ".join(given)
-            raise UserError(
-                f"tasks must be the rows to train on, got splits {names}. Give one: tasks=data[{next(iter(given))!r}]."
-            )
+            raise UserError(f"tasks must be rows, got splits {names}. Give one: tasks=data[{next(iter(given))!r}].")
         columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
         if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
             given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

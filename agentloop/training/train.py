@@ -124,7 +124,7 @@ def train(
                     return ended
             with _unbegun_removed(folder, new=path is None):
                 parts = build_components(
-                    folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
+                    folder, display, checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
                 # Workers may have joined it; of a database of its own nothing goes with the folder.

@@ -58,8 +58,6 @@ class WarmUpSection(Section):
 
     max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
     batch: Positive = Field(8, description="Demonstrations per update.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the demonstrated tasks, over the environment's."
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the tasks, over the environment's.")
     loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token that ends it.")
     updates_after_target: int = Field(80, ge=0, description="Updates made after that.")

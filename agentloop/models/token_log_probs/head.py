@@ -98,9 +98,7 @@ class Head:
         with forward_replaced(head, scored):
             both = forward()
         if len(returned) != 1 or both is not returned[0]:
-            raise RuntimeError(
-                "the model must return what its head does, as it did when it was asked; it returned else."
-            )
+            raise RuntimeError("the model must return what its head does, as it did when it was asked.")
         return both[:, 0], both[:, 1] if asked.entropy else None
 
 

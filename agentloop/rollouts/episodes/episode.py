@@ -237,9 +237,8 @@ class _Turns:
                 return StopReason.ENGINE_FAILURE, shortened(str(failure))
             self.reply_seconds += time.perf_counter() - began
             self.entropies.extend(completion.entropies or ())
-            reply = context.record_reply(
-                completion.token_ids, completion.log_probs, policy_version=completion.policy_version
-            )
+            version = completion.policy_version
+            reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=version)
             stop_reason = context.stopped if reply.outcome == "question" else await self._go_on(reply)
             if stop_reason is not None:
                 return stop_reason, None

@@ -211,7 +211,7 @@ def _number_type(controls: Sequence[EngineControl]) -> NumberType:
     if first not in known or any(other != first for other in others):
         said = ", ".join(f"{number_type} at {url}" for url, number_type in found.items())
         raise UserError(
-            f"engine.urls must all multiply in one of {', '.join(known)}, got {said}. Start them with the same --dtype."
+            f"engine.urls must all multiply in one of {', '.join(known)}, got {said}. Give all one --dtype."
         )
     return cast(NumberType, first)
 
