@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios, require_detached
+from agentloop.algorithms.log_probs import log_ratios
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class ObjectiveInput(TokenRows):
     """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
 
     def __post_init__(self) -> None:
-        detached = ("anchors", "behavior_log_probs", "advantages", "signal_share")
-        require_detached(**{name: getattr(self, name) for name in detached})
+        for name in ("anchors", "behavior_log_probs", "advantages", "signal_share"):
+            if getattr(self, name).requires_grad:
+                raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
         zero = torch.zeros((), dtype=self.log_probs.dtype, device=self.log_probs.device)
         for name in ("log_probs", "anchors", "behavior_log_probs", "advantages"):
             whole = getattr(self, name).to(self.log_probs.dtype)

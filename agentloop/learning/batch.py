@@ -55,11 +55,6 @@ class Batch(TokenRows):
         return len(self.members)
 
     @property
-    def scored_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `Actor.log_probs` takes."""
-        return self.token_ids, self.attention_mask, self.response_mask, self.temperature
-
-    @property
     def trajectory_ids(self) -> tuple[str, ...]:
         return tuple(member.trajectory.id for member in self.members)
 
@@ -321,7 +316,7 @@ def score(
     for cut in ranks.share(cuts):
         index = positions[torch.tensor(cuts[0] if cut is None else cut, device=actor.device)]
         part = batch.select(index)
-        scores = actor.log_probs(*part.scored_tokens)
+        scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
         if cut is not None:
             width = part.token_ids.shape[1]
             log_probs[index, :width], entropies[index, :width] = scores

@@ -233,7 +233,9 @@ def accumulate_gradients(
 
 def _idle_pass(actor: Actor, batch: Batch) -> None:
     """Keep the other ranks company in a pass through sharded weights, adding exactly 0 to every gradient."""
-    log_probs, _ = actor.log_probs(*batch.scored_tokens, entropy=False)
+    log_probs, _ = actor.log_probs(
+        batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=False
+    )
     torch.autograd.backward((log_probs * 0.0).sum())
 
 
@@ -298,7 +300,9 @@ def _backward(
     trained tokens and their number, and both of the replayed ones.
     """
     batch, section = micro.batch, config.loss
-    log_probs, entropies = actor.log_probs(*batch.scored_tokens, entropy=section.entropy_coef > 0)
+    log_probs, entropies = actor.log_probs(
+        batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
+    )
     kinds = kinds_of(batch, losses)
     inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
     policy = heterogeneous_loss(inputs, kinds, importance_weights=micro.importance_weights)

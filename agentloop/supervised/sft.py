@@ -123,6 +123,9 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
     if (difference := mismatch(config)) is not None:
         display.note(difference)
+    if config.model.path is not None:
+        data = _read(config, config.model.path, display)
+        return create_run_folder(config), data
     folder = create_run_folder(config)
     try:
         return folder, _read(config, _first_model(folder, display), display)
