@@ -166,10 +166,9 @@ class Trainer:
             mini = scored.select(torch.isin(scored.batch.trajectory, chosen).nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
-        metrics |= log.metrics() | rates
+        metrics |= self._feed_kl(scored) | log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
-        metrics |= self._feed_kl(scored)
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
