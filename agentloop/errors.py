@@ -71,10 +71,8 @@ def place_in_user_code(error: BaseException) -> str | None:
     if isinstance(error.__cause__, StopIteration):  # of which Python makes another error where a coroutine raises it
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if _is_users(Path(frame.filename))]
-    if not theirs:
-        return None
-    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}"
+    theirs = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if _is_users(Path(frame.filename))]
+    return theirs[-1] if theirs else None
 
 
 _PROJECT = Path(__file__).parents[1]

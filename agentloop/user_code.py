@@ -18,7 +18,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from agentloop.errors import CodeInterrupted, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
@@ -31,11 +31,8 @@ _PREFIX = f"{__name__}."
 _sources: dict[str, bytes] = {}
 """What each file held when it was run, by its module's name."""
 _HERE = "given:"
-"""How the name of a function begins that this process was given, where others have a file."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
-"""Such functions by the names they were given, `given:DIGEST:function`."""
-
-
+"""Functions that this process was given, where others have a file, by the names they got: `given:DIGEST:function`."""
 _stop = SimpleNamespace(asked=False)
 
 
@@ -147,8 +144,7 @@ def is_given(spec: str) -> bool:
 
 def load_class(spec: str, *, what: str) -> type:
     """The class that `spec` names. Runs the file. `what` is the config path an error starts with."""
-    found: type = _named(spec, "class", inspect.isclass, what)
-    return found
+    return cast(type, _named(spec, "class", inspect.isclass, what))
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
@@ -161,8 +157,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
                 f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
             )
         return _GIVEN[spec]
-    found: Callable[..., Any] = _named(spec, "function", inspect.isfunction, what)
-    return found
+    return cast(Callable[..., Any], _named(spec, "function", inspect.isfunction, what))
 
 
 def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
@@ -175,18 +170,14 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
             f"replay.sampler must name a subclass of replay.Sampler, got {spec!r}. "
             "Derive it, and give every row a weight."
         )
-    own = [name for name in _OF_SAMPLERS if getattr(kind, name, None) is not getattr(Sampler, name, None)]
-
+    called = ("scores", "reference", "correction", "state", "load_state")  # besides `weigh`
+    own = [name for name in called if getattr(kind, name, None) is not getattr(Sampler, name, None)]
     rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
     failing = functools.partial(failing_as, rule, ". Mend it.")
     with failing():
         made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
     made.try_out()
     return made
-
-
-_OF_SAMPLERS = ("scores", "reference", "correction", "state", "load_state")
-"""What a run calls besides `weigh`, where a class has its own."""
 
 
 def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:

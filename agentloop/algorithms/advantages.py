@@ -119,9 +119,7 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
     """
     for position, member in enumerate(members):
         if not math.isfinite(member.reward):
-            raise ValueError(
-                f"rewards[{position}] must be finite, got {member.reward}. Check the environment's reward."
-            )
+            raise ValueError(f"rewards[{position}] must be finite, got {member.reward}. Check its reward.")
     if rule.of_itself is not None:
         return [rule.of_itself(member) for member in members]
     baseline = cache(lambda positions: rule.baseline([members[p] for p in positions]))

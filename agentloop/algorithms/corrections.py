@@ -70,9 +70,7 @@ def correct(
     if correction.kind == "none" or not bool(response_mask.any()):
         return Corrected(weights, kept)
     units, owners = _units(response_mask, trajectory, correction.level)
-    logs = _unit_logs(
-        old_log_probs, behavior_log_probs, response_mask, units=units, count=len(owners), correction=correction
-    )
+    logs = _unit_logs(old_log_probs, behavior_log_probs, response_mask, units, count=len(owners), mean=correction.mean)
     low = -math.inf if correction.ratio_low == 0.0 else math.log(correction.ratio_low)
     high = math.log(correction.ratio_high)
     inside = (logs >= low) & (logs <= high)
@@ -101,19 +99,13 @@ def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> tuple[Ten
 
 
 def _unit_logs(
-    old_log_probs: Tensor,
-    behavior_log_probs: Tensor,
-    response_mask: Tensor,
-    *,
-    units: Tensor,
-    count: int,
-    correction: Correction,
+    old_log_probs: Tensor, behavior_log_probs: Tensor, response_mask: Tensor, units: Tensor, *, count: int, mean: Mean
 ) -> Tensor:
     """log w of each unit, [U] float64 nats, clamped."""
     known = response_mask & behavior_log_probs.isfinite()
     drift = log_ratios(old_log_probs, behavior_log_probs, known).double()[response_mask]
     logs = drift.new_zeros(count).index_add_(0, units, drift)
-    if correction.mean == "geometric":
+    if mean == "geometric":
         tokens = drift.new_zeros(count).index_add_(0, units, known[response_mask].double())
         logs = logs / tokens.clamp_min(1)
     return logs.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)

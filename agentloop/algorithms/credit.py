@@ -77,12 +77,8 @@ def over_tokens(
     turns, and what was spoken before the first turn has the first one's advantage. Segments next to the conversation (a
     strategy's question) have `outcome`. None if there are fewer runs than turns: which is which is then unknown.
     """
-    runs = [
-        (index, start, end)
-        for index, (mask, main) in enumerate(zip(action, is_main, strict=True))
-        if main
-        for start, end in _runs(mask)
-    ]
+    main_masks = [(index, mask) for index, mask in enumerate(action) if is_main[index]]
+    runs = [(index, start, end) for index, mask in main_masks for start, end in _runs(mask)]
     if not turns or len(runs) < len(turns):
         return None
     arrays = tuple(np.where(mask & (not main), outcome, 0.0) for mask, main in zip(action, is_main, strict=True))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.advantages import WHITENING_EPSILON
+from agentloop.algorithms.log_probs import require_detached
 
 
 def gae(
@@ -103,9 +104,7 @@ def value_loss(
     PPO's clipped value loss with the factor 1/2 (Schulman et al. 2017's code; so do verl and TRL): the gradient of an
     unclipped token is V - R. Raises ValueError if old values or returns require grad.
     """
-    for name, tensor in (("old_values", old_values), ("returns", returns)):
-        if tensor.requires_grad:
-            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+    require_detached(old_values=old_values, returns=returns)
     # Replaced before the arithmetic: whatever stands outside the mask must not reach the gradient as 0 x inf.
     values, old_values, returns = (torch.where(mask, t, torch.zeros_like(t)) for t in (values, old_values, returns))
     plain = (values - returns).square()

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.log_probs import require_detached
 from agentloop.algorithms.objectives import Objective, ObjectiveInput, PolicyLoss
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -100,10 +101,8 @@ def anchor_log_probs(old_log_probs: Tensor, behavior_log_probs: Tensor, kinds: K
 
 
 def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weights: Tensor | None = None) -> PolicyLoss:
-    """Each row by the objective of its kind, which is given the rows of that kind alone, times its importance weights.
-
-    Raises ValueError if the weights require grad: a gradient through them would be another objective.
-    """
+    """Each row by the objective of its kind, which is given the rows of that kind alone, times its importance weights,
+    which must be detached."""
     loss = torch.zeros_like(inputs.log_probs)
     clipped, lower = torch.zeros_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask)
     for rows, kind in kinds:
@@ -117,8 +116,7 @@ def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weigh
             loss = loss.index_copy(0, positions, part.loss)
             clipped[positions], lower[positions] = part.clipped, part.clipped_lower
     if importance_weights is not None:
-        if importance_weights.requires_grad:
-            raise ValueError("importance_weights must be detached, got a tensor that requires grad. Call .detach().")
+        require_detached(importance_weights=importance_weights)
         loss = loss * torch.where(inputs.loss_mask, importance_weights.to(loss.dtype), 0.0)
     return PolicyLoss(loss, clipped, lower)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.log_probs import log_ratios, require_detached
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["plain", "straight_through", "importance"]
@@ -64,9 +64,7 @@ def kl_loss(
 
     Raises ValueError if reference or anchors require grad.
     """
-    for name, tensor in (("ref_log_probs", ref_log_probs), ("anchors", anchors)):
-        if tensor.requires_grad:
-            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+    require_detached(ref_log_probs=ref_log_probs, anchors=anchors)
     estimate = kl_estimate(log_probs, ref_log_probs, mask, estimator)
     match gradient:
         case "plain":
@@ -78,11 +76,6 @@ def kl_loss(
             return log_ratios(log_probs, anchors, mask).exp() * estimate
 
 
-def kl_penalised_rewards(scores: Tensor, kl: Tensor, coef: float) -> Tensor:
-    """Token-level rewards: scores - coef x kl; reward units."""
-    return scores - coef * kl
-
-
 class KlCoefficient:
     """`kl.reward_coef` as it stands: fixed, or following the KL (Ziegler et al. 2019, arXiv 1909.08593, 2.2).
 
@@ -91,9 +84,7 @@ class KlCoefficient:
     """
 
     def __init__(self, coef: float, *, target: float | None, horizon: int) -> None:
-        self.value = coef
-        self._target = target
-        self._horizon = horizon
+        self.value, self._target, self._horizon = coef, target, horizon
 
     def feed(self, kl: float, trajectories: int) -> None:
         """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""

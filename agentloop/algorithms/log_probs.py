@@ -30,9 +30,7 @@ def predictions(response_mask: Tensor) -> Predictions:
     Raises ValueError if the first token of a row is an action token, which nothing predicts.
     """
     if bool(response_mask[:, :1].any()):
-        raise ValueError(
-            "response_mask must be False at position 0, got an action token. Begin every row with a prompt."
-        )
+        raise ValueError("response_mask must be False at position 0, got an action token. Begin rows with a prompt.")
     rows, tokens = response_mask.nonzero(as_tuple=True)
     columns = response_mask.any(dim=0).nonzero()[:, 0]
     return Predictions(rows, tokens, sources=tokens - 1, columns=columns - 1)
@@ -62,6 +60,13 @@ def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Ten
     zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
     difference = torch.where(mask, log_probs, zero) - torch.where(mask, anchor_log_probs, zero)
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def require_detached(**tensors: Tensor) -> None:
+    """Raises ValueError for a tensor that requires grad: a gradient through it would be another objective."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
 
 
 def sum_by_trajectory(values: Tensor, trajectory: Tensor, count: int) -> Tensor:

@@ -49,8 +49,7 @@ class ObjectiveInput(TokenRows):
     """Rows of one stream, before aggregation.
 
     Outside `loss_mask` every [B, T] array but the mask is 0 and cut off from the gradient, whatever was passed: a wild
-    or unknown number of a token that is not trained can't reach the loss. Raises ValueError if anything but
-    `log_probs` requires grad: a gradient through it would be another objective.
+    or unknown number of a token that is not trained can't reach the loss. Everything but `log_probs` must be detached.
     """
 
     log_probs: Tensor

@@ -73,9 +73,7 @@ def _check_device() -> Check:
         return Check("device", "ok", f"{torch.cuda.get_device_name()}, {memory}")
     has, lacks = "Set compute.autocast: bfloat16 for a model of your own.", "Enough for the built-in model."
     multiplies = os.path.exists("/proc/cpuinfo") and "bf16" in Path("/proc/cpuinfo").read_text()
-    found = (
-        f"no GPU; {os.cpu_count()} CPU cores{', which have bfloat16' * multiplies}, {in_gb(machine_memory())} memory"
-    )
+    found = f"no GPU; {os.cpu_count()} CPU cores{' with bfloat16' * multiplies}, {in_gb(machine_memory())} memory"
     return Check("device", "ok", found, has if multiplies else lacks)
 
 

@@ -68,9 +68,7 @@ def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> P
     """
     folder, target = open_run_folder(run), Path(target)
     if not folder.environments:
-        raise UserError(
-            f"RUN must be a run of agentloop train, got {str(run)!r}. What sft made can be copied as it is."
-        )
+        raise UserError(f"RUN must be a run of agentloop train, got {str(run)!r}. Copy what sft made as it is.")
     weights = stored_weights(folder, policy)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")

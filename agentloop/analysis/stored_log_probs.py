@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from agentloop.errors import UserError
-from agentloop.learning.batch import Batch, build_batch, score
-from agentloop.learning.update_stats import effective_sample_size, trajectory_drift
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
+from agentloop.learning.update_stats import Drift, drift_of
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
@@ -128,35 +128,23 @@ def rescore(
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
     actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
-    drift_sum = token_gap_max = kl_sum = squares = 0.0
-    kind = folder.config.replay.ess.weights
-    tokens, kept, scored = 0, [], 0
+    parts: list[Drift] = []
     for rows, batch, log_probs in _scored(store, folder, actor, ids):
         store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
-        found = trajectory_drift(
-            log_probs,
-            batch.behavior_log_probs,
-            response_mask=batch.response_mask,
-            trajectory=batch.trajectory,
-            count=len(rows),
-        )
-        known = found.tokens > 0
-        scored += len(rows)
-        tokens += int(found.tokens.sum())
-        drift_sum += float(found.sum[known].sum())
-        kl_sum += float(found.kl_sum[known].sum())
-        token_gap_max = max([token_gap_max, *found.token_gap_max[known].tolist()])
-        squares += float(found.squares[known].sum())
-        kept += (found.sequence_weight if kind == "sequence" else found.weight)[known].tolist()
-    by_row = effective_sample_size(torch.tensor(kept, dtype=torch.float64)) if kept else None
+        found = drift_of(ScoredBatch(batch, log_probs, None))
+        parts.append(replace(found, token_logs=found.token_logs.flatten()))
+    if not any(bool(part.tokens.any()) for part in parts):
+        return Drifted(version, sum(len(part.tokens) for part in parts), 0, None, None, None, None)
+    whole = Drift(**{each.name: torch.cat([getattr(part, each.name) for part in parts]) for each in fields(Drift)})
+    known, tokens = whole.tokens > 0, int(whole.tokens.sum())
     return Drifted(
         version,
-        scored,
+        len(known),
         tokens,
-        drift_mean=drift_sum / tokens if tokens else None,
-        token_gap_max=token_gap_max if tokens else None,
-        approx_kl=kl_sum / tokens if tokens else None,
-        ess=drift_sum**2 / (tokens * squares) if tokens and kind == "token" else by_row,
+        drift_mean=float(whole.sum[known].sum()) / tokens,
+        token_gap_max=float(whole.token_gap_max.max()),
+        approx_kl=float(whole.kl_sum[known].sum()) / tokens,
+        ess=whole.effective_sample_size(known, folder.config.replay.ess.weights),
     )
 
 
@@ -167,11 +155,11 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    """For a few passes and perhaps on another machine: not compiled, and with kernels where they can be."""
+    """Perhaps on another machine: with kernels where they can be."""
     compute = folder.config.compute
-    kernels = {"log_probs": "auto"} if compute.log_probs == "triton" else {}
-    asked = compute.model_copy(update={"compile": False, **kernels})
-    return Actor(load_weights(folder, weights).model, compute=asked)
+    if compute.log_probs == "triton":
+        compute = compute.model_copy(update={"log_probs": "auto"})
+    return Actor(load_weights(folder, weights).model, compute=compute)
 
 
 def _sampled(

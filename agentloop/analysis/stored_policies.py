@@ -148,19 +148,16 @@ def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: 
     """The configuration of a file, or of an environment's name, for this model or that of the run in `folder`."""
     if is_config_file(environment):
         path = model if folder is None else folder.config.model.path
-        config = load_config(
-            Path(environment), overrides if path is None else [*overrides, f"model.path={json.dumps(path)}"]
-        )
+        named = [] if path is None else [f"model.path={json.dumps(path)}"]
+        config = load_config(Path(environment), [*overrides, *named])
         own = {} if folder is None else {"model": folder.config.model, "lora": folder.config.lora}
         return config.model_copy(update=own)
     values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
     several = values.pop("environments", None) or {}
     if environment in several:  # by the run's own name for it
         given = several[environment]
-        values |= {
-            "tasks": given["tasks"],
-            "environment": {k: v for k, v in given.items() if k not in ("tasks", "share")},
-        }
+        own = {k: v for k, v in given.items() if k not in ("tasks", "share")}
+        values |= {"tasks": given["tasks"], "environment": own}
     elif folder is None or folder.config.environment.name != environment:
         values["environment"] = {"name": environment}
     return load_plain(values, overrides, source="env play")

@@ -46,7 +46,9 @@ def _loaded(
 
     pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
     """
-    place = _place_in(places, source)
+
+    def place(path: KeyPath) -> str:
+        return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
 
     def laid(defaults: Mapping[KeyPath, Any]) -> dict[str, Any]:
         values = to_plain(RunConfig())
@@ -118,16 +120,7 @@ def _text_of(path: Path) -> str:
         ) from None
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
-        raise UserError(
-            f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
-        ) from None
-
-
-def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
-    def place(path: KeyPath) -> str:
-        return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
-
-    return place
+        raise UserError(f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Convert it.") from None
 
 
 def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:

@@ -66,12 +66,9 @@ def describe_config(config: RunConfig) -> str:
 def changed_keys(config: RunConfig) -> dict[str, Any]:
     """What differs from the defaults, by dotted key."""
     values = config.model_dump(mode="json")
-    entries = ((path, entry) for path, entry in schema_entries().items() if isinstance(entry, Key))
-    return {
-        ".".join(path): value_at(values, path)
-        for path, entry in entries
-        if value_at(values, path) != entry.default_with(config.model.path)
-    }
+    keys = [entry for entry in schema_entries().values() if isinstance(entry, Key)]
+    found = {key.dotted: (value_at(values, key.path), key.default_with(config.model.path)) for key in keys}
+    return {name: value for name, (value, default) in found.items() if value != default}
 
 
 def reference_yaml() -> str:

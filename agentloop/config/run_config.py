@@ -15,7 +15,6 @@ from agentloop.config.sections.environments import (
     EnvironmentShares,
     TasksSection,
     check_environments,
-    check_tasks,
 )
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection
@@ -70,14 +69,10 @@ class RunConfig(Section):
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
-    gateway: GatewaySection = Field(
-        default_factory=GatewaySection, description="Where agents with a base URL ask the policy."
-    )
+    gateway: GatewaySection = Field(default_factory=GatewaySection, description="Where agents ask the policy by URL.")
     collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
-    compute: ComputeSection = Field(
-        default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
-    )
+    compute: ComputeSection = Field(default_factory=ComputeSection, description="Speed; see docs/scaling.md.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="Rewards of an episode.")
     advantage: AdvantageSection = Field(default_factory=AdvantageSection, description="Advantages of trajectories.")
@@ -92,23 +87,21 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        check_environments(self, check_conflicts, check_tasks, check_collection, check_advantages)
+        check_environments(self, check_conflicts, check_collection, check_advantages)
         check_engine(self)
         check_learning(self)
         self._log_probs_are_there()
-        if self.batch.group_size > self.batch.trajectories:
-            raise ValueError(
-                f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
-                f"got {self.batch.group_size}."
-            )
-        if self.batch.group_size == 1 and self.algorithm in COMPARING and self.replay.baseline == "stored":
+        size, rows = self.batch.group_size, self.batch.trajectories
+        if size > rows:
+            raise ValueError(f"batch.group_size must be at most batch.trajectories ({rows}), got {size}.")
+        if size == 1 and self.algorithm in COMPARING and self.replay.baseline == "stored":
             raise ValueError(
                 f"batch.group_size must be above 1 when algorithm is {self.algorithm}, by which members of a group are "
                 "compared, got 1: no fresh row would teach anything. Use reinforce or ppo, or larger groups."
             )
-        if self.batch.mini_batch < self.batch.group_size:
+        if self.batch.mini_batch < size:
             raise ValueError(
-                f"batch.mini_batch must be at least batch.group_size ({self.batch.group_size}), for groups stay whole, "
+                f"batch.mini_batch must be at least batch.group_size ({size}), for groups stay whole, "
                 f"got {self.batch.mini_batch}."
             )
         return self

@@ -80,9 +80,8 @@ class Batch(TokenRows):
         tokens = torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
         trained, has_signal = sum_by_trajectory(tokens, self.trajectory, count) > 0
         streams = torch.stack([~replayed, replayed])
-        shares: Tensor = (streams & has_signal).sum(dim=1).clamp_min(1).double() / (streams & trained).sum(
-            dim=1
-        ).clamp_min(1)
+        with_signal, all_of_them = ((streams & some).sum(dim=1).clamp_min(1) for some in (has_signal, trained))
+        shares: Tensor = with_signal.double() / all_of_them
         return shares[self.replay_mask.long()]
 
     def objective_input(
@@ -117,8 +116,8 @@ class Batch(TokenRows):
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
     """The rows' segments as tensors, in order; masks come from the authors of the tokens.
 
-    Raises ValueError for an empty batch, a trajectory that occurs twice, is empty, was sampled greedily, or
-    has an advantage that is not finite or of another length than its tokens.
+    Raises ValueError for an empty batch, a trajectory that occurs twice or was sampled greedily, and token advantages
+    that are not finite or of another length than the tokens.
     """
     _check(rows)
     segments = [
@@ -140,7 +139,7 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
         behavior_log_probs=_padded([tokens.behavior_log_probs for _, tokens, _ in segments], np.nan, np.float32),
         advantages=torch.where(padded["loss_mask"], advantages, 0.0),
         replay_mask=torch.tensor([row.stream == REPLAY for row in owners]),
-        hinted=torch.tensor([_is_hinted(row) for row in owners]),
+        hinted=torch.tensor([row.stream == FRESH and _has(row, "hinted") for row in owners]),
         loss_weights=torch.tensor([row.weight for row in owners], dtype=torch.float32),
         temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
         trajectory=torch.tensor([index for index, _, _ in segments]),
@@ -149,8 +148,8 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
     )
 
 
-def _is_hinted(row: BatchRow) -> bool:
-    return row.stream == FRESH and any(part.behavior_context == "hinted" for part in row.trajectory.segments)
+def _has(row: BatchRow, context: str) -> bool:
+    return any(segment.behavior_context == context for segment in row.trajectory.segments)
 
 
 def _check(rows: Sequence[BatchRow]) -> None:
@@ -162,12 +161,8 @@ def _check(rows: Sequence[BatchRow]) -> None:
         if row.trajectory.id in seen:
             raise ValueError(f"{where} must occur once in a batch, got it twice. Draw without replacement.")
         seen.add(row.trajectory.id)
-        if not any(len(segment.tokens) for segment in row.trajectory.segments):
-            raise ValueError(f"{where} must have at least one token, got none.")
         if not row.trajectory.record.temperature > 0.0:
             raise ValueError(f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}.")
-        if not math.isfinite(row.advantage):
-            raise ValueError(f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards.")
 
 
 def _token_advantages(row: BatchRow) -> Sequence[npt.NDArray[np.float32]]:
@@ -295,14 +290,11 @@ class ScoredBatch:
         """Some of the rows, cut to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
-        ref, critic, weights = self.ref_log_probs, self.critic, self.importance_weights
-        return ScoredBatch(
-            batch,
-            self.old_log_probs[positions, :width],
-            None if ref is None else ref[positions, :width],
-            None if critic is None else critic.select(positions, width),
-            None if weights is None else weights[positions, :width],
-        )
+        arrays = (self.old_log_probs, self.ref_log_probs, self.importance_weights)
+        old, ref, weights = (None if array is None else array[positions, :width] for array in arrays)
+        assert old is not None
+        critic = None if self.critic is None else self.critic.select(positions, width)
+        return ScoredBatch(batch, old, ref, critic, weights)
 
 
 @torch.no_grad()

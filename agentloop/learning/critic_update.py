@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
-from agentloop.algorithms.heterogeneous import token_weights
-from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate
+from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
-from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch, cut_micro_batches, score
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
@@ -23,18 +21,9 @@ from context.authors import AuthorTable
 from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
 from replay.records import BatchRow, StopReason, Trajectory
 
-CUT_OFF = frozenset(
-    {
-        StopReason.TRUNCATED,
-        StopReason.MAX_TURNS,
-        StopReason.OVERTIME,
-        StopReason.CALLED_LAST,
-        CONTEXT_FULL,
-        SUMMARY_TOO_LONG,
-    }
-)
-"""Limits on tokens and turns, and records that stop short: from the state they leave, an episode could have gone on.
-Whatever is not named here is an end of the task itself, imported reasons too."""
+_LIMITS = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.OVERTIME, StopReason.CALLED_LAST)
+CUT_OFF = frozenset({*_LIMITS, CONTEXT_FULL, SUMMARY_TOO_LONG})
+"""From the state they leave, an episode could have gone on. What is not named here is an end of the task itself."""
 
 
 @dataclass
@@ -45,9 +34,8 @@ class CriticLog(StepLog):
     clipped: int = 0
     trained: int = 0
 
-    def metrics(self) -> dict[str, float]:
-        """What `step_metrics` leaves out."""
-        metrics: dict[str, float] = {}
+    def metrics(self, role: str = "critic") -> dict[str, float]:
+        metrics = super().metrics(role)
         if self.losses:
             metrics["critic/vf_loss"] = sum(self.losses) / len(self.losses)
         if self.trained:
@@ -56,18 +44,14 @@ class CriticLog(StepLog):
 
 
 class CriticLearner:
-    """Owns the critic's optimizer."""
-
     def __init__(self, critic: Critic, config: RunConfig) -> None:
-        self.critic = critic
-        self._config = config
+        self.critic, self._config = critic, config
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, *, iteration: int) -> float:
         """Begin an update; the learning rate it goes by."""
-        rate = learning_rate(
-            self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.schedule_length
-        )
+        section, length = self._config.critic.optimizer, self._config.run.schedule_length
+        rate = learning_rate(section, iteration=iteration, iterations=length)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         return rate
@@ -84,16 +68,7 @@ class CriticLearner:
         mask = learned(batch, self._config)
         if not bool(mask.any()):
             return None
-        weights = token_weights(
-            mask,
-            batch.trajectory,
-            replay_mask=batch.replay_mask,
-            mode="token-mean",
-            norm_length=None,
-            normalise="joint",
-            replay_weight=1.0,
-        )
-        weights = weights * batch.loss_weights[:, None]
+        weights = mask.double() / mask.sum() * batch.loss_weights[:, None]
         loss = torch.zeros((), dtype=torch.float64, device=self.critic.device)
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
         contributing = mask.any(dim=1).nonzero()[:, 0]
@@ -103,13 +78,10 @@ class CriticLearner:
             part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
             rows, before = part.batch, part.critic
             assert before is not None
-            values, _ = self.critic.values(
-                rows.token_ids, rows.attention_mask, rows.response_mask, backbone_share=backbone_share
-            )
-            clip = self._config.critic.value_clip
-            losses, clips = value_loss(
-                values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip
-            )
+            seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
+            values, _ = self.critic.values(*seen, backbone_share=backbone_share)
+            learns, clip = mask[positions, :width], self._config.critic.value_clip
+            losses, clips = value_loss(values, before.values, before.returns, mask=learns, value_clip=clip)
             passed = (losses * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
@@ -119,7 +91,6 @@ class CriticLearner:
         return float(loss)
 
     def bytes_to_come(self) -> int:
-        """Of its gradients and its optimizer's state."""
         return self._optimizer.bytes_to_come()
 
     def bytes_of_state(self) -> int:
@@ -128,25 +99,14 @@ class CriticLearner:
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
-        """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
-
-        Raises TrainingStopped for a loss or gradient that is not finite if `critic.optimizer.on_bad_gradient` is stop.
-        """
+        """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is."""
         log.steps += 1
         if loss is None:
             self._optimizer.clear_gradients()
             log.skipped_no_signal += 1
             return
         norm = self._optimizer.gradient_norm()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._optimizer.clear_gradients()
-            if self._config.critic.optimizer.on_bad_gradient == "stop":
-                raise TrainingStopped(
-                    f"value loss and its gradient must be finite, got loss {loss} and gradient norm {norm} in the "
-                    f"critic's step {log.steps} of iteration {iteration}. Lower critic.optimizer.learning_rate, or "
-                    "set critic.optimizer.on_bad_gradient: skip."
-                )
-            log.skipped_bad_gradient += 1
+        if log.skips(self._optimizer, loss, norm, key="critic.optimizer", iteration=iteration):
             return
         log.losses.append(loss)
         log.apply(self._optimizer, norm)
@@ -200,7 +160,7 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     rewards = scores
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
-        rewards = kl_penalised_rewards(scores, kl.to(scores.dtype), kl_coef)
+        rewards = scores - kl_coef * kl.to(scores.dtype)
     advantages = gae(
         rewards,
         values,
@@ -244,16 +204,6 @@ def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
     return torch.where(torch.tensor(cut, device=behind.device), behind[last], 0.0)
 
 
-def mean_reward_kl(scored: ScoredBatch, config: RunConfig) -> float | None:
-    """KL to the reference per fresh action token as the rewards see it, in nats; None where there is none to see."""
-    batch = scored.batch
-    fresh = batch.response_mask & ~batch.replay_mask[:, None]
-    if scored.ref_log_probs is None or not bool(fresh.any()):
-        return None
-    kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, config.kl.reward_estimator)
-    return float(kl.double().sum() / fresh.sum())
-
-
 def reward_penalty(
     config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
 ) -> Penalty | None:
@@ -269,9 +219,8 @@ def reward_penalty(
         ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
         known = batch.response_mask & batch.behavior_log_probs.isfinite()
         kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, known, config.kl.reward_estimator)
-        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
-        sums = torch.zeros((3, batch.num_trajectories), dtype=torch.float64, device=ref.device)
-        sums.index_add_(1, batch.trajectory, torch.stack([part.double().sum(dim=1) for part in (-rewards, kl, known)]))
+        parts = torch.stack([part.double() for part in (coefficient.value * kl, kl, known)])
+        sums = sum_by_trajectory(parts, batch.trajectory, batch.num_trajectories)
         return [KlPenalty(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]
 
     return penalty

@@ -19,12 +19,11 @@ from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInpu
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.errors import TruncatedSampling, UnknownAnchor, UserCodeFailed, UserError
+from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError
 from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.user_code import load_function, users_code
-from replay.records import Trajectory
+from agentloop.user_code import failing_as, load_function
 
 T = TypeVar("T")
 Losses = dict[str, StreamLoss]
@@ -79,11 +78,8 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
     name = f"{where}.objective ({function.__name__})"
 
     def objective(inputs: ObjectiveInput) -> PolicyLoss:
-        try:
-            with users_code():
-                found = function(inputs, **options)
-        except UserCodeFailed as failed:
-            raise UserError(f"{name} must take an ObjectiveInput and its options, got {failed}. Mend it.") from failed
+        with failing_as(f"{name} must take an ObjectiveInput and its options, got", ". Mend it."):
+            found = function(inputs, **options)
         result = unclipped(found) if isinstance(found, Tensor) else found
         shape = inputs.loss_mask.shape
         parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []
@@ -119,11 +115,12 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
     for (stream, section), (rows, _) in zip(parts.items(), kinds_of(batch, parts), strict=True):
         for row in rows.nonzero()[:, 0].tolist():
             trajectory = batch.members[int(batch.trajectory[row])].trajectory
-            if unknown[row] and section.rejects_missing and not _is_relabelled(trajectory):
-                why = f"loss.{stream}.anchor is behavior"
+            # Of relabelled rows the old log-probs are the anchor.
+            relabelled = any(segment.behavior_context == "relabelled" for segment in trajectory.segments)
+            if unknown[row] and section.rejects_missing and not relabelled:
+                why, way = f"loss.{stream}.anchor is behavior", "anchor: old"
                 if section.anchor == "old":
-                    why = f"loss.{stream}.correction.kind is {section.correction.kind}"
-                way = "anchor: old" if section.anchor == "behavior" else "correction.kind: none"
+                    why, way = f"loss.{stream}.correction.kind is {section.correction.kind}", "correction.kind: none"
                 raise UnknownAnchor(
                     f"behavior_log_probs of trajectory {trajectory.id} must be known for every trained token when "
                     f"{why}, got {unknown[row]} unknown. Set loss.{stream}.{way}, or "
@@ -139,11 +136,6 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
                     f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{stream}.anchor: old "
                     f"without a correction, or loss.{stream}.allow_truncated_sampling: true."
                 )
-
-
-def _is_relabelled(trajectory: Trajectory) -> bool:
-    """True: the old log-probs are the anchor of its tokens."""
-    return any(segment.behavior_context == "relabelled" for segment in trajectory.segments)
 
 
 def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:
@@ -200,13 +192,7 @@ class StepLoss:
 
 
 def accumulate_gradients(
-    actor: Actor,
-    mini: ScoredBatch,
-    config: RunConfig,
-    *,
-    losses: Losses,
-    totals: UpdateTotals,
-    ranks: Ranks = ALONE,
+    actor: Actor, mini: ScoredBatch, config: RunConfig, *, losses: Losses, totals: UpdateTotals, ranks: Ranks = ALONE
 ) -> StepLoss:
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
@@ -260,10 +246,7 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
     """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
-    regularised or trained without one; and for an objective of whole trajectories the others of theirs.
-
-    Every other row adds exactly 0 to the loss and to its gradient.
-    """
+    regularised or trained without one; and for an objective of whole trajectories the others of theirs."""
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
@@ -287,10 +270,8 @@ class _Shares:
     """[B]: share of the trajectories of the row's stream with an advantage."""
 
     def select(self, positions: Tensor, width: int) -> _Shares:
-        weights, own_weights, anchors = (
-            whole[positions, :width] for whole in (self.weights, self.own_weights, self.anchors)
-        )
-        return _Shares(weights, own_weights, anchors, self.signal[positions])
+        weights, own, anchors = (each[positions, :width] for each in (self.weights, self.own_weights, self.anchors))
+        return _Shares(weights, own, anchors, self.signal[positions])
 
 
 def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from agentloop.config.sections.optimization import OptimizerSection
+from agentloop.errors import TrainingStopped
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
@@ -30,11 +30,10 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     if iteration <= warm_up:
         return section.learning_rate * iteration / (warm_up + 1)
     progress = min(1.0, (iteration - 1 - warm_up) / max(1, iterations - 1 - warm_up))
-    course = {"constant": 1.0, "linear": 1.0 - progress, "cosine": (1.0 + math.cos(math.pi * progress)) / 2}[
-        section.schedule
-    ]
-    factor = 1.0 if section.schedule == "constant" else section.final_factor + (1.0 - section.final_factor) * course
-    return section.learning_rate * factor
+    if section.schedule == "constant":
+        return section.learning_rate
+    course = 1.0 - progress if section.schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
+    return section.learning_rate * (section.final_factor + (1.0 - section.final_factor) * course)
 
 
 @dataclasses.dataclass
@@ -46,6 +45,22 @@ class StepLog:
     skipped_bad_gradient: int = 0
     gradient_norms: list[float] = dataclasses.field(default_factory=list)
 
+    def skips(self, optimizer: WeightOptimizer, loss: float, norm: float, *, key: str, iteration: int) -> bool:
+        """True for a NaN or infinite loss or gradient, which is dropped and counted.
+
+        Raises TrainingStopped instead if `on_bad_gradient` of the section `key` is stop.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            return False
+        optimizer.clear_gradients()
+        if optimizer.on_bad_gradient == "stop":
+            raise TrainingStopped(
+                f"loss and gradient must be finite, got loss {loss} and gradient norm {norm} in step {self.steps} of "
+                f"iteration {iteration} by {key}. Lower {key}.learning_rate, or set {key}.on_bad_gradient: skip."
+            )
+        self.skipped_bad_gradient += 1
+        return True
+
     def apply(self, optimizer: WeightOptimizer, gradient_norm: float) -> None:
         """Make the step, unless its gradient is 0: it would still move the weights, by momentum and by weight decay."""
         if gradient_norm == 0.0:
@@ -55,7 +70,8 @@ class StepLog:
             self.gradient_norms.append(gradient_norm)
             optimizer.step(gradient_norm)
 
-    def step_metrics(self, role: Literal["actor", "critic"]) -> dict[str, float]:
+    def metrics(self, role: str) -> dict[str, float]:
+        """`role`: actor or critic."""
         metrics = {
             f"{role}/skipped_no_signal": float(self.skipped_no_signal),
             f"{role}/skipped_bad_gradient": float(self.skipped_bad_gradient),
@@ -75,12 +91,10 @@ class WeightOptimizer:
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't
     represent changes below 0.004, so small updates would be lost without a trace. For the same reason their gradients
     are summed over passes in float32.
-
-    Raises ValueError if only some parameters are sharded.
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
-        self.name = section.name
+        self.name, self.on_bad_gradient = section.name, section.on_bad_gradient
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         whole = [name for name, p in self._parameters.items() if not isinstance(p, DTensor)]
         if 0 < len(whole) < len(self._parameters):
@@ -112,12 +126,8 @@ class WeightOptimizer:
 
     def gradient_norm(self) -> float:
         """Euclidean norm of all gradients together, over all ranks; NaN or inf if any of them is."""
-        whole: list[Tensor] = []
-        sharded: list[Tensor] = []
-        for parameter in self._parameters.values():
-            if parameter.grad is not None:
-                (sharded if isinstance(parameter.grad, DTensor) else whole).append(parameter.grad)
-        return math.hypot(*(_total_norm(part) for part in (whole, sharded) if part))
+        norm = nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def clear_gradients(self) -> None:
         for parameter in self._parameters.values():
@@ -238,11 +248,6 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
         and name.rpartition(".")[2] == "weight"
         and id(p) not in outside
     )
-
-
-def _total_norm(gradients: list[Tensor]) -> float:
-    norm = nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _laid_like(value: Tensor, target: Tensor) -> Tensor:

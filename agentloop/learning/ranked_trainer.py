@@ -45,50 +45,39 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
     if not ranks.several:
         return
     if config.algorithm == "ppo":
-        raise UserError(
-            f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo or another one, or one rank."
-        )
+        raise UserError(f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo, or one rank.")
     if config.engine.serve:
         raise UserError(
             f"engine.serve must be false on {ranks.count} ranks, got true. Start `agentloop engine` on a GPU of its "
             "own, and name its URL in engine.urls."
         )
-    try:
-        config.optimizer.check_shardable("optimizer")
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    if config.optimizer.name not in ("adamw", "sgd"):
+        raise UserError(
+            f"optimizer.name must be adamw or sgd on several ranks, as others look at whole matrices, got "
+            f"{config.optimizer.name}. Change it, or train on one rank."
+        )
 
 
-class _Orders:
-    """What rank 0 does to its trainer or its weights, and says to the others, so that all do the same."""
-
-    def __init__(self, ranks: Ranks, part: str) -> None:
-        self._ranks = ranks
-        self._part = part
-
-    def make(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        with rank_failures(), self._ranks.broadcasting((self._part, call.__name__, arguments, named)):
-            return call(*arguments, **named)
+def _together(ranks: Ranks, part: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What rank 0 does to its trainer or its weights, said to the others first, so that all do the same."""
+    with rank_failures(), ranks.broadcasting((part, call.__name__, arguments, named)):
+        return call(*arguments, **named)
 
 
 class RankedWeights(PolicyWeights):
     """The sharded weights of rank 0: it asks the others for their parts."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
-        super().__init__(model, ranks)
-        self._orders = _Orders(ranks, _WEIGHTS)
-
     def save(self, folder: Path) -> None:
-        self._orders.make(super().save, folder)
+        _together(self._ranks, _WEIGHTS, super().save, folder)
 
     def save_head(self, file: Path, name: str) -> None:
-        self._orders.make(super().save_head, file, name)
+        _together(self._ranks, _WEIGHTS, super().save_head, file, name)
 
     def scores(
         self, rows: Sequence[Sequence[int]], *, number_type: str, temperature: float, most: int
     ) -> list[RowScores]:
         settings = {"number_type": number_type, "temperature": temperature, "most": most}
-        return self._orders.make(super().scores, rows, **settings)
+        return _together(self._ranks, _WEIGHTS, super().scores, rows, **settings)
 
     def copy_to(self, copy: nn.Module | None) -> None:
         with rank_failures(), self._ranks.broadcasting((_WEIGHTS, "copy_to", (None,), {})):
@@ -105,7 +94,7 @@ class RankedTrainer:
         brings the sharded weights into it. Otherwise it is sharded itself, and nobody has it whole.
         """
         self._copy = actor.model if samples else None
-        self._orders = _Orders(ranks, _TRAINER)
+        self._ranks = ranks
         with rank_failures(), ranks.broadcasting(spec):
             model, self._trainer = _sharded(spec, ranks, None if samples else actor.model, reference)
         self.weights = RankedWeights(model, ranks)
@@ -115,22 +104,22 @@ class RankedTrainer:
         return self._trainer.kl_coef
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
-        return self._orders.make(self._trainer.update, rows, iteration=iteration)
+        return _together(self._ranks, _TRAINER, self._trainer.update, rows, iteration=iteration)
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
-        return self._orders.make(self._trainer.score_only, rows)
+        return _together(self._ranks, _TRAINER, self._trainer.score_only, rows)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return self._orders.make(self._trainer.mean_entropies, trajectories)
+        return _together(self._ranks, _TRAINER, self._trainer.mean_entropies, trajectories)
 
     def values(self) -> dict[str, Any]:
         return self._trainer.values()
 
     def save(self, folder: Path) -> None:
-        self._orders.make(self._trainer.save, folder)
+        _together(self._ranks, _TRAINER, self._trainer.save, folder)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        self._orders.make(self._trainer.load, folder, values)
+        _together(self._ranks, _TRAINER, self._trainer.load, folder, values)
 
     def publish(self) -> None:
         """The weights as they are become those of the policy that samples in this process."""

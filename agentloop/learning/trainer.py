@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.kl import KlCoefficient
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
-from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import (
     Batch,
     ScoredBatch,
@@ -26,7 +25,7 @@ from agentloop.learning.batch import (
     score,
     score_batch,
 )
-from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
+from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
@@ -59,11 +58,10 @@ class _Log(StepLog):
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
     kl_losses: list[float] = field(default_factory=list)
 
-    def metrics(self) -> dict[str, float]:
-        """What `step_metrics` leaves out."""
-        metrics: dict[str, float] = {}
+    def metrics(self, role: str = "actor") -> dict[str, float]:
+        metrics = super().metrics(role)
         if self.sampling_gap is not None:
-            metrics = {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
+            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.kl_losses:
@@ -82,22 +80,15 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
-        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
-            if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
-                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
-        self._actor = actor
-        self._config = config
-        self._authors = authors
-        self._reference = reference
-        self._ranks = ranks
+        self._actor, self._config, self._authors = actor, config, authors
+        self._reference, self._ranks = reference, ranks
         self._losses = stream_losses(config.loss)
         self._said = False
         """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
-            critic = Critic(actor, shared=config.critic.backbone == "shared")
-            self._critic = CriticLearner(critic, config)
+            self._critic = CriticLearner(Critic(actor, shared=config.critic.backbone == "shared"), config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
@@ -171,16 +162,13 @@ class Trainer:
         rates = self._begin(iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(batch, iteration):
-            chosen = torch.isin(
-                scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
-            )
-            mini = scored.select(chosen.nonzero()[:, 0])
+            chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
+            mini = scored.select(torch.isin(scored.batch.trajectory, chosen).nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
-        metrics |= log.step_metrics("actor") | log.metrics() | rates
+        metrics |= self._feed_kl(scored) | log.metrics() | rates
         if self._critic is not None:
-            metrics |= critic_log.step_metrics("critic") | critic_log.metrics()
-        metrics |= self._feed_kl(scored)
+            metrics |= critic_log.metrics()
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
@@ -218,14 +206,16 @@ class Trainer:
         self._critic.step(loss, critic_log, iteration=iteration)
 
     def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
-        """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""
+        """The KL per fresh action token that rewards were charged for, as metrics and feedback to its coefficient."""
         if not _rewards_here(self._config):
             return {}
-        metrics = {"actor/kl_coef": self.kl_coef.value}
-        kl = mean_reward_kl(scored, self._config)
-        if kl is not None:
-            metrics["actor/reward_kl"] = kl
-            self.kl_coef.feed(kl, int((~scored.batch.replayed).sum()))
+        batch, metrics = scored.batch, {"actor/kl_coef": self.kl_coef.value}
+        fresh = batch.response_mask & ~batch.replay_mask[:, None]
+        if scored.ref_log_probs is not None and bool(fresh.any()):
+            estimator = self._config.kl.reward_estimator
+            kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, estimator).double().sum() / fresh.sum()
+            metrics["actor/reward_kl"] = float(kl)
+            self.kl_coef.feed(float(kl), int((~batch.replayed).sum()))
         return metrics
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
@@ -237,7 +227,8 @@ class Trainer:
         batch = build_batch(rows, self._authors)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.add_drift(drift_of(scored))
+        drift = drift_of(scored)
+        totals.scored, totals.approx_kl = drift.tokens, drift.kl_sum
         return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -300,15 +291,7 @@ class Trainer:
             if log.sampling_gap > SAMPLING_GAP_BOUND:
                 raise _StoredLogProbsDiffer(log.sampling_gap)
         norm = self._optimizer.gradient_norm()
-        if not (math.isfinite(step.loss) and math.isfinite(norm)):
-            self._optimizer.clear_gradients()
-            if self._config.optimizer.on_bad_gradient == "stop":
-                raise TrainingStopped(
-                    f"loss and gradient must be finite, got loss {step.loss} and gradient norm {norm} in "
-                    f"optimizer step {log.steps} of iteration {iteration}. Lower optimizer.learning_rate, "
-                    "or set optimizer.on_bad_gradient: skip."
-                )
-            log.skipped_bad_gradient += 1
+        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=iteration):
             return
         limit = self._config.kl.early_stop
         if limit is not None and step.moved is not None and step.moved > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -171,10 +171,6 @@ class UpdateTotals:
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
-    def add_drift(self, drift: Drift) -> None:
-        """Without an update there is only the drift: it gives approx_kl, over action tokens."""
-        self.scored, self.approx_kl = drift.tokens, drift.kl_sum
-
     def metrics(self) -> dict[str, float]:
         """Per stream, over its own tokens; what has no tokens to be measured on is absent."""
         metrics: dict[str, float] = {}
@@ -191,7 +187,8 @@ class UpdateTotals:
                 metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
                 ratios = self.ratios_of(replayed=replayed)
                 ends = {"min": float(ratios.min()), "max": float(ratios.max())}
-                metrics |= _named(f"actor/{stream}/ratio", ends | quantiles(ratios))
+                found = ends | quantiles(ratios)
+                metrics |= {f"actor/{stream}/ratio_{name}": value for name, value in found.items()}
         return metrics
 
     def ratios_of(self, *, replayed: bool) -> Tensor:
@@ -236,11 +233,8 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
         return {}
     sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
-    return {
-        name: total / count
-        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
-        if count
-    }
+    means = zip(batch.trajectory_ids, _quotients(sums, counts), strict=True)
+    return {name: mean for name, mean in means if mean is not None}
 
 
 def drift_metrics(
@@ -276,7 +270,7 @@ def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
         values = drift[replay_mask == flag].flatten()
         known = values[~values.isnan()]
         if len(known):
-            metrics |= _named(f"actor/{stream}/drift", quantiles(known))
+            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
     return metrics
 
 
@@ -285,10 +279,6 @@ def quantiles(values: Tensor) -> dict[str, float]:
     ordered = values.sort().values
     ranks = {percent: -(-percent * len(values) // 100) - 1 for percent in _QUANTILES}
     return {f"p{percent:02d}": float(ordered[rank]) for percent, rank in ranks.items()}
-
-
-def _named(name: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f"{name}_{key}": value for key, value in values.items()}
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:

@@ -20,12 +20,11 @@ from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 @dataclass(frozen=True)
 class KeptForBackward:
-    """What a pass with gradient keeps; it grows with its tokens alone, for attention keeps no scores."""
+    """Bytes that a pass with gradient keeps; they grow with its tokens alone, for attention keeps no scores."""
 
     fixed: int
-    """Bytes: weights in the type of its products."""
+    """Weights in the type of its products."""
     per_token: int
-    """Bytes."""
 
     def of(self, tokens: int) -> int:
         return self.fixed + tokens * self.per_token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
 from agentloop.models.actor import Actor
-from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries, require_peft
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
@@ -23,16 +22,11 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     With `lora.rank`, what is saved are adapters, and the model at `first` lies below them wherever the run's folder has
     been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
     """
-    load = partial(
-        load_model, config.model, template=config.context.template, template_args=config.context.template_args
-    )
+    shown = config.context
+    load = partial(load_model, config.model, template=shown.template, template_args=shown.template_args)
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
         return load(saved or first)
-    if importlib.util.find_spec("peft") is None:
-        raise UserError(
-            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
-            "pip install 'agentloop-replay[peft]'"
-        )
+    require_peft(f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}")
     loaded = load(first)
     if has_adapters(loaded.model):
         raise UserError(
@@ -87,11 +81,11 @@ def _check_names(model: Any, names: tuple[str, ...]) -> None:
     for name in names:
         found = [layer for path, layer in layers.items() if path == name or path.endswith(f".{name}")]
         if not found or any(layer is end for layer in found for end in ends):
-            kinds = {path.rpartition(".")[2] for path, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
-            inner = sorted(kinds - {path.rpartition(".")[2] for path, layer in layers.items() if layer in ends})
+            inner = {path: layer for path, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+            kinds = sorted({path.rpartition(".")[2] for path, layer in inner.items() if layer not in ends})
             raise UserError(
                 f"lora.target_modules must name layers between embeddings and head, got {name!r}. "
-                f"This model has {', '.join(inner)}."
+                f"This model has {', '.join(kinds)}."
             )
 
 

@@ -1,12 +1,10 @@
-"""A backbone is run: in which type it multiplies, what it keeps for backward, compiled or not."""
+"""A backbone is run: in which type it multiplies, and what it keeps for backward."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +26,8 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
+        del module.forward
+        if own is not None:
             module.forward = own
 
 
@@ -52,11 +49,11 @@ class Passes:
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute
-        self._compiled = _compiled(backbone, device) if compute.compile else None
-        self._within_rows = not compute.compile and knows_rows(backbone)
+        self._within_rows = knows_rows(backbone)
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
+        self.can_recompute = bool(layers)
         self.recomputes = compute.gradient_checkpointing is True
         """Backward makes the activations of layers again."""
         if self.recomputes and not layers:
@@ -64,10 +61,6 @@ class Passes:
                 f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
                 f"made again, got true with {type(backbone).__name__}. Take it out."
             )
-
-    @property
-    def can_recompute(self) -> bool:
-        return bool(self._recomputed)
 
     def pack_by_default(self, *, half_precision: bool) -> bool:
         """True: rows are quicker packed than padded."""
@@ -82,8 +75,6 @@ class Passes:
         with ExitStack() as stack:
             stack.enter_context(autocast(self._device, self._compute))
             stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
-            if self._compiled is not None:
-                stack.enter_context(forward_replaced(self._backbone, self._compiled))
             if self.recomputes and torch.is_grad_enabled():
                 for layer, forward in self._recomputed:
                     stack.enter_context(forward_replaced(layer, forward))
@@ -95,21 +86,8 @@ def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..
         with attention_within(named.get("rows"), backbone):  # backward is outside of the pass
             return forward(*arguments, **named)
 
-    def once_and_again(*arguments: Any, **named: Any) -> Any:
-        # Nothing is random in evaluation mode.
-        return checkpoint(as_before, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
-
-    return once_and_again
-
-
-def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:
-    missing = None if importlib.util.find_spec("triton") else "triton"
-    if device.type == "cpu":
-        missing = None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
-    if missing is not None:
-        raise UserError(f"compute.compile must be false where there is no {missing}, got true. Install it.")
-    compiled: Callable[..., Any] = torch.compile(backbone.forward, dynamic=True)
-    return compiled
+    # Nothing is random in evaluation mode.
+    return partial(checkpoint, as_before, use_reentrant=False, preserve_rng_state=False)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import UserError, one_line
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
@@ -58,12 +57,8 @@ def load_model(
     its own, by name, path or text, which is saved with the tokenizer from then on; `template_args`: further variables
     of it.
     """
-    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
-        raise UserError(
-            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
-            "pip install 'agentloop-replay[peft]'"
-        )
-    _check_shards(path)
+    if (Path(path) / "adapter_config.json").exists():
+        require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -88,21 +83,6 @@ def load_model(
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
 
 
-def _check_shards(path: str | Path) -> None:
-    """Refuses a folder whose index names other files than its own .safetensors: transformers would unpickle them."""
-    index = Path(path) / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    with _one_line_errors(index):
-        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    for name in sorted(names):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(
-                f"model.path must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
-                f"{index}. Copy the model again."
-            )
-
-
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
     """transformers fills weights that are missing or of another shape with random numbers."""
     for name, stored, wanted in sorted(found["mismatched_keys"]):
@@ -116,6 +96,12 @@ def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
             f"model.path must hold every weight of its architecture, got none for {name} and {len(more)} more in "
             f"{str(path)!r}. Copy the model again, or correct its config.json."
         )
+
+
+def require_peft(problem: str) -> None:
+    """Raises UserError where it is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise UserError(f"{problem}. pip install 'agentloop-replay[peft]'")
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
@@ -176,13 +162,11 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Where a folder has none, transformers makes one that knows its special tokens only.
-    if backend is not None and backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+    if backend is None or backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         raise UserError(
-            f"model.path must have a tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
+            f"model.path must have a fast tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
             "tokenizer_config.json there, or save it with tokenizer.save_pretrained."
         )
-    if backend is None:
-        raise UserError(f"model.path must have a fast tokenizer.json, got none in {str(path)!r}. Convert it first.")
     return TokenCodec(backend.to_str(), special=named_controls(_special(tokenizer)))
 
 
@@ -211,7 +195,7 @@ def _stop_ids(
     stop_ids = declared | stop_tokens(template, codec, declared)
     if not stop_ids:
         raise UserError(
-            "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."
+            "model.path must name an end-of-turn token, got none in tokenizer, template or generation config."
         )
     return stop_ids
 
@@ -226,9 +210,7 @@ def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:
     if most is None or max_tokens <= most:
         return None
     if not any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")):
-        raise UserError(
-            f"context.max_tokens must be at most {most}, the positions of the model, got {max_tokens}. Lower it."
-        )
+        raise UserError(f"context.max_tokens must be at most {most}, its positions, got {max_tokens}. Lower it.")
     return (
         f"context.max_tokens {max_tokens:,} is beyond the {most:,} positions of {type(model).__name__}: what it says "
         "there may be nonsense, unless its config.json scales them (rope_scaling)"

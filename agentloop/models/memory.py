@@ -62,8 +62,7 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
     if actor.compute.gradient_checkpointing != "auto" or actor.device.type != "cuda" or not actor.passes.can_recompute:
         return None
     kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
-    free = torch.cuda.mem_get_info(actor.device)[0]
-    free += torch.cuda.memory_reserved(actor.device) - torch.cuda.memory_allocated(actor.device)
+    free = free_memory(actor.device)
     actor.passes.recomputes = not fits(kept, tokens=tokens, to_come=to_come, free=free)
     chosen = "made again in backward" if actor.passes.recomputes else "kept for backward"
     return (
@@ -93,6 +92,12 @@ def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> 
         f"memory: up to {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
         f"{in_gb(held)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
     )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that this process may take yet, or has at hand."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def machine_memory() -> int:

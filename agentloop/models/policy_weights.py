@@ -76,9 +76,7 @@ class PolicyWeights:
     """Those of `model`, which is sharded where there are several `ranks`."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
-        self.model = model
-        self._ranks = ranks
-        self._largest_file = largest_file
+        self.model, self._ranks, self._largest_file = model, ranks, largest_file
 
     @property
     def kind(self) -> Literal["full", "lora"]:
@@ -108,8 +106,7 @@ class PolicyWeights:
     @property
     def bytes_of_files(self) -> int:
         """What `save` writes of weights: adapters alone, or everything, tied weights once."""
-        parameters = self.model.parameters()
-        return sum(each.nbytes for each in parameters if each.requires_grad or self.kind == "full")
+        return sum(each.nbytes for each in self.model.parameters() if each.requires_grad or self.kind == "full")
 
     def save_head(self, file: Path, name: str) -> None:
         """The head's weight alone, under this name."""
@@ -177,9 +174,9 @@ class PolicyWeights:
                 adapter.target_modules = sorted(adapter.target_modules)
 
     def _save_parts(self, folder: Path) -> None:
-        kind = "adapter_model" if has_adapters(self.model) else "model"
+        kind, tensors = "model", {}
         if has_adapters(self.model):
-            own = self.model.get_adapter_state_dict()
+            own, kind = self.model.get_adapter_state_dict(), "adapter_model"
             tensors = {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
         else:
             tensors = _stored(self.model)
@@ -219,11 +216,9 @@ def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
     transformers says which, of stand-ins without memory. Raises UserError where a file holds weights in another form.
     """
     parts = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        parts.pop(name, None)
     places = _stand_ins(parts)
     own = {id(place): name for name, place in places.items()}
-    stored = revert_weight_conversion(model, remove_tied_weights_from_state_dict({**places}, model))
+    stored = named_as_in_files(model, places)
     for name, place in stored.items():
         if id(place) not in own:
             raise UserError(
@@ -231,6 +226,13 @@ def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
                 f"rollout.engine: vllm, got {type(model).__name__}, which makes {name} of others. Use one rank."
             )
     return {name: parts[own[id(place)]] for name, place in stored.items()}
+
+
+def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a model's state that its files hold, by their names there: a tied one once."""
+    saved = {name: t for name, t in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
+    stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(saved, model))
+    return stored
 
 
 def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -87,11 +87,8 @@ def knows_rows(backbone: nn.Module) -> bool:
     if not isinstance(backbone, PreTrainedModel) or getattr(backbone, "_is_stateful", False):
         return False
     config = backbone.config
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        full = getattr(config, "sliding_window", None) is None
-    else:
-        full = all(kind == "full_attention" for kind in kinds)
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    full = window is None if kinds is None else all(kind == "full_attention" for kind in kinds)
     known = backbone._supports_attention_backend and config._attn_implementation == "sdpa"
     return bool(full and known and config is config.get_text_config())
 

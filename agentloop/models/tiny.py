@@ -91,12 +91,8 @@ def build_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedToke
     tokenizer = train_tokenizer(
         corpus, _ADDED, vocab_size=vocabulary - len(_ADDED), pre_tokenizer=pre_tokenizers.Sequence(pieces)
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END_OF_TURN,
-        pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    names = {"eos_token": END_OF_TURN, "pad_token": "<|endoftext|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE, **names)
 
 
 def _architecture(section: TinyModelSection, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
@@ -81,7 +81,6 @@ def make_actors(
     *,
     vocab_size: int,
 ) -> Actors:
-    """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
     parser = checked_parser(section, environments, files)
@@ -162,12 +161,10 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
 
-    advice = ". Mend it."
-    kind = guarded(
-        found, ["parse"], lambda: failing_as(f"context.parser must read any reply, got {name!r} with", advice)
-    )
-    with failing_as(f"context.parser must be made without arguments, got {name!r} with", ". Mend it."):
-        parser: ReplyParser = kind()
+    rule = f"context.parser must read any reply, and be made without arguments, got {name!r} with"
+    failing = partial(failing_as, rule, ". Mend it.")
+    with failing():
+        parser: ReplyParser = guarded(found, ["parse"], failing)()
     return parser
 
 

@@ -23,8 +23,6 @@ from replay.records import TaskRecord, Trajectory, group_of
 
 _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
-
-
 AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[Trajectory]]
 """Whole groups of one iteration with their advantages, by their rewards and that of a greedy episode of each task."""
 
@@ -72,7 +70,7 @@ class Collector:
         self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
         if episodes and not collected.trajectories and not earlier:
             raise UserError(
-                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. Mend them."
+                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none."
             )
         self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
         return collected
@@ -101,9 +99,8 @@ class Collector:
             first_slot, first_member = len(before) + len(collected.trajectories), made[task_hash]
             rows = []
             for number, (episode, reward) in enumerate(members):
-                member = first_member + number
-                id = collected_by.id_of(task_hash, member)
-                place = MemberPlace(id, group, task_hash, slot=first_slot + number, member=member)
+                slot, member = first_slot + number, first_member + number
+                place = MemberPlace(collected_by.id_of(task_hash, member), group, task_hash, slot, member)
                 rows.append(trajectory_of(self.actors, episode, reward, collected_by, place, self.config))
             made[task_hash] += len(rows)
             collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
@@ -142,9 +139,8 @@ class Collector:
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
     """Counts, mean seconds and shares of failed and remembered tool calls; many failed ones are warned of once."""
-    metrics: dict[str, float] = {}
-    if failed_closes := sum(episode.close_problem is not None for episode in episodes):
-        metrics["rollout/failed_closes"] = failed_closes
+    failed_closes = sum(episode.close_problem is not None for episode in episodes)
+    metrics: dict[str, float] = {"rollout/failed_closes": failed_closes} if failed_closes else {}
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
     if not made:

@@ -21,14 +21,14 @@ def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Traje
         if len({row.record.reward for row in members[group.id]}) == 1
         and (
             any(fresh.kl_penalties[row.id].amount for row in members[group.id])
-            or not any(row.record.advantage or _of_agents(row) for row in members[group.id])
+            or not any(_has_advantage(row) for row in members[group.id])
         )
     ]
 
 
-def _of_agents(row: Trajectory) -> bool:
-    """True: one of its agents has an advantage of its own."""
-    return any(advantage for _, advantage in row.record.of_agents.values())
+def _has_advantage(row: Trajectory) -> bool:
+    """Itself, or one of its agents."""
+    return row.record.advantage != 0 or any(advantage for _, advantage in row.record.of_agents.values())
 
 
 def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:

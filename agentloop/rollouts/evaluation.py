@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import Task, TaskSource
+from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
@@ -41,13 +41,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Attempts:
-    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
+    """What became of the samples of one task, at least one, without those that the engine failed."""
 
-    reward: float
-    turns: float
     outcomes: tuple[Outcome, ...]
     environment: str | None = None
     """Which of several environments the task is of; None: there is one."""
+
+    @property
+    def reward(self) -> float:
+        """Their mean, as is `turns`."""
+        return sum(outcome.reward for outcome in self.outcomes) / self.samples
+
+    @property
+    def turns(self) -> float:
+        return sum(outcome.turns for outcome in self.outcomes) / self.samples
 
     @property
     def samples(self) -> int:
@@ -63,16 +70,6 @@ def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
     return Outcome(succeeded(episode, config), reward, episode.num_turns, reason, episode.num_tool_calls)
 
 
-def attempts_of(task: Task, outcomes: Sequence[Outcome]) -> Attempts:
-    """The samples of one task, at least one."""
-    return Attempts(
-        reward=sum(outcome.reward for outcome in outcomes) / len(outcomes),
-        turns=sum(outcome.turns for outcome in outcomes) / len(outcomes),
-        outcomes=tuple(outcomes),
-        environment=task.environment,
-    )
-
-
 @dataclass(frozen=True)
 class Evaluation:
     attempts: tuple[Attempts, ...]
@@ -82,7 +79,6 @@ class Evaluation:
     engine_failures: int
     """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
     has_tools: bool
-    """Whether the environments offer tools."""
     episodes: tuple[tuple[int, Episode], ...] = ()
     """The other samples that this process ran, each with its place."""
 
@@ -115,13 +111,13 @@ class Evaluation:
         return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:
-        several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
+        several = self.pass_at(self.samples) if self.samples > 1 else []
         return {
             **{f"eval/{name}": value for name, value in self._figures().items()},
             "eval/tasks": self.tasks,
             "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
-            **{name: sum(found) / len(found) for name, found in several.items() if found},
+            **({f"eval/pass_at_{self.samples}": sum(several) / len(several)} if several else {}),
             **{
                 f"environment/{name}/held_out_{figure}": value
                 for name in self.environments
@@ -154,7 +150,6 @@ class Evaluated:
     policy_version: int | None
     """Publishes before it; None for what sft trained."""
     checkpoint: str
-    """Where its weights are."""
     environment: str
     environment_version: str
 
@@ -181,24 +176,13 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
-        return {
-            **asdict(self.evaluated),
-            **facts,
-            "confidence": CONFIDENCE,
-            **{name: to_jsonable_python(getattr(self, name)) for name in _ESTIMATES},
-        }
-
-
-_ESTIMATES = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
+        estimates = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
+        found = {name: to_jsonable_python(getattr(self, name)) for name in estimates}
+        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found}
 
 
 def evaluate(
-    actors: Actors,
-    source: TaskSource,
-    config: RunConfig,
-    *,
-    scorer: RewardScorer,
-    progress: Progress = lambda *_: None,
+    actors: Actors, source: TaskSource, config: RunConfig, *, scorer: RewardScorer, progress: Progress = lambda *_: None
 ) -> Evaluation:
     """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
     section = config.evaluation
@@ -212,7 +196,7 @@ def evaluate(
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
     attempts = [
-        attempts_of(tasks[number], [outcome_of(episode, config) for _, episode in samples])
+        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), tasks[number].environment)
         for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
     ]
     if not attempts:

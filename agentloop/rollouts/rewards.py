@@ -25,8 +25,6 @@ from replay.records import StopReason
 
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_LISTS = ("completions", "prompts", "completion_ids")
-"""What TRL gives lists of, for many episodes at once."""
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
 
 
@@ -44,12 +42,6 @@ class RewardFunction:
         self._first = parameters[0].name if parameters else ""
         self._names = {parameter.name: parameter.default is inspect.Parameter.empty for parameter in named}
         self._takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in others)
-        lists = next((parameter.name for parameter in parameters if parameter.name in _LISTS), None)
-        if lists is not None:
-            raise UserError(
-                f"{_RULE}, got {section.function} with {lists!r}, which TRL gives lists of. It is given one episode: "
-                "write def NAME(episode, COLUMN)."
-            )
         try:
             inspect.signature(self._function).bind(None, **dict.fromkeys(self._names))
         except TypeError as error:
@@ -90,9 +82,7 @@ class RewardScorer:
 
     def __init__(self, section: RewardSection, *, max_tokens: int, judges: bool = False) -> None:
         """`judges`: the first function stands in the environment's place. Raises UserError for what does not fit."""
-        self._section = section
-        self._max_tokens = max_tokens
-        self._judges = judges
+        self._section, self._max_tokens, self._judges = section, max_tokens, judges
         self._functions = [RewardFunction(row) for row in section.functions]
         self._tried: set[bool] = set()
 
@@ -139,9 +129,8 @@ class RewardScorer:
         places = [place for place, episode in enumerate(episodes) if not episode.failed]
         played = [episodes[place] for place in places]
         scores = Scores([math.nan] * len(episodes), list(episodes))
-        columns = []
-        if not self._judges:
-            columns.append(("environment", section.environment, [episode.environment_reward for episode in played]))
+        own = ("environment", section.environment, [episode.environment_reward for episode in played])
+        columns = [] if self._judges else [own]
         for function, values in zip(self._functions, given, strict=True):
             scores.problems |= {at: value for at, value in zip(places, values, strict=True) if isinstance(value, str)}
             numbers = [math.nan if isinstance(value, str) else value for value in values]
@@ -197,8 +186,7 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), of a whole training sequence in place of one
     response.
     """
-    if section.buffer is None:
-        return 0.0
+    assert section.buffer is not None
     over = (episode.num_tokens - (max_tokens - section.buffer)) / section.buffer
     share = 1.0 if episode.stop_reason in _CUT_SHORT else min(max(over, 0.0), 1.0)
     return -section.penalty * share if share else 0.0

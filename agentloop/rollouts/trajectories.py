@@ -50,7 +50,6 @@ class Collected:
     rewards: dict[str, float] = field(default_factory=dict)
     """Reward less KL penalty, by id."""
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
-    """By id."""
     extra_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
     unused_groups: list[GroupRecord] = field(default_factory=list)
@@ -100,6 +99,7 @@ def trajectory_of(
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
     factory = actors.environments.of(episode.task)
+    agents = {agent: (earned, 0.0) for agent, earned in episode.agent_rewards.items()}
     record = TrajectoryRecord(
         id=place.id,
         run=collected_by.run,
@@ -124,9 +124,7 @@ def trajectory_of(
         environment=factory.name,
         environment_version=factory.version,
         source="gateway" if episode.nodes else "self",
-        agent_rewards=canonical_json({agent: (r, 0.0) for agent, r in episode.agent_rewards.items()})
-        if episode.agent_rewards
-        else None,
+        agent_rewards=canonical_json(agents) if agents else None,
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
     return row

@@ -40,11 +40,6 @@ def with_interval(share: float, tasks: int) -> str:
     return f"{percent(share)} ({100 * found.low:.0f}-{100 * found.high:.0f})"
 
 
-def time_left(seconds: float) -> str:
-    """What the rest takes at the pace so far; an upper bound, for warm-ups and runs may end early."""
-    return f"left <= {duration(seconds)}"
-
-
 def duration(seconds: float) -> str:
     """75 seconds as `1:15`, an hour more as `1:01:15`."""
     return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
@@ -110,12 +105,14 @@ class ConsoleDisplay:
         if self._done >= self._total or now - quiet_since < self.silence:
             return
         seconds, done = now - self._phase_began, self._done - self._first  # without what was resumed
-        left = time_left(seconds / done * (self._total - self._done)) if done > 0 else f"for {duration(seconds)}"
-        self.note(f"{self._phase} {self._done}/{self._total}  {left}")
+        # An upper bound: warm-ups and runs may end early.
+        rest = f"left <= {duration(seconds / done * (self._total - self._done))}" if done > 0 else None
+        self.note(f"{self._phase} {self._done}/{self._total}  {rest or f'for {duration(seconds)}'}")
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         self._phase, self._total, self._quiet = "", 0, True
-        self.note(describe_iteration(number, total, metrics, time_left(left) if number < total else "to be saved"))
+        rest = f"left <= {duration(left)}" if number < total else "to be saved"
+        self.note(describe_iteration(number, total, metrics, rest))
 
     def note(self, text: str) -> None:
         file = self._file or (sys.stderr if self._stderr else sys.stdout)

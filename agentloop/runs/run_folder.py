@@ -53,7 +53,6 @@ class RunFolder:
 
     @property
     def database(self) -> Location:
-        """Where the experience is kept."""
         return self.config.replay.database or self.path / DATABASE
 
     @property
@@ -265,18 +264,14 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
     assert path is not None, "it is refused"
     folder = open_run_folder(path)
     config = with_former_schedules(folder.config, config)
-    others = what_iterations_do(config)
-    for key, mine in what_iterations_do(folder.config).items():
-        theirs = others[key]
-        if mine == theirs:
-            continue
-        if isinstance(mine, dict):
-            name = next(n for n in mine if mine[n] != theirs.get(n))
-            key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
-        raise UserError(
-            f"{key} must be the run's own when resuming {folder.path} ({excerpt(repr(mine), _SHOWN)}), "
-            f"got {excerpt(repr(theirs), _SHOWN)}. Take it back, or start a new run without --resume."
-        )
+    own, others = what_iterations_do(folder.config), what_iterations_do(config)
+    for key in {**own, **others}:
+        mine, asked = own.get(key), others.get(key)
+        if mine != asked:
+            raise UserError(
+                f"{key} must be the run's own when resuming {folder.path} ({excerpt(repr(mine), _SHOWN)}), "
+                f"got {excerpt(repr(asked), _SHOWN)}. Take it back, or start a new run without --resume."
+            )
     return replace(folder, config=config)
 
 
@@ -326,12 +321,12 @@ _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 
 
 def what_iterations_do(config: RunConfig) -> dict[str, Any]:
-    """The configuration as `to_plain` gives it, without what may be another when a run is resumed."""
-    values = to_plain(config)
-    for part, keys in _MAY_CHANGE.items():
-        values[part] = {name: value for name, value in values[part].items() if name not in keys}
-    values["run"]["schedule_iterations"] = config.run.schedule_length
-    return values
+    """Its keys but for those that may have another value when a run is resumed, dotted where they are in a section."""
+    found: dict[str, Any] = {}
+    for part, value in to_plain(config).items():
+        keys = {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
+        found |= {key: each for key, each in keys.items() if key.partition(".")[2] not in _MAY_CHANGE.get(part, ())}
+    return found | {"run.schedule_iterations": config.run.schedule_length}
 
 
 def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:

@@ -83,9 +83,8 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     folder: the one in it, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
-    run = resume if isinstance(resume, Path) else None
+    run, display = resume if isinstance(resume, Path) else None, display or ConsoleDisplay()
     config = _own_run(config) if run is None else config
-    display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         if (change := record_config(folder)) is not None:
@@ -210,10 +209,7 @@ class _Training:
         """Updates made."""
         self.losses: list[tuple[int, float]] = []
         """(update, held-out loss), oldest first."""
-        self._folder = folder
-        self._sinks = sinks
-        self._store = store
-        self._display = display
+        self._folder, self._sinks, self._store, self._display = folder, sinks, store, display
         self._config = config = data.config
         section = config.sft
         own = {"warmup_iterations": section.warmup_updates, "schedule": section.schedule}
@@ -261,8 +257,7 @@ class _Training:
             if self._actor.device.type == "cpu" and self.update == 0:
                 state = self._optimizer.bytes_of_state()
                 self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
-            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
-            if chosen is not None:
+            if chosen := choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come()):
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:
                 began = time.perf_counter()

@@ -135,9 +135,9 @@ def hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], contr
 
 
 def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    hidden = hidden_matrices(model)
-    matrices = [parameter for name, parameter in model.named_parameters() if name in hidden]
-    rest = [parameter for name, parameter in model.named_parameters() if name not in hidden]
+    hidden, named = hidden_matrices(model), dict(model.named_parameters())
+    matrices = [parameter for name, parameter in named.items() if name in hidden]
+    rest = [parameter for name, parameter in named.items() if name not in hidden]
     return [
         torch.optim.Muon(matrices, lr=_RATE_OF_MATRICES, weight_decay=0.0),
         torch.optim.AdamW(rest, lr=_RATE_OF_REST, betas=(0.9, 0.95), weight_decay=0.0),

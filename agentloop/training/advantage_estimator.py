@@ -20,33 +20,26 @@ from agentloop.algorithms.advantages import (
 )
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.config import RunConfig
-from agentloop.config.sections.advantage import normalises_std
-from agentloop.errors import UserCodeFailed, UserError
+from agentloop.errors import UserError
 from agentloop.learning.batch import bound_negative
 from agentloop.records import TurnRewards
-from agentloop.user_code import load_function, users_code
+from agentloop.user_code import failing_as, load_function
 from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import REPLAY, BatchRow, Trajectory
 
-_QUESTION = "fork"
-
 
 class AdvantageEstimator:
-    """Gives advantages. Has no state."""
-
     def __init__(
         self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
     ) -> None:
         """`authors` and `turn_rewards` serve credit by turns. Raises UserError for a function that does not fit."""
-        self._config = config
-        self._authors = authors
-        self._turn_rewards = turn_rewards
+        self._config, self._authors, self._turn_rewards = config, authors, turn_rewards
         # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
         algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
-        self._rule = rule_of(algorithm, normalise_std=normalises_std(config))
+        self._rule = rule_of(algorithm, normalise_std=config.advantage.normalise_std is not False)
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 
@@ -159,16 +152,13 @@ class AdvantageEstimator:
                 result.append(row)
                 continue
             others = [p for p in compared[position] if not (self._rule.leaves_itself_out and p == position)]
-            terms = relative_turn_rewards(
-                member,
-                [known[p] for p in others],
-                centre=self._rule.compares != "nothing",
-                normalise_std=self._rule.divides,
-            )
+            among, centre = [known[p] for p in others], self._rule.compares != "nothing"
+            terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._rule.divides)
             values = turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef)
             segments = row.trajectory.segments
             masks = [response_mask(segment.tokens, self._authors) for segment in segments]
-            tokens = over_tokens(masks, [s.reason != _QUESTION for s in segments], values, outcome=row.advantage)
+            is_main = [segment.reason != "fork" for segment in segments]  # which is a strategy's question
+            tokens = over_tokens(masks, is_main, values, outcome=row.advantage)
             result.append(replace(row, token_advantages=tokens))
         return result, sum(row.token_advantages is None for row in result)
 
@@ -200,15 +190,10 @@ def _load(spec: str) -> Callable[..., Any]:
 
 
 def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[float]:
-    given: list[float] | UserCodeFailed
-    try:
-        with users_code():
-            given = [float(value) for value in function(list(members))]
-    except UserCodeFailed as failed:
-        given = failed
-    if isinstance(given, UserCodeFailed) or len(given) != len(members) or not all(map(math.isfinite, given)):
-        raise UserError(
-            f"advantage.function must take the members of a group and return one finite number per member "
-            f"({len(members)}), got {given} from {function.__name__}. Mend it."
-        )
+    rule = "advantage.function must take the members of a group and return one finite number per member "
+    rule, advice = f"{rule}({len(members)}), got", f" from {function.__name__}. Mend it."
+    with failing_as(rule, advice):
+        given = [float(value) for value in function(list(members))]
+    if len(given) != len(members) or not all(map(math.isfinite, given)):
+        raise UserError(f"{rule} {given}{advice}")
     return given

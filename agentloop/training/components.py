@@ -26,7 +26,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel, check_positions
-from agentloop.models.memory import check_memory, machine_memory
+from agentloop.models.memory import check_memory, free_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
@@ -41,7 +41,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
-from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring, free_memory
+from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -88,7 +88,6 @@ class Components:
 
     @property
     def actors(self) -> Actors:
-        """What episodes are run with, in training and in evaluation alike."""
         return self.collector.actors
 
     @property
@@ -103,8 +102,8 @@ class Components:
 def build_components(
     folder: RunFolder,
     display: RunDisplay,
-    *,
     checkpoint: Checkpoint | None,
+    *,
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
 ) -> Components:
@@ -245,21 +244,14 @@ def _served(
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
-    if config.advantage.credit == "turn" and not environments.define("turn_rewards"):
-        raise UserError(
-            f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
-            f"{environments.where}. {_advice(environments, 'turn_rewards')}"
-        )
-    if config.replay.hindsight.enable and not environments.define("achieved"):
-        raise UserError(
-            f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "
-            f"{environments.where}. {_advice(environments, 'achieved')}"
-        )
-
-
-def _advice(environments: RunEnvironments, method: str) -> str:
-    has_agent = any(one.agent for one in environments.all)
-    return "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
+    for asked, method, rule in (
+        (config.advantage.credit == "turn", "turn_rewards", "advantage.credit must be trajectory"),
+        (config.replay.hindsight.enable, "achieved", "replay.hindsight.enable must be false"),
+    ):
+        if asked and not environments.define(method):
+            has_agent = any(one.agent for one in environments.all)
+            advice = "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
+            raise UserError(f"{rule} when the environment has no {method}, got {environments.where}. {advice}")
 
 
 def _make_hindsight(actors: Actors, config: RunConfig, acting: _Acting) -> Hindsight | None:
@@ -283,14 +275,10 @@ def _make_trainer(
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
     """The run must stay readable when the model's own folder is gone, and where there is no torch."""
-
-    def save(target: Path) -> None:
-        loaded.tokenizer.save_pretrained(target)
-        # It names end tokens that the tokenizer does not.
-        loaded.model.generation_config.save_pretrained(target)
-
+    # The generation's configuration names end tokens that the tokenizer does not.
+    parts = (loaded.tokenizer, loaded.model.generation_config)
     if not (folder.start / COMPLETE).exists():
-        write_directory(folder.start, save)
+        write_directory(folder.start, lambda target: [part.save_pretrained(target) for part in parts])
 
 
 def load_redactor(spec: str) -> Redactor:

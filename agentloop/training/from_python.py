@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 with warnings.catch_warnings():
     # In a notebook without widgets it warns that it has none, whoever imports it first; transformers would.
@@ -33,22 +33,16 @@ _FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
 """Where in the run's folder what was given as it is gets written."""
 
 
-@overload
-def train(config: RunConfig, /, **options: Any) -> TrainResult: ...
-
-
-@overload
 def train(
+    config: RunConfig | None = None,
+    /,
     *,
     model: str | Path | tuple[Any, Any] | Mapping[str, Any] | None = None,
-    tools: Sequence[Function] = (),
-    reward: Function | Sequence[Any] | Mapping[str, Any] = (),
+    tools: Sequence[Function] | None = None,
+    reward: Function | Sequence[Any] | Mapping[str, Any] | None = None,
     tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
     **sections: Any,
-) -> TrainResult: ...
-
-
-def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
+) -> TrainResult:
     """Train one run to its end, and return it.
 
     - `model`: a folder or hub id, a pair (model, tokenizer), of which a copy is trained, or the section `model`.
@@ -64,19 +58,16 @@ def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
     them by the name of their file. Raises UserError for what the user can mend, TrainingStopped when the run itself
     can't go on.
     """
-    return train_run(config, **given) if config is not None else _train_given(**given)
-
-
-def _train_given(
-    *, model: Any = None, tools: Sequence[Function] = (), reward: Any = (), tasks: Any = None, **sections: Any
-) -> TrainResult:
-    environment = {"name": ROWS, "tools": list(tools), **sections.pop("environment", {})}
+    if config is not None:
+        mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
+        return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
+    environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
     environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
     values: dict[str, Any] = {
         **sections,
         "model": _section(model, "path"),
         "environment": environment,
-        "reward": _reward(reward),
+        "reward": _reward(() if reward is None else reward),
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
@@ -113,17 +104,13 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
         text = "".join(json_lines(rows))
         given["tasks", "data"] = lambda path: path.write_text(text, encoding="utf-8")
     if model is not None and not isinstance(model, str):
-        given["model", "path"] = partial(_save, _checked_pair(model))
+        if not (isinstance(model, tuple) and len(model) == 2 and all(hasattr(m, "save_pretrained") for m in model)):
+            raise UserError(
+                f"model must be a folder, a hub id or a pair (model, tokenizer) of transformers, got "
+                f"{type(model).__name__}. Name the folder."
+            )
+        given["model", "path"] = partial(_save, model)
     return given
-
-
-def _checked_pair(model: Any) -> tuple[Any, Any]:
-    if isinstance(model, tuple) and len(model) == 2 and all(hasattr(part, "save_pretrained") for part in model):
-        return model
-    raise UserError(
-        f"model must be a folder, a hub id or a pair (model, tokenizer) of transformers, got {type(model).__name__}. "
-        "Name the folder."
-    )
 
 
 def _save(pair: tuple[Any, Any], folder: Path) -> None:
@@ -143,9 +130,7 @@ def tasks_section(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping) and "data" not in given and given:
         if all(hasattr(split, "column_names") for split in given.values()):
             names = ", ".join(given)
-            raise UserError(
-                f"tasks must be the rows to train on, got splits {names}. Give one: tasks=data[{next(iter(given))!r}]."
-            )
+            raise UserError(f"tasks must be rows, got splits {names}. Give one: tasks=data[{next(iter(given))!r}].")
         columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
         if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
             given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -161,13 +146,11 @@ def _rows(data: Any) -> Any:
         if hasattr(data, method):
             return getattr(data, method)()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
-        rows = data.to_dict("records")
-        return [{name: None if _is_nan(value) else value for name, value in row.items()} for row in rows]
+        return [
+            {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+            for row in data.to_dict("records")
+        ]
     return data
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _reward(given: Any) -> dict[str, Any]:

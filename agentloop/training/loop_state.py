@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from agentloop.config import RunConfig
 from agentloop.config.sections.run_section import RunSection
 
@@ -78,12 +80,6 @@ class TaskQueue:
     turns: EnvironmentTurns | None = None
     """None: the run has one environment."""
 
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
-        """The queue of a checkpoint."""
-        turns = values.get("turns")
-        return cls(values["next"], list(values["pending"]), None if turns is None else EnvironmentTurns(**turns))
-
     def upcoming(self, count: int) -> list[int]:
         """The next `count`; what is pending comes first."""
         new = range(self.next, self.next + count) if self.turns is None else self.turns.upcoming(count)
@@ -136,5 +132,5 @@ class LoopState:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:
-        evaluations = [(int(i), float(s)) for i, s in values["evaluations"]]
-        return cls(**{**values, "evaluations": evaluations, "tasks": TaskQueue.from_values(values["tasks"])})
+        """The state of a checkpoint."""
+        return TypeAdapter(cls).validate_python(values)

@@ -68,10 +68,6 @@ class PhaseClock:
         self._laps[phase] = now - self._last
         self._last = now
 
-    @property
-    def total(self) -> float:
-        return sum(self._laps.values())
-
     def metrics(self, *, tokens: int) -> dict[str, float]:
-        laps = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}
-        return laps | {"time/iteration": self.total, "speed/tokens_per_second": tokens / self.total}
+        laps, whole = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}, sum(self._laps.values())
+        return laps | {"time/iteration": whole, "speed/tokens_per_second": tokens / whole}

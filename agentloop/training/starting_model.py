@@ -41,25 +41,21 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
     """Updates, loss and seconds of the built-in model's warm-up; nothing for a model that came trained."""
     path = folder.start / _WARM_UP
-    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    return measured
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _demonstrating(config: RunConfig) -> RunEnvironments:
     """The environments of the warm-up. Raises UserError for one that can't show how it is done."""
-    without = [part.environment.name for part in config.parts if not makes_tasks(part.environment.name)]
-    if without:
-        raise UserError(
-            f"model.path must name a model, got null: environment {without[0]!r} makes no tasks of its own to warm the "
-            "built-in one up with. Name one, for example from agentloop sft, or write make_task and demonstrate."
-        )
-    environments = load_environments(config, {}, options=config.warm_up.options)
-    if not environments.define("demonstrate", "make_task"):
-        raise UserError(
-            f"model.path must name a model, got null: environment {environments.where!r} has no demonstrate() "
-            "to warm the built-in model up with. Write one, or set model.path."
-        )
-    return environments
+    without = next((part.environment.name for part in config.parts if not makes_tasks(part.environment.name)), None)
+    if without is None:
+        environments = load_environments(config, {}, options=config.warm_up.options)
+        if environments.define("demonstrate", "make_task"):
+            return environments
+        without = environments.where
+    raise UserError(
+        f"model.path must name a model, got null: environment {without!r} has no make_task and demonstrate to warm the "
+        "built-in one up with. Name one, for example from agentloop sft, or write both."
+    )
 
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:

@@ -26,7 +26,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
     rounds to 16 bits, they must agree without it. `text`: tokens that the model knows, which round least.
     """
     if actor.compute.autocast != "none":
-        exact = actor.compute.model_copy(update={"autocast": "none", "compile": False})
+        exact = actor.compute.model_copy(update={"autocast": "none"})
         check_scoring(generator.with_compute(exact), Actor(actor.model, packs=actor.packs, compute=exact), text=text)
     prompts, worst = {0: list(text), 1: list(text[:2])}, 0.0
     generator.begin(seed=0, temperature=1.0)
@@ -38,16 +38,16 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         apart = _differences(actor, rows, [completion.log_probs for completion in completions])
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
-    limit = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE
+    limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
     if not worst <= limit and actor.packs:
         raise UserError(
             f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "
-            f"log-probs that differ by {worst:.3g} nats with {type(actor.model).__name__}. Set batch.layout: padded."
+            f"log-probs that differ by {worst:.3g} nats with {kind}. Set batch.layout: padded."
         )
     if not worst <= limit:
         raise UserError(
             f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
-            f"difference of {worst:.3g} with {type(actor.model).__name__}. Use another architecture."
+            f"difference of {worst:.3g} with {kind}. Use another architecture."
         )
     return worst <= _TOLERANCE and not actor.half_precision
 
@@ -64,11 +64,11 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
         return f"sampling: no step of {type(generator.model).__name__} can be recorded, its keys and values grow"
     if taken > free:
         fitting = next((n for n in range(episodes, 0, -1) if generator.bytes_of(n, tokens) <= free), 0)
+        advice = f"Set rollout.parallel to {fitting}, or lower" if fitting else "Lower"
         raise UserError(
             f"rollout.parallel must leave keys and values room on the GPU, got {episodes} episodes of "
             f"context.max_tokens {tokens}, which take {taken / 1e9:,.1f} GB where {free / 1e9:,.1f} GB are free. "
-            + (f"Set rollout.parallel to {fitting}, or lower" if fitting else "Lower")
-            + " context.max_tokens."
+            f"{advice} context.max_tokens."
         )
     return (
         f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
@@ -92,18 +92,11 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
             f"run.folder must have room for two checkpoints of {in_gb(one)}, got too little at "
             f"{config.run.folder} ({free:,} bytes free). Make room, choose another, or train adapters (lora.rank)."
         )
-    parts = f"checkpoints: {checkpoints} of {in_gb(one)}" + f", policies: {policies} of {in_gb(weights)}" * (
-        policies > 0
-    )
+    parts = f"checkpoints: {checkpoints} of {in_gb(one)}"
+    parts += f", policies: {policies} of {in_gb(weights)}" if policies else ""
     # A new one is written before the oldest goes.
     low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process may take yet, or has at hand."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _differences(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> torch.Tensor:

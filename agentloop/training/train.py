@@ -16,12 +16,7 @@ from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
-from agentloop.runs.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    readable,
-    restore_random,
-)
+from agentloop.runs.checkpoint import Checkpoint, newest_checkpoint, readable, restore_random
 from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
 from agentloop.runs.run_folder import (
     COMPLETE,
@@ -129,7 +124,7 @@ def train(
                     return ended
             with _unbegun_removed(folder, new=path is None):
                 parts = build_components(
-                    folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
+                    folder, display, checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
                 # Workers may have joined it; of a database of its own nothing goes with the folder.
@@ -211,11 +206,9 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     if checkpoint:
         words = ("reservations released", "draws rolled back", "trajectories orphaned", "to be fresh again")
         counts = (report.released, report.rolled_back, report.orphaned, report.fresh_again)
-        undone = [f"{count} {what}" for count, what in zip(counts, words, strict=True) if count]
-        parts.display.note(
-            f"resumed {folder.path} after iteration {state.iteration}"
-            + (f"; undone of what came after it: {', '.join(undone)}" if undone else "")
-        )
+        undone = ", ".join(f"{count} {what}" for count, what in zip(counts, words, strict=True) if count)
+        undone = f"; undone of what came after it: {undone}" if undone else ""
+        parts.display.note(f"resumed {folder.path} after iteration {state.iteration}{undone}")
         if change is not None:
             parts.display.note(change)
         _note_other_versions(parts)

@@ -40,14 +40,11 @@ class AdvantageSection(Section):
     turn_coef: NonNegative = Field(1.0, description="Weight of turn rewards next to the final reward (credit turn).")
 
 
-def normalises_std(config: RunConfig) -> bool:
-    given = config.advantage.normalise_std
-    return config.algorithm in ("grpo", "ppo") if given is None else given
-
-
 def check_advantages(config: RunConfig) -> None:
     """Raises ValueError where batches can't be mixed so, or replayed rows not be given the advantages asked for."""
     config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
+    if not config.tasks.shuffle:
+        check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
     replay, function, algorithm = config.replay, config.advantage.function, config.algorithm
     by_turns, trains = config.advantage.credit == "turn", config.replay_trains()
     if by_turns and trains and replay.baseline == "stored" and algorithm != "reinforce":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Self, get_type_hints
 
@@ -48,27 +48,6 @@ def _converted(option: str, value: Any, wanted: Any) -> Any:
         raise ValueError(f"context.options.{option} must {rule}, got {found}.") from None
 
 
-def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The built-in authors and then the run's own, in their order. Raises ValueError for a name that is taken.
-
-    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
-    """
-    built_in = default_authors()
-    rows = [*built_in.authors]
-    for author in registered:
-        if author == built_in.author(DEMONSTRATION):
-            continue
-        if author.action and not author.shown:
-            raise ValueError(
-                f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
-                "What no prompt shows has no tokens: set shown: true, or action: false."
-            )
-        if author.name in {row.name for row in rows}:
-            raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
-        rows.append(author)
-    return AuthorTable(rows)
-
-
 class AuthorSection(Section):
     """A kind of author besides the built-in ones; what its tokens are for."""
 
@@ -76,10 +55,6 @@ class AuthorSection(Section):
     action: bool = Field(False, description="Its replies are in the policy's place: response_mask, no log-probs.")
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
-
-    def author(self) -> Author:
-        """Nothing says with which probability somebody wrote a token: such tokens have no log-probs."""
-        return Author(self.name, self.action, self.trained, self.shown, behavior=False)
 
 
 class ContextSection(Section):
@@ -145,23 +120,38 @@ class ContextSection(Section):
                 f"{suggest(self.parser, ['auto', *PARSERS])}"
             )
         self.author_table()
-        if not all(self.blackout):
-            raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
-        if not all(self.stop_strings or ("x",)):
-            raise ValueError("context.stop_strings must hold texts of at least one character, got ''. Remove it.")
+        for key, texts in (("blackout", self.blackout), ("stop_strings", self.stop_strings)):
+            if "" in (texts or ()):
+                raise ValueError(f"context.{key} must hold texts of at least one character, got ''. Remove it.")
         return self
 
     def author_table(self) -> AuthorTable:
-        """The built-in authors and `authors`: what is stored with the run."""
-        try:
-            rows = self.registered_authors()
-        except ValueError as error:
-            raise ValueError(f"context.{error}") from None
-        return author_table(rows)
+        """The built-in authors and then `authors`: what is stored with the run. Raises ValueError for a taken name.
+
+        `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+        """
+        built_in = default_authors()
+        rows = [*built_in.authors]
+        for author in self.registered_authors():
+            if author == built_in.author(DEMONSTRATION):
+                continue
+            if author.action and not author.shown:
+                raise ValueError(
+                    f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
+                    "What no prompt shows has no tokens: set shown: true, or action: false."
+                )
+            if author.name in {row.name for row in rows}:
+                raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
+            rows.append(author)
+        return AuthorTable(rows)
 
     def registered_authors(self) -> tuple[Author, ...]:
         """Those that messages of an environment may name."""
-        return tuple(row.author() for row in self.authors)
+        try:
+            # Nothing says with which probability somebody wrote a token: such tokens have no log-probs.
+            return tuple(Author(row.name, row.action, row.trained, row.shown, behavior=False) for row in self.authors)
+        except ValueError as error:
+            raise ValueError(f"context.{error}") from None
 
     def training_control(self) -> TrainingControl:
         return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from agentloop.config.conflicts import check_default
-from replay.config import TaskData, TaskPool, check_task_pool
+from replay.config import TaskData, TaskPool
 from replay.setting_types import PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ class McpServerSection(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
     env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
-    pass_env: tuple[str, ...] = Field(
-        (), description="Variables of this process that it is given, by name; values are not stored."
-    )
+    pass_env: tuple[str, ...] = Field((), description="Variables of this process it is given; values are not stored.")
     url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
     token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
@@ -113,12 +111,6 @@ class EnvironmentPart:
     share: float
     environment: EnvironmentSection
     tasks: TasksSection
-
-
-def check_tasks(config: RunConfig) -> None:
-    """Raises ValueError where an order is asked for of tasks that never come twice."""
-    if not config.tasks.shuffle:
-        check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:

@@ -186,9 +186,8 @@ class StreamLossSection(Section):
     @property
     def needs_behavior(self) -> bool:
         """True if a behavior log-prob enters a ratio of the loss."""
-        return self.correction.kind != "none" or (
-            self.anchor == "behavior" and self.objective.name not in _WITHOUT_RATIO
-        )
+        has_ratio = self.objective.name not in _WITHOUT_RATIO
+        return self.correction.kind != "none" or (self.anchor == "behavior" and has_ratio)
 
     @property
     def rejects_missing(self) -> bool:

@@ -27,7 +27,6 @@ class ComputeSection(Section):
         description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
         "GPU where they would not fit next to what else is there, elsewhere never.",
     )
-    compile: bool = Field(False, description="Compile the backbone for scoring and gradients; takes minutes at first.")
     old_log_probs: Literal["auto", "recompute"] = Field(
         "auto",
         description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "

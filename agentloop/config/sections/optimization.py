@@ -33,14 +33,6 @@ class OptimizerSection(Section):
         "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
     )
 
-    def check_shardable(self, where: str) -> None:
-        """Refuse what can't move weights sharded over ranks."""
-        if self.name not in ("adamw", "sgd"):
-            raise ValueError(
-                f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
-                f"got {self.name}. Change it, or train on one rank."
-            )
-
 
 class CriticSection(Section):
     """The critic of `algorithm: ppo`; no other algorithm has one."""
@@ -56,9 +48,7 @@ class CriticSection(Section):
         description="An episode that a limit cut off goes on in the critic's eyes: its value stands for the rest; "
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
-    value_clip: PositiveFloat | None = Field(
-        0.5, description="Values move at most this far in an update; null: freely."
-    )
+    value_clip: PositiveFloat | None = Field(0.5, description="Values move at most this far in an update; null: free.")
     value_coef: NonNegative = Field(
         0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
     )

@@ -25,9 +25,7 @@ class RolloutSection(Section):
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
     tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
-    episode_timeout_s: PositiveFloat = Field(
-        14_400.0, description="Seconds an episode may take, and its start, and its reward."
-    )
+    episode_timeout_s: PositiveFloat = Field(14_400.0, description="Seconds for an episode, its start and its reward.")
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     replay_observations: bool = Field(
         True,
@@ -74,9 +72,7 @@ class EngineSection(Section):
     )
     options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
     urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
-    served_model_name: str | None = Field(
-        None, description="The engines' name of the model; null: whatever they serve."
-    )
+    served_model_name: str | None = Field(None, description="Engines' name of the model; null: whatever they serve.")
     api_key_env: str = Field(
         "AGENTLOOP_ENGINE_KEY",
         pattern="^[A-Za-z_][A-Za-z0-9_]*$",

@@ -39,9 +39,7 @@ class SftSection(Section):
     """`agentloop sft`: what it learns from, how long, and how fast."""
 
     data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
-    held_out: str | None = Field(
-        None, description="Others, to measure the loss on; null: a share of data, left out of training."
-    )
+    held_out: str | None = Field(None, description="Others, to measure the loss on; null: a share of data, left out.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="That share, about; a line's content decides, so equal lines are on one side."
     )
@@ -60,8 +58,6 @@ class WarmUpSection(Section):
 
     max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
     batch: Positive = Field(8, description="Demonstrations per update.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the demonstrated tasks, over the environment's."
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the tasks, over the environment's.")
     loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token that ends it.")
     updates_after_target: int = Field(80, ge=0, description="Updates made after that.")

@@ -188,9 +188,8 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
         for reading, _ in pipes:
             reading.close()
     last = said.decode(errors="replace").strip().rpartition("\n")[2]
-    rewards, problem = _said_rewards(last), None
-    if rewards is None:
-        problem = f"the last line must give finite numbers, got {shortened(last)}"
+    rewards = _said_rewards(last)
+    problem = f"the last line must give finite numbers, got {shortened(last)}" if rewards is None else None
     if process.returncode != 0:
         problem = f"exit code {process.returncode}"
     return AgentEnd(rewards or {}, problem, output.decode(errors="replace")[-_TAIL:])

@@ -28,8 +28,6 @@ from replay.records import StopReason
 
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
-
-
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -62,13 +60,10 @@ class Episode:
     num_replayed_calls: int = 0
     """Tool calls that were answered by what an equal one had answered."""
     num_tool_runs: int = 0
-    """Tool calls that were run."""
     run_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of each call that was run, by tool name."""
     tool_seconds: float = 0.0
-    """Seconds for which it waited for its tools."""
     reply_seconds: float = 0.0
-    """Seconds for which it waited for its replies."""
     nodes: tuple[Node, ...] = ()
     """Of an agent that is a program of its own: what it asked, from which the segments follow."""
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
@@ -160,11 +155,10 @@ class EpisodeHooks:
             self.was_started = True  # only now: a place among the threads is waited for
             return method(*given)
 
-        limit, waits = self.limits.episode_timeout_s, inspect.iscoroutinefunction(method)
+        waits, limits = inspect.iscoroutinefunction(method), self.limits
         self.was_started |= waits
-        return await self.threads.ask(
-            method if waits else call, *args, timeout_s=limit, setting="rollout.episode_timeout_s"
-        )
+        asked, setting = method if waits else call, "rollout.episode_timeout_s"
+        return await self.threads.ask(asked, *args, timeout_s=limits.episode_timeout_s, setting=setting)
 
 
 async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, ask: Ask) -> Episode:
@@ -243,9 +237,8 @@ class _Turns:
                 return StopReason.ENGINE_FAILURE, shortened(str(failure))
             self.reply_seconds += time.perf_counter() - began
             self.entropies.extend(completion.entropies or ())
-            reply = context.record_reply(
-                completion.token_ids, completion.log_probs, policy_version=completion.policy_version
-            )
+            version = completion.policy_version
+            reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=version)
             stop_reason = context.stopped if reply.outcome == "question" else await self._go_on(reply)
             if stop_reason is not None:
                 return stop_reason, None

@@ -45,8 +45,7 @@ class ConcurrentTurns:
             raise reply
         return reply
 
-    def ended(self) -> None:
-        """An episode asks no more."""
+    def ended(self) -> None: ...
 
     async def close(self) -> None:
         await self.generator.close()
@@ -56,9 +55,7 @@ class TogetherTurns:
     """Running episodes take their turns together, so what is sampled does not depend on which tool was quicker."""
 
     def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
-        self._generator = generator
-        self._vocab_size = vocab_size
-        self._running = episodes
+        self._generator, self._vocab_size, self._running = generator, vocab_size, episodes
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
@@ -134,25 +131,19 @@ def run_episodes(
 
     `tried` is awaited with each episode before the next one goes on, for mistakes that all of them would meet.
     """
-    with with_gateway(actors, config) as actors:
-        yield from _in_parts(actors, tasks, config, progress, tried)
-
-
-def _in_parts(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, tried: Tried | None
-) -> Iterator[Episode]:
-    parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     progress(0, len(tasks))
-    if isinstance(actors.generator, ConcurrentGenerator):
-        turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), tried))
-        return
-    for start in range(0, len(tasks), parallel):
-        chunk = tasks[start : start + parallel]
-        ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
-        turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
-        together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
+    with with_gateway(actors, config) as actors:
+        generator, vocab_size = actors.generator, actors.vocab_size
+        at_once = len(tasks) if isinstance(generator, ConcurrentGenerator) else config.rollout.parallel
+        for start in range(0, len(tasks), max(at_once, 1)):
+            chunk = tasks[start : start + at_once]
+            ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
+            if isinstance(generator, ConcurrentGenerator):
+                turns: ConcurrentTurns | TogetherTurns = ConcurrentTurns(generator, vocab_size)
+            else:
+                kind = TogetherTurns if actors.gateway is None else GatheredTurns
+                turns = kind(generator, episodes=len(chunk), vocab_size=vocab_size)
+            yield from run_coroutine(_run(actors, chunk, config, turns, ended, tried))
 
 
 async def _run(
@@ -201,10 +192,8 @@ async def play_episode(
     environment = factory.create()
     if isinstance(environment, AgentEnvironment):
         assert actors.gateway is not None
-        limits, authors = config.rollout, actors.authors
-        return await play_agent(
-            environment, task, actors.gateway, ask=ask, authors=authors, limits=limits, threads=threads
-        )
+        gateway, authors, limits = actors.gateway, actors.authors, config.rollout
+        return await play_agent(environment, task, gateway, ask, authors=authors, limits=limits, threads=threads)
     own = WorkerThreads(1) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
     tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)

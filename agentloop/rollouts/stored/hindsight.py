@@ -111,7 +111,7 @@ class Hindsight:
                 tokens.behavior_log_probs.tolist(),
                 policy_version=tokens.policy_versions.tolist(),
             ).message
-            if not _says_the_same(reply, said):
+            if _words(reply) != _words(said):
                 return None
             if following and context.observe(_renumbered(following, said, reply)) is not None:
                 return None
@@ -140,10 +140,9 @@ def _sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[
     return replies
 
 
-def _says_the_same(one: Message, other: Message) -> bool:
-    """True for replies that differ in the numbers of their calls at most."""
-    calls = [[(call.name, call.arguments) for call in message.tool_calls] for message in (one, other)]
-    return (one.content, one.reasoning, calls[0]) == (other.content, other.reasoning, calls[1])
+def _words(reply: Message) -> tuple[object, ...]:
+    """What it says, but for the numbers of its calls."""
+    return reply.content, reply.reasoning, [(call.name, call.arguments) for call in reply.tool_calls]
 
 
 def _renumbered(results: Sequence[Message], said: Message, again: Message) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agentloop.environments import RunEnvironments, Task
@@ -40,19 +41,15 @@ class StoredEpisodes:
     def _of_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
         factory = self.environments.recorded(record.environment, record.environment_version)
-        messages = row.messages or (self._stored_messages(row.id) if factory is not None else ())
+        messages = row.messages
+        if not messages and factory is not None:  # a draw leaves them where they are
+            with suppress(CorruptTrajectory):
+                messages = self.store.read([row.id])[0].messages
         replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
         if factory is None or record.task not in tasks or not 0 < record.num_turns <= len(replies):
             return None
         task = Task(messages[: replies[-record.num_turns]], tasks[record.task].payload)
         return StoredEpisode(factory.labelled(task), messages)
-
-    def _stored_messages(self, id: str) -> tuple[Message, ...]:
-        """A draw leaves them where they are."""
-        try:
-            return self.store.read([id])[0].messages
-        except CorruptTrajectory:
-            return ()
 
 
 def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:

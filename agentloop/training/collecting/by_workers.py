@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
+from agentloop.rollouts.evaluation import Attempts, Evaluation, Outcome
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes
 from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
@@ -90,10 +90,8 @@ class WorkerCollection(Collection):
         ratio = self._section.samples_per_insert
         if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
-        age_then = [
-            request.policy_version + 1 + number - turn - self._batches[number].version
-            for number in range(turn, self._batches.last + 1)
-        ]
+        ahead, next_version = range(turn, self._batches.last + 1), request.policy_version + 1
+        age_then = [next_version + number - turn - self._batches[number].version for number in ahead]
         left = self._components.config.run.iterations - self._state.iteration
         if not may_be_fresh(age_then, self._section.max_staleness) or len(age_then) >= left:
             return None
@@ -112,9 +110,10 @@ class WorkerCollection(Collection):
         episodes = self._wait_until_ended(turn)
         groups, drawn = self._take(turn, planned.request)
         if not drawn.rows:
+            reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{_reason(groups)}. Mend that and --resume."
+                f"{next(reasons, 'all of them are late')}. Mend that and --resume."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
@@ -195,11 +194,11 @@ class WorkerCollection(Collection):
         ended = [group.number for group in groups]
         tickets.close_groups(self._run, ended, {}, policy_version=parts.generator.policy_version)
         for group in groups:
-            outcomes = [Outcome(**member.outcome) for member in group.members if member.outcome is not None]
+            outcomes = tuple(Outcome(**member.outcome) for member in group.members if member.outcome is not None)
             if group.number in numbers:
                 lost += len(group.members) - len(outcomes)
-                task = tasks[group.number - numbers.start]
-                attempts += [attempts_of(task, outcomes)] if outcomes else []
+                environment = tasks[group.number - numbers.start].environment
+                attempts += [Attempts(outcomes, environment)] if outcomes else []
         keep_episodes(parts, iteration, ())  # the workers have stored them
         return Evaluation(tuple(attempts), section.samples, lost, bool(parts.actors.environments.tools))
 
@@ -228,19 +227,12 @@ class WorkerCollection(Collection):
         self._store.roles.end_run(self._run)
 
 
-def _reason(groups: list[EndedGroup]) -> str:
-    """Why the first member that failed did."""
-    return next((m.reason for group in groups for m in group.members if m.reason is not None), "all of them are late")
-
-
 class Leadership:
     """The lease of one learner, which a thread extends while the learner updates."""
 
     def __init__(self, store: ReplayStore, run: str, folder: Path, *, lease_s: float) -> None:
         """`folder` is locked by this process: whoever led from there before, on this machine, is gone."""
-        self._store = store
-        self._run = run
-        self._lease_s = lease_s
+        self._store, self._run, self._lease_s = store, run, lease_s
         self._name = f"{socket.gethostname()}:{folder.resolve()}"
         self._ended = threading.Event()
         self._replaced: RunReplaced | None = None

@@ -44,9 +44,8 @@ class IssuedBatches:
         mixer = components.mixer
         for found in components.store.tickets.planned(components.run_id, after=state.batches):
             values: dict[str, Any] = dict(found.plan)
-            self._add(
-                found.iteration, _PLANS.validate_python(values["plan"]), tuple(values["tasks"]), values["version"]
-            )
+            plan = _PLANS.validate_python(values["plan"])
+            self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
             learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
             mixer.load_state({**values["mixer"], **learned})
 
@@ -70,12 +69,8 @@ class IssuedBatches:
             # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
             plan, tasks = plan_batch(parts, self._state, number + replayed_alone, available)
             self._add(number, plan, tasks, version)
-            values = {
-                "plan": _PLANS.dump_python(plan, mode="json"),
-                "tasks": list(tasks),
-                "version": version,
-                "mixer": parts.mixer.state(),
-            }
+            values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}
+            values["plan"] = _PLANS.dump_python(plan, mode="json")
             groups = [(parts.source.train(tasks[slot]), size) for slot, size in plan.groups]
             issue_groups(parts, groups, number, TRAIN, PlannedBatch(parts.run_id, number, values))
 

@@ -211,7 +211,7 @@ def _number_type(controls: Sequence[EngineControl]) -> NumberType:
     if first not in known or any(other != first for other in others):
         said = ", ".join(f"{number_type} at {url}" for url, number_type in found.items())
         raise UserError(
-            f"engine.urls must all multiply in one of {', '.join(known)}, got {said}. Start them with the same --dtype."
+            f"engine.urls must all multiply in one of {', '.join(known)}, got {said}. Give all one --dtype."
         )
     return cast(NumberType, first)
 
@@ -235,9 +235,7 @@ class Prober:
 
     def __init__(self, weights: PolicyWeights, number_type: NumberType, temperature: float) -> None:
         """`number_type` is the engines'; `temperature` that of sampling."""
-        self._weights = weights
-        self._number_type = number_type
-        self._temperature = temperature
+        self._weights, self._number_type, self._temperature = weights, number_type, temperature
         self._rows: Rows = ()
         self._before: tuple[tuple[float, ...], ...] = ()
 
@@ -250,17 +248,9 @@ class Prober:
         """The probe of the weights as they are; of fixed texts where no trajectories were remembered."""
         rows = self._rows or tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS)
         found = self._scores(rows)
-        return Probe(
-            number_type=self._number_type,
-            temperature=self._temperature,
-            rows=rows,
-            log_probs=tuple(row.log_probs for row in found),
-            rounding=tuple(row.rounding for row in found),
-            before=self._before or None,
-            next_ids=tuple(row.next_ids for row in found),
-            next_log_probs=tuple(row.next_log_probs for row in found),
-            next_rounding=tuple(row.next_rounding for row in found),
-        )
+        scores: dict[str, Any] = {name: tuple(getattr(row, name) for row in found) for name in RowScores._fields}
+        how = {"number_type": self._number_type, "temperature": self._temperature}
+        return Probe(rows=rows, before=self._before or None, **how, **scores)
 
     def _scores(self, rows: Rows) -> list[RowScores]:
         return self._weights.scores(rows, number_type=self._number_type, temperature=self._temperature, most=LIKELIEST)

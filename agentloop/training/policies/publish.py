@@ -16,14 +16,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash, read_published
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.models.loading import LoadedModel
-from agentloop.models.policy_weights import PolicyWeights
+from agentloop.models.policy_weights import PolicyWeights, named_as_in_files
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
 from replay.records import PolicyRecord, Trajectory
@@ -58,12 +56,9 @@ class Publisher:
         gather: Callable[[], None] | None = None,
     ) -> None:
         """`weights` of `loaded` may be sharded (None: they are whole); `gather` brings trained ones into them."""
-        self.generator = generator
-        self._loaded = loaded
+        self.generator, self._loaded, self._gather = generator, loaded, gather
         self._weights = weights or PolicyWeights(loaded.model)
-        self._store = store
-        self._folder = folder
-        self._gather = gather
+        self._store, self._folder = store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Note what the policy gives these before it is updated, where engines will be asked about them."""
@@ -87,10 +82,8 @@ class Publisher:
         self._store.add_policy(record)
         self._hand_over(record)
         kept = self._folder.config.checkpoint.keep_policies
-        if kept != "all":
-            most = max(self.least_folders, 0 if kept == "none" else kept)
-            if most:
-                prune(self._folder.policies, keep=most)
+        if kept != "all" and (most := max(self.least_folders, 0 if kept == "none" else kept)):
+            prune(self._folder.policies, keep=most)
 
     def _hand_over(self, record: PolicyRecord) -> None:
         if record.checkpoint is not None:
@@ -121,13 +114,7 @@ _WHOLE, _BODY, _HEAD = "model.safetensors", "model-body.safetensors", "model-hea
 
 
 def write_published(
-    target: Path,
-    weights: PolicyWeights,
-    save_model: Callable[[Path], None],
-    *,
-    probe: Probe,
-    run: str,
-    version: int,
+    target: Path, weights: PolicyWeights, save_model: Callable[[Path], None], *, probe: Probe, run: str, version: int
 ) -> PublishedPolicy:
     """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into it."""
 
@@ -181,11 +168,7 @@ def shared_weights(weights: PolicyWeights) -> Iterator[dict[str, Any]]:
 def tensors_of_files(weights: PolicyWeights) -> dict[str, Tensor]:
     """The tensors that published files would have, by their names there."""
     model: Any = weights.model
-    parts = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        parts.pop(name, None)
-    stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(parts, model))
-    head = weights.tied_head
+    stored, head = named_as_in_files(model, model.state_dict()), weights.tied_head
     return stored if head is None else {**stored, head: model.get_output_embeddings().weight}
 
 

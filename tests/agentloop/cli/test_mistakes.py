@@ -79,9 +79,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "vast": _configured(hidden_size=10**15, intermediate_size=10**15),
     "headless": _configured(num_attention_heads=0),
     "nested": lambda model: (model / "config.json").write_text("[" * 10**5),
-    "listed": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
     "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
-    "elsewhere": lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
     "plain": lambda model: (model / "chat_template.jinja").unlink(),
 }
@@ -110,7 +108,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=runs/small-001"), "model.path must be a model, got 'runs/small-001', a run's folder. Name "),
     (
         training("environment.name=mine.py:OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
-        "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
+        "model.path must name a model, got null: environment 'mine.py:OnlyRows' has no make_task and demonstrate",
     ),
     (training("model.path=empty"), f"{NO_MODEL}, got 'empty"),
     (training("model.path=/no/such/model"), f"{NO_MODEL}, got '/no/such/model' (there is no such folder). Check the "),
@@ -124,13 +122,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (training("model.path=headless"), f"{NO_MODEL}, got 'headless' (ZeroDivisionError: integer division"),
     (training("model.path=nested"), f"{NO_MODEL}, got 'nested' (RecursionError: maximum recursion depth exceeded"),
-    (training("model.path=listed"), f"{NO_MODEL}, got 'listed/model.safetensors.index.json' (TypeError: list indices"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
-    (
-        training("model.path=elsewhere"),
-        "model.path must have its weights in .safetensors files of its own folder, got '../a.bin' in elsewhere/model",
-    ),
-    (training("model.path=blank"), "model.path must have a tokenizer, got none in 'blank'."),
+    (training("model.path=blank"), "model.path must have a fast tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code

@@ -95,5 +95,5 @@ def test_more_tokens_than_a_model_has_positions_are_refused_or_noted_where_they_
     assert f"{most + 1:,} is beyond the {most:,} positions of Qwen" in str(check_positions(rotary, most + 1))
     learned = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=16, n_embd=4, n_layer=1, n_head=1))
     assert check_positions(learned, 16) is None
-    with pytest.raises(UserError, match=r"^context\.max_tokens must be at most 16, the positions of the model, got 17"):
+    with pytest.raises(UserError, match=r"^context\.max_tokens must be at most 16, its positions, got 17"):
         check_positions(learned, 17)

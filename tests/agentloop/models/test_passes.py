@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from typing import Any
 
@@ -114,27 +113,3 @@ def test_sampling_casts_a_weight_once_whatever_it_samples() -> None:
         (said,) = generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
     assert len(said.token_ids) == 4
     assert set(casts.times.values()) == {0, 1}  # vectors of norms are not multiplied
-
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match=r"^compute\.compile must be false where there is no C\+\+ compiler"):
-        Actor(tiny_actor().model, compute=ComputeSection(compile=True))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_compiled_backbone_has_the_scores_and_gradient_of_the_eager_one(recomputes: bool) -> None:
-    # The architecture's rotary angles are float32 whatever the model is, and compiled ones round differently.
-    plain = tiny_actor()
-    compute = ComputeSection(compile=True, gradient_checkpointing=recomputes, log_probs="chunked")
-    compiled = Actor(plain.model, compute=compute)
-    wanted = differentiated(plain)
-    for one, other in zip(differentiated(compiled), wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-    with torch.no_grad():  # of another width, and without gradient
-        found, expected = (
-            actor.log_probs(IDS[:, :5], ATTENTION[:, :5], RESPONSE[:, :5], TEMPERATURE)[0]
-            for actor in (compiled, plain)
-        )
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

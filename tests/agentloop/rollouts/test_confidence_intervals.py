@@ -61,11 +61,11 @@ def test_proportion_of_tasks_that_all_agree_is_not_certain(share: float) -> None
     assert found.high - found.low == pytest.approx(3.841459 / 23.841459)
 
 
-def attempts(successes: int, samples: int, stops: dict[str, int], turns: float = 2.0) -> Attempts:
+def attempts(successes: int, samples: int, stops: dict[str, int], turns: int = 2) -> Attempts:
     ended = [reason for reason, count in stops.items() for _ in range(count)]
-    outcomes = [Outcome(at < successes, 0.0, 0, reason, 1) for at, reason in enumerate(ended)]
+    outcomes = [Outcome(at < successes, float(at < successes), turns, reason, 1) for at, reason in enumerate(ended)]
     assert len(outcomes) == samples
-    return Attempts(successes / samples, turns, tuple(outcomes))
+    return Attempts(tuple(outcomes))
 
 
 PLAYED = Evaluated("runs/a-001", 12, "runs/a-001/checkpoints/000012/model", "trail", "2")
@@ -135,7 +135,7 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
 def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded(
     outcomes: list[Outcome], has_tools: bool, said: str
 ) -> None:
-    evaluation = Evaluation((Attempts(0.0, 2.0, tuple(outcomes)),), 4, 0, has_tools)
+    evaluation = Evaluation((Attempts(tuple(outcomes)),), 4, 0, has_tools)
     plain, trained = (
         as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]
         for version in (None, 12)

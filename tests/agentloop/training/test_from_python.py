@@ -168,7 +168,7 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
         ({"collection": {"by": "workers"}}, "collection.by must be loop for functions.*workers and vowels"),
         ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
-        ({"model": None}, "model.path must name a model, got null: environment 'rows' makes no tasks of its own"),
+        ({"model": None}, "model.path must name a model, got null: environment 'rows' has no make_task and demo"),
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
     ],
 )

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from agentloop.training.loop_state import EnvironmentTurns, TaskQueue
 
@@ -56,7 +57,7 @@ def test_smaller_groups_are_made_up_for(batches: list[list[int]]) -> None:
     line = TaskQueue(turns=EnvironmentTurns.begin([0.5, 0.3, 0.2], 8))
     for sizes in batches:
         go_on(line, sizes)
-        line = TaskQueue.from_values(asdict(line))  # as a resume has it
+        line = TypeAdapter(TaskQueue).validate_python(asdict(line))  # as a resume has it
     assert line.turns is not None
     total = sum(line.turns.episodes)
     for episodes, share in zip(line.turns.episodes, (5, 3, 2), strict=True):

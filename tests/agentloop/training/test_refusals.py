@@ -51,12 +51,12 @@ BEFORE = [
     ("replay.database='postgresql+psycopg:///x?host=/nowhere'", "must be a PostgreSQL database that can be reached"),
     (
         "advantage.credit=turn; replay.fraction=0.0",
-        "must be trajectory when the environment has no turn_rewards, got turn with",
+        "must be trajectory when the environment has no turn_rewards, got ",
     ),
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
     (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
-    (f"{AGENT}; {HINDSIGHT}", "replay.hindsight.enable must be false .* with agent. An agent has no such method"),
+    (f"{AGENT}; {HINDSIGHT}", "replay.hindsight.enable must be false .* got agent. An agent has no such method"),
 ]
 """Before the first checkpoint, which the first evaluation comes before."""
 WITHIN = [
