@@ -3,12 +3,11 @@
 The table is the single source of every mask. It is stored with the run, so that masks replay exactly.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +122,7 @@ class AuthorTable:
         return json.dumps([asdict(author) for author in self.authors], separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> AuthorTable:
+    def from_json(cls, text: str) -> Self:
         return cls(Author(**row) for row in json.loads(text))
 
     @property

@@ -1,7 +1,5 @@
 """Messages: who may have written them, how chat templates and people take them, their canonical JSON and hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -147,12 +145,10 @@ def _message_text(message: Mapping[str, Any]) -> str:
     said = [message["reasoning"] and f"(thinking) {message['reasoning']}", message["content"], message["note"]]
     text = "\n".join(part for part in said if part)
     lines = [f"{message['role']}{name}: {text}".rstrip().replace("\n", f"\n{_INDENT}")]
-    lines += [f"{_INDENT}calls {call['name']}({_arguments(call['arguments'])})" for call in message["tool_calls"]]
+    for call in message["tool_calls"]:
+        given = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call["arguments"].items())
+        lines.append(f"{_INDENT}calls {call['name']}({', '.join(given)})")
     return visible_lines("\n".join(lines))
-
-
-def _arguments(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
 
 
 def below(content: str, note: str) -> str:

@@ -1,22 +1,17 @@
-"""`agentloop engine | worker | launch`: the programs that take part in a run besides its learner, and what starts all
-of them."""
-
-from __future__ import annotations
+"""`agentloop engine | worker | launch`: the programs of a run besides its learner, and what starts all of them."""
 
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of
+from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.connect import noted_end
 from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
@@ -28,9 +23,8 @@ from agentloop.engines.serving.vllm_command import (
     serve_environment,
 )
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import chosen_members, load_run_config, role_members
+from agentloop.launch.role_commands import load_run_config, role_members
 from agentloop.launch.roles_file import load_roles
-from agentloop.launch.supervised_role import MARK
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
@@ -72,19 +66,14 @@ def engine(
     ] = 0,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
-    silence: Annotated[
-        float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, after which it ends.")
-    ] = SILENT_S,
+    silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = os.environ.get(KEY_VARIABLE) or None, _saying("engine"), list[int]()
+    key, say, asked = os.environ.get(KEY_VARIABLE) or None, saying("engine"), list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
 
-    def stopped() -> bool:
-        return bool(asked)
-
-    policies = None if run is None else _policies_of(run, wait_s=wait, stopped=stopped, say=say)
+    policies = None if run is None else _policies_of(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
     if (model is None) == (attach is None):
         raise UserError(
             f"MODEL must be given, or --attach, but not both, got {model} and {attach}. "
@@ -92,25 +81,23 @@ def engine(
         )
     options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
     with EngineControl(attach or options.url, model=name, key=key) as control:
-        watch = EngineWatch(control, policies, say=say, stopped=stopped, silent_s=silence)
+        watch = EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence)
         if attach is not None:
-            watch.attach()
+            watch.stay(None)
             return
         folder = Path("runs") if run is None else run
         environment = serve_environment(options, key, os.environ)
-        # A learner that waits is to give up where nobody starts this again.
-        with nullcontext() if MARK in os.environ else noted_end(folder, port):
-            command = serve_command(find_vllm(vllm, environment), options)
-            log = folder / f"engine-{port}.log"
-            say(f"starting {' '.join(command[:3])} (log: {log})")
-            process = EngineProcess(command, environment, port=port, log=log)
-            try:
-                watch.serve(process, start_timeout_s=start_timeout)
-            except EngineEnded as error:
-                say(str(error))
-                raise typer.Exit(1) from error
-            finally:
-                process.end()
+        command = serve_command(find_vllm(vllm, environment), options)
+        log = folder / f"engine-{port}.log"
+        say(f"starting {' '.join(command[:3])} (log: {log})")
+        process = EngineProcess(command, environment, port=port, log=log)
+        try:
+            watch.serve(process, start_timeout_s=start_timeout)
+        except EngineEnded as error:
+            say(str(error))
+            raise typer.Exit(1) from error
+        finally:
+            process.end()
 
 
 def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
@@ -134,7 +121,7 @@ def worker(
     wait: Annotated[float, typer.Option(min=0, help="Seconds for which the run may not be there yet.")] = 600.0,
 ) -> None:
     """Collect episodes for a run: claimed from its database, run on its engines, stored as they end."""
-    say = _saying("worker")
+    say = saying("worker")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         joined = join_run(run, wait_s=wait, note=say)
         say(f"collecting for {run}, {concurrency} episodes at once")
@@ -154,31 +141,18 @@ def launch(
     on: Annotated[Literal["local", "ray"], typer.Option(help="Where they are started.")] = "local",
     run: RunPlace = None,
     resume: Resume = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROLE", help="Start only this role, or one of it as worker-2; with --run, on local."),
-    ] = None,
 ) -> None:
     """Start the roles of a run: learner, engines, workers, on this machine or on Ray."""
     going_on = resume_of(resume, run)
-    if only and (on != "local" or run is None):
-        raise UserError(
-            f"--only must come with --run and --on local, got --on {on} and "
-            f"{'no run' if run is None else run}. The roles of one run need one folder."
-        )
     roles = load_roles(file)
     config = load_run_config(roles)
-    chosen_members(role_members(roles, config, Path("RUN")), only or ())  # refused before a folder is made
+    role_members(roles, config, Path("RUN"))  # refused before a folder is made
     # All roles are given the run's folder: none has to guess which run is meant.
     place = run or run_to_continue(config, resume=going_on) or claim_run_folder(config)
-    members = chosen_members(role_members(roles, config, place), only or ())
+    members = role_members(roles, config, place)
     print(f"run folder: {place}", flush=True)
     if on == "ray":
         from agentloop.launch.ray_cluster import launch_on_ray
 
         raise typer.Exit(launch_on_ray(members, place, roles.ray))
     raise typer.Exit(launch_here(members, place))
-
-
-def _saying(role: str) -> Callable[[str], None]:
-    return lambda text: print(f"{time.strftime('%H:%M:%S')} {role}: {text}", flush=True)

@@ -1,7 +1,5 @@
 """`agentloop env check | play`: what an environment is like before a run begins, and an episode of it by a model."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -121,7 +119,6 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
 
 
 def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
-    """What may be missing or wrong."""
     if found["agent"] is not None:
         yield "the agent was not started: env play lets a model play an episode through it"
     elif not found["tools"]:

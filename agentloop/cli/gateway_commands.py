@@ -1,13 +1,11 @@
 """`agentloop gateway`: agents that others start, recorded for later runs or as episodes of one."""
 
-from __future__ import annotations
-
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agentloop.cli.options import saying
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.remote.server_facts import read_key
 from agentloop.environments.check import needing
@@ -56,9 +54,7 @@ def gateway(
         raise UserError(f"--public-url must begin with http:// or https://, got {public_url!r}. Write the whole URL.")
     section = GatewaySection(host=host, port=port, public_url=public_url)
 
-    def say(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} gateway: {text}", flush=True)
-
+    say = saying("gateway")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         if run is not None:
             give_episodes(run, section, key=key, idle_s=idle_s, stop=stop, say=say)

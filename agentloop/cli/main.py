@@ -1,7 +1,5 @@
 """The front door. Heavy imports stay inside the commands, so that --help answers at once."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys
@@ -22,42 +20,30 @@ from agentloop.distributed.torchrun import check_alone
 from agentloop.errors import RunStop, TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 
 _LATE = {
-    "engine": (
-        "cluster_commands",
-        "Serve a run's policy with vLLM on this machine: started, watched, and always proved.",
-    ),
-    "worker": (
-        "cluster_commands",
-        "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
-    ),
-    "gateway": (
-        "gateway_commands",
-        "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run.",
-    ),
-    "launch": (
-        "cluster_commands",
-        "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
-    ),
-    "inspect": (
-        "page_commands",
-        "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
-    ),
-    "report": (
-        "page_commands",
-        "Write a run's page as one file to send to somebody: all curves, and nothing is fetched.",
-    ),
-    "env": ("env_commands", "Look at an environment before anything is trained on it."),
-    "context": ("context_commands", "Look at chat templates."),
-    "replay": ("replay", "Look into a replay buffer."),
+    "cluster_commands": {
+        "engine": "Serve a run's policy with vLLM on this machine: started, watched, and always proved.",
+        "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
+        "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
+    },
+    "gateway_commands": {
+        "gateway": "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."
+    },
+    "page_commands": {
+        "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
+        "report": "Write a run's page as one file to send to somebody: all curves, and nothing is fetched.",
+    },
+    "env_commands": {"env": "Look at an environment before anything is trained on it."},
+    "context_commands": {"context": "Look at chat templates."},
+    "replay": {"replay": "Look into a replay buffer."},
 }
-"""The module and the help of each command that is imported when it is called."""
+"""The help of each command that is imported when it is called, by its module."""
 
 
 class LateCommand(TyperCommand):
     """A command of another module, which is imported when one is called: the program's --help needs only `help`."""
 
     def loaded(self) -> Any:
-        module, _ = _LATE[str(self.name)]
+        module = next(module for module, commands in _LATE.items() if self.name in commands)
         found: Any = typer.main.get_command(import_module(f"agentloop.cli.{module}").app)
         return getattr(found, "commands", {}).get(self.name, found)
 
@@ -68,7 +54,8 @@ class LateCommand(TyperCommand):
 class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands.update({name: LateCommand(name, help=help) for name, (_, help) in _LATE.items()})
+        for commands in _LATE.values():
+            self.commands.update({name: LateCommand(name, help=help) for name, help in commands.items()})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""

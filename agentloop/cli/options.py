@@ -1,9 +1,9 @@
 """Arguments and options that several commands share."""
 
-from __future__ import annotations
-
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,6 +59,11 @@ def resume_of(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
     if run is not None and resume is not None:
         raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
     return "auto" if resume == "auto" else resume == _NEWEST
+
+
+def saying(role: str) -> Callable[[str], None]:
+    """Prints what a program of a run has to say, with the time."""
+    return lambda text: print(f"{time.strftime('%H:%M:%S')} {role}: {text}", flush=True)
 
 
 def program() -> str:

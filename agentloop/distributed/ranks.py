@@ -4,8 +4,6 @@ Every rank is given the whole batch and computes the weights of all its tokens, 
 whole step without a word between ranks. Each takes its share of the passes, and what passes add up to is summed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -44,10 +42,7 @@ class Ranks:
         return self.count > 1
 
     def share(self, passes: Sequence[T]) -> list[T | None]:
-        """This rank's own of the passes, which come by length; None where it only keeps the others company.
-
-        As many on every rank, for a pass through sharded weights takes all of them.
-        """
+        """This rank's own of the passes, as many as each rank has; None where it only keeps the others company."""
         own: list[T | None] = [*passes[self.index :: self.count]]
         return own + [None] * (-(-len(passes) // self.count) - len(own))
 

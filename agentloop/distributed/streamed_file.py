@@ -3,8 +3,6 @@
 safetensors itself writes only what is whole in memory: see docs/decisions/0013-streamed-weights.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +15,6 @@ from agentloop.distributed.ranks import Ranks
 
 PIECE_BYTES = 32 * 1024**2
 """Most that is on its way from one rank to another."""
-_METADATA = {"format": "pt"}
 # In the order in which safetensors writes them.
 _NAMES = {
     torch.int64: "I64",
@@ -32,11 +29,9 @@ _NAMES = {
 
 
 def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Every rank takes part, with the same names in any order. Rank 0 writes the file, byte for byte what
-    safetensors' `save_file` would write of the whole tensors.
+    """Called on every rank with the same names. Rank 0 writes what safetensors' `save_file` would of the whole tensors.
 
-    A sharded tensor is taken from all ranks, any other from rank 0. Raises ValueError for a type that weights do not
-    have.
+    A sharded tensor is taken from all ranks, any other from rank 0. Raises ValueError for an odd type.
     """
     ordered = _ordered(tensors)
     if ranks.index:
@@ -53,14 +48,11 @@ def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> N
 
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     kinds = [*_NAMES]
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
-            raise ValueError(f"weights must be of one of {[*_NAMES.values()]}, got {tensor.dtype} for {name}.")
     return dict(sorted(tensors.items(), key=lambda item: (kinds.index(item[1].dtype), item[0])))
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": _METADATA}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -74,10 +66,9 @@ def _pieces(tensor: Tensor, ranks: Ranks) -> Iterator[Tensor]:
     """On rank 0 the values of the whole tensor, in order; any other rank sends its own and has nothing of the rest."""
     tensor = tensor.detach()
     most = PIECE_BYTES // tensor.element_size()
-    sharded = isinstance(tensor, DTensor)
     own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(-1)
     length = torch.tensor([len(own)], device=own.device)
-    lengths = ranks.gather(length).tolist() if sharded else [len(own)]
+    lengths = ranks.gather(length).tolist() if isinstance(tensor, DTensor) else [len(own)]
     for owner, length in enumerate(lengths):
         for begin in range(0, length, most):
             if owner == ranks.index:

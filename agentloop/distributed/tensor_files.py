@@ -3,8 +3,6 @@
 What several ranks wrote any number of ranks reads, each its own part; torch's distributed checkpoint does the cutting.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +43,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks = AL
 
 
 def read_tensors(folder: Path, *, places: Places | None = None, ranks: Ranks = ALONE) -> dict[str, Tensor]:
-    """What `write_tensors` wrote, whoever reads it; into `places`, whole tensors on the CPU without them.
-
-    Raises OSError or ValueError for files that are not there or damaged.
-    """
+    """What `write_tensors` wrote, into `places` or whole on the CPU. Raises OSError or ValueError for damaged files."""
     if not ranks.several and (folder / _ALONE).exists():
         return load_file(folder / _ALONE)
     alone = [_ALONE] if (folder / _ALONE).exists() else None

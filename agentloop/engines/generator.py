@@ -1,7 +1,5 @@
 """What a rollout asks of an engine: token ids in; token ids and log-probs out, checked before they are stored."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +23,16 @@ class SamplingEngine(Protocol):
     @property
     def policy_version(self) -> int:
         """Publishes before now."""
-        ...
 
     def begin(self, *, seed: int, temperature: float) -> None:
         """Start a batch of episodes: forget caches, seed the sampling. Temperature 0 is greedy."""
-        ...
 
 
 class Generator(SamplingEngine, Protocol):
     """An engine that takes the requests of all episodes in one batch."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Sequence[Completion | GenerationFailed]:
-        """One reply per request, in their order; `GenerationFailed` in the place of one that could not be had.
-
-        An engine that is gone altogether raises `GenerationFailed`: then every request failed.
-        """
-        ...
+        """One reply per request, in order; `GenerationFailed` in place of one, or raised where the engine is gone."""
 
 
 @runtime_checkable
@@ -49,11 +41,9 @@ class ConcurrentGenerator(SamplingEngine, Protocol):
 
     async def reply(self, request: GenerationRequest) -> Completion:
         """The reply to one request. Raises GenerationFailed."""
-        ...
 
     async def close(self) -> None:
         """Close what was opened on this event loop."""
-        ...
 
 
 _ROUNDING = 1e-6

@@ -1,28 +1,28 @@
-"""Checks an environment before a run starts: what would fail at the first call, or for a package that is not
-installed, is an error of one line."""
-
-from __future__ import annotations
+"""Checks an environment before a run starts: what would fail at the first call is an error of one line."""
 
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from numbers import Real
 from typing import Any
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from agentloop.config.sections.context import author_table
 from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.tools.tool_schema import resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError, one_line
 from agentloop.user_code import failing_as
-from context.authors import INITIALIZATION, LLM, USER, Author
-from context.messages import Message, canonical_json, messages_hash
+from context.authors import LLM, Author
+from context.messages import Message, admitted, canonical_json, messages_hash
 from context.wording import suggest
 from replay.errors import shortened
 
 _TRIALS = 4
+_author_table = cache(author_table)
 
 
 @contextmanager
@@ -93,7 +93,10 @@ def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
                 f"{where} must return a Task whose prompt is text or a tuple of Messages, "
                 f"got {type(messages).__name__}."
             )
-        _check_authors(task.messages(), where, {author.name: author for author in registered})
+        try:
+            admitted(task.messages(), _author_table(tuple(registered)), opening=True)
+        except ValueError as error:
+            raise UserError(f"{where} must return messages that can open an episode, got one: {error}") from None
     if not isinstance(task.hint, str | None):
         raise UserError(f"{where} must return a Task whose hint is text or None, got {type(task.hint).__name__}.")
     try:
@@ -103,22 +106,6 @@ def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
         raise UserError(
             f"{where} must return a Task whose payload and messages have a JSON form, got {one_line(error)}."
         ) from error
-
-
-def _check_authors(messages: Sequence[Message], where: str, registered: Mapping[str, Author]) -> None:
-    for index, message in enumerate(messages):
-        if message.author in (USER, INITIALIZATION):
-            continue
-        author = registered.get(message.author)
-        if author is None:
-            rule = f"{where} must give messages by authors of context.authors, got {message.author!r} in message"
-            raise UserError(f"{rule} {index}. {suggest(message.author, registered)} Or register it.")
-        if author.action and message.role != "assistant":
-            raise UserError(
-                f"{where} must give messages by {author.name!r} the role assistant, for action: true says that it "
-                f"stands in the policy's place, got {message.role!r} in message {index}. Change the role, or register "
-                "it with action: false."
-            )
 
 
 def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: bool) -> Task:

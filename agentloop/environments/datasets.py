@@ -1,7 +1,5 @@
 """Rows of a user's data set: read from JSONL, Parquet or the `datasets` library, split, and known by their content."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import hashlib
@@ -101,8 +99,6 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
 
 @dataclass(frozen=True, repr=False)
 class _RowSubset(Sequence[Row]):
-    """Some rows of a sequence, by their numbers."""
-
     rows: Sequence[Row]
     numbers: Sequence[int]
 
@@ -114,9 +110,14 @@ class _RowSubset(Sequence[Row]):
 
 
 def _file(path: str) -> Sequence[Row]:
-    with _explained(str(Path(path).absolute())):
-        place = Path(path)
-        return _parquet(place) if is_parquet(place) else list(_jsonl(place))
+    place = Path(path)
+    with _explained(str(place.absolute())):
+        if not is_parquet(place):
+            return list(_jsonl(place))
+        with needing("parquet", "tasks.data"):
+            import pyarrow.parquet
+        rows: list[Row] = pyarrow.parquet.read_table(place).to_pylist()
+        return rows
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -132,13 +133,6 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 f"{path}:{number}: the line must be a JSON object, got {shortened(str(row))}. Mend the file."
             )
         yield row
-
-
-def _parquet(path: Path) -> Sequence[Row]:
-    with needing("parquet", "tasks.data"):
-        import pyarrow.parquet
-    rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
 
 
 def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:
@@ -170,10 +164,7 @@ def _explained(place: str) -> Iterator[None]:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a column that JSON does not have: numbers and arrays of NumPy as Python's, dates as texts.
-
-    Raises TypeError for what has no obvious form.
-    """
+    """What JSON does not have: NumPy's as Python's, dates as texts. Raises TypeError for what has no obvious form."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):

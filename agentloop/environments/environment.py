@@ -1,7 +1,5 @@
 """What an environment is: it makes tasks or reads them, offers tools, and rewards the whole conversation."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +7,7 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
 from context.messages import Message
+from context.wording import excerpt
 
 _TOOL_MARK = "_agentloop_tool"
 _LONGEST_EXCERPT = 60
@@ -18,8 +17,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to solve."""
-
     prompt: str | tuple[Message, ...]
     """The user's message, or an opening conversation; trained on are messages of authors registered as trained."""
     payload: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +55,7 @@ def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
 
 def _excerpt(message: Message) -> str:
     text = message.content or ", ".join(call.name for call in message.tool_calls)
-    return repr(text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "...")
+    return repr(excerpt(text, _LONGEST_EXCERPT))
 
 
 @overload
@@ -128,14 +125,12 @@ class Environment:
 
     def start(self, task: Task) -> Awaitable[None] | None:
         """Set up this episode's state; may be `async def`."""
-        return None
 
     def close(self) -> Awaitable[None] | None:
         """Free what `start` and tools took hold of, once `start` was called and the episode ended; may be `async def`.
 
         One that raises, or takes longer than `rollout.tool_timeout_s`, costs nothing: it is counted and warned of.
         """
-        return None
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         """The reward of the whole conversation: a finite number, whatever the policy wrote."""
@@ -146,7 +141,6 @@ class Environment:
 
         Asked with `advantage.credit: turn` of an instance that has played no episode.
         """
-        return None
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         """Other tasks that this conversation, which failed at `task`, has in fact solved, for `replay.hindsight`.

@@ -100,7 +100,6 @@ class EnvironmentFactory:
         return all(getattr(self.environment, name) is not getattr(Environment, name) for name in methods)
 
     def create(self) -> Environment:
-        """A new instance, for one episode."""
         given = f"environment.options must be accepted by {self.where}, got {dict(self.options)} with"
         with failing_as(given, ". Change them, or mend __init__."):
             return self.environment(**self.options)

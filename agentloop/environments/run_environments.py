@@ -1,10 +1,8 @@
 """The environments of a run with its tasks, checked before it begins. Each task of several says which it is of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.environments import EnvironmentPart, said_of
@@ -23,10 +21,9 @@ class RunEnvironments:
     """What is asked about a task is asked of the environment that it is of."""
 
     by_name: Mapping[str, EnvironmentFactory]
-    """Environments by the names that their rows have."""
 
     @classmethod
-    def of_one(cls, factory: EnvironmentFactory) -> RunEnvironments:
+    def of_one(cls, factory: EnvironmentFactory) -> Self:
         """Those of a run that has this one alone."""
         return cls({factory.name: factory})
 
@@ -63,14 +60,12 @@ class RunEnvironments:
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
-        """Tools of all of them, each name once."""
         return tuple({tool["function"]["name"]: tool for factory in self.all for tool in factory.tools}.values())
 
     def define(self, *methods: str) -> bool:
-        """True if each of them has all of these methods itself."""
         return all(factory.defines(*methods) for factory in self.all)
 
-    def with_version_of(self, source: str) -> RunEnvironments:
+    def with_version_of(self, source: str) -> Self:
         """All of them as versions of this source: what of it has changed is not known."""
         return replace(self, by_name={name: one.with_version_of(source) for name, one in self.by_name.items()})
 

@@ -1,7 +1,5 @@
 """Runs SQL that a policy wrote on a real SQLite database that it can only read: for tools, and for rewards."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -15,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt
@@ -43,7 +42,6 @@ class SqlLimits:
     value_bytes: PositiveInt = 50_000
     """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
     query_characters: PositiveInt = 4000
-    """Characters of the query itself."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class QueryResult:
     """False: there were more rows than `SqlLimits.rows`."""
     limits: SqlLimits
 
-    def same_rows(self, other: QueryResult, *, in_order: bool = False) -> bool:
+    def same_rows(self, other: Self, *, in_order: bool = False) -> bool:
         """True if both are complete and hold the same rows, each as often, with numbers compared to nine digits."""
         if not (self.complete and other.complete):
             return False

@@ -1,7 +1,5 @@
 """Which tasks a run trains on, in which order, and which it is judged by."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence
@@ -30,7 +28,6 @@ class EnvironmentTasks:
         self._seed = seed
         self.rows = rows
         self.name = factory.name if factory.is_one_of_several else None
-        """The environment's, where it is one of several."""
         self._size = (None if pool == "unlimited" else pool) if rows is None else len(rows.train)
         self._shuffle = shuffle
         self._epoch = -1
@@ -48,7 +45,6 @@ class EnvironmentTasks:
         return [self._task("held-out", number) for number in order[:count]]
 
     def _number(self, index: int) -> int:
-        """Which task of the pool comes at an index."""
         if self._size is None:
             return index
         epoch, position = divmod(index, self._size)

@@ -4,8 +4,6 @@ One actor per member of a role, in one placement group. The actor supervises its
 does. Ray starts an actor again that died, or whose machine did; the new one first ends what is left of the old.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections import deque
@@ -33,13 +31,10 @@ class RoleActor:
         os.chdir(folder)
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        self._role = SupervisedRole(
-            member,
-            run,
-            {**environment, **own},
-            launch=launch,
-            show=lambda name, line: self._lines.append((name, line)),
-        )
+        self._role = SupervisedRole(member, run, {**environment, **own}, launch=launch, show=self._show)
+
+    def _show(self, name: str, line: str) -> None:
+        self._lines.append((name, line))
 
     def look(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
         """The lines since it was asked last, and the role's exit code, failure, and whether it runs."""
@@ -96,10 +91,7 @@ class RemoteRole:
 
 
 def launch_on_ray(members: Sequence[RoleMember], run: Path, settings: RaySection) -> int:
-    """Run the roles on a Ray cluster until the learner has ended; the exit code.
-
-    Raises UserError where Ray or the cluster is missing, or the roles do not fit it.
-    """
+    """Run the roles on a Ray cluster until the learner has ended; the exit code. Raises UserError without room."""
     ray = _connected(settings.address)
     try:
         group = _placed(ray, members, settings)

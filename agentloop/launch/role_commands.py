@@ -1,7 +1,5 @@
 """What is started: each member of each role as one command. No other module knows what these are made of."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,15 +49,6 @@ def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMem
                 command = tuple(_command(roles, config, run, section=section, port=port))
             members.append(RoleMember(role, name, command, section))
     return members
-
-
-def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[RoleMember]:
-    """Those that are named, by role or as one member; all where nothing is."""
-    known = {name for member in members for name in (member.role, member.name)}
-    for name in names:
-        if name not in known:
-            raise UserError(f"--only must name roles of the file, got {name!r}. They are: {', '.join(sorted(known))}.")
-    return [member for member in members if not names or member.role in names or member.name in names]
 
 
 def _filled(words: Sequence[str], **values: object) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """What a file of roles may say: which roles a run has, how many of each, and what each of them needs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -108,11 +106,9 @@ def load_roles(path: Path) -> RolesFile:
 
 
 def _rule(details: ErrorDetails, key: str) -> str:
-    """What the key must be, and what it is."""
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    if details["type"] == "extra_forbidden":
-        return f"{key} must be a known key, got an unknown one. See configs/cluster.yaml."
-    if details["type"] == "missing":
-        return f"{key} must be given, got nothing. See configs/cluster.yaml."
+    wrong = {"extra_forbidden": "must be a known key, got an unknown one", "missing": "must be given, got nothing"}
+    if details["type"] in wrong:
+        return f"{key} {wrong[details['type']]}. See configs/cluster.yaml."
     return f"{key} {details['msg'].replace('Input should', 'must')}, got {shown(details['input'])}."

@@ -1,7 +1,5 @@
 """One member of a role: started, started again when it dies, and ended with all it started."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -29,7 +27,7 @@ _REFUSED = 2
 """Exit code of what the user can mend."""
 _LOOK_AGAIN_S, _TO_END_S = 0.05, 10.0
 _LAST_WORDS_S = 2.0
-_LAST_LINES = 5
+_LAST_LINES, _SILENT = 5, "it said nothing"
 Show = Callable[[str, str], None]
 """Gets the name of a member and each line it prints."""
 
@@ -38,13 +36,7 @@ class SupervisedRole:
     """Started by the constructor; afterwards `look` is called again and again."""
 
     def __init__(
-        self,
-        member: RoleMember,
-        run: Path,
-        environment: Mapping[str, str],
-        *,
-        launch: str,
-        show: Show,
+        self, member: RoleMember, run: Path, environment: Mapping[str, str], *, launch: str, show: Show
     ) -> None:
         """`launch` names this launch: what is left of an earlier start of the member in it is killed first."""
         self.member = member
@@ -70,9 +62,7 @@ class SupervisedRole:
         if self._due is not None:
             if now >= self._due:
                 self._start()
-            return
-        code = self._process.poll()
-        if code is not None:
+        elif (code := self._process.poll()) is not None:
             self._kill()  # what it left behind
             self._ended(code, now)
 
@@ -114,26 +104,19 @@ class SupervisedRole:
 
     def _ended(self, code: int, now: float) -> None:
         words = f"signal {-code}" if code < 0 else f"exit code {code}"
+        name, last = self.member.name, " / ".join(line.strip() for line in self._lines if line.strip())[-600:]
         if code == 0 or (self.member.leads and not was_killed(code)):
             self.exit_code = code
             if code:
-                self.failure = f"{self.member.name} must not fail, got {words}: {self._last_words()}"
+                self.failure = f"{name} must not fail, got {words}: {last or _SILENT}"
             self._say(f"has ended{f' with {words}' if code else ''}")
-            return
-        wait_s = self._restarts.ended(code, now=now, ran_s=now - self._started_at)
-        if wait_s is None:
+        elif (wait_s := self._restarts.ended(code, now=now, ran_s=now - self._started_at)) is None:
             self.exit_code = code
-            self.failure = (
-                f"{self.member.name} must stay up, got {MOST_ENDS} ends one after the other, the last one with "
-                f"{words}: {self._last_words()}"
-            )
+            found = f"{MOST_ENDS} ends one after the other, the last one with {words}"
+            self.failure = f"{name} must stay up, got {found}: {last or _SILENT}"
         else:
             self._say(f"has died with {words}; started again in {wait_s:g} s")
             self._due = now + wait_s
-
-    def _last_words(self) -> str:
-        """The end of what it printed, on one line."""
-        return " / ".join(line.strip() for line in self._lines if line.strip())[-600:] or "it said nothing"
 
     def _say(self, text: str) -> None:
         self._record("supervised", text=text)

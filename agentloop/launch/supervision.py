@@ -1,7 +1,5 @@
 """From the first role's start to the last one's end, wherever they run; `--on local`: as children of this program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -21,10 +19,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 def launch_here(members: Sequence[RoleMember], run: Path) -> int:
-    """Run the roles until the learner, or all of them, have ended; the exit code.
-
-    Raises UserError for GPUs that are not there, or a command that does not start.
-    """
+    """Run the roles until the learner, or all of them, have ended; the exit code. Raises UserError without GPUs."""
     devices, launch = assigned_devices(members, os.environ), uuid.uuid4().hex
     show = console(members)
     return supervise(
@@ -55,24 +50,17 @@ def assigned_devices(members: Sequence[RoleMember], environment: Mapping[str, st
 
 
 class Supervised(Protocol):
-    """One member of a role that is started again when it dies."""
+    """What a `SupervisedRole` is to a launch, wherever it runs."""
 
     member: RoleMember
     exit_code: int | None
-    """Set once it is not started again."""
     failure: str | None
-    """Why it is not, where that ends the launch."""
 
     @property
     def runs(self) -> bool: ...
-
-    def look(self) -> None:
-        """Start it again where that is due."""
-
+    def look(self) -> None: ...
     def ask_to_leave(self) -> None: ...
-
-    def end(self) -> None:
-        """Kill what is left of it."""
+    def end(self) -> None: ...
 
 
 def supervise(started: Iterable[Supervised], show: Show) -> int:

@@ -1,7 +1,5 @@
 """The tickets that a worker holds, how many more it may claim, and the tasks that they are of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -34,7 +32,6 @@ class HeldClaims:
 
     @property
     def wanted(self) -> int:
-        """How many to claim now."""
         if self._makes_room:
             return 0 if self._held else 1
         return 0 if self._alone is not None else self._most - len(self._held)
@@ -59,10 +56,7 @@ class HeldClaims:
 
 
 class IssuedTasks:
-    """Tasks of tickets, made from the run's own source: a task follows from the run's seed and its number.
-
-    The number is in the plan of the ticket's batch; the task's hash says that it is the one that was issued.
-    """
+    """Tasks of tickets, made from the run's own source by their numbers in the batch's plan; their hashes say so."""
 
     def __init__(
         self, source: TaskSource, environments: RunEnvironments, config: RunConfig, store: ReplayStore

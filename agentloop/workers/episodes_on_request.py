@@ -1,8 +1,6 @@
 """Episodes of a run for agents that others start: each asks for a ticket, plays it at a base URL of its own, and says
 its reward. All else is a worker's."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -47,7 +45,6 @@ class EpisodeDesk:
         self._key, self._idle_s, self._timeout_s = key, idle_s, run.config.rollout.episode_timeout_s
         self._askers: deque[Future[tuple[OpenedSession, Task]]] = deque()
         self.is_over = False
-        """The run has ended: there are no more episodes."""
         self.gateway: RunGateway | None = None
         """Where they play; set before anything is played."""
 

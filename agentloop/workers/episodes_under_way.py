@@ -1,7 +1,5 @@
 """The episodes that a worker runs at the same time, from their claim to a result that can be stored."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -25,8 +23,6 @@ _TO_END_S = 3.0
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """An episode that has ended."""
-
     claim: Claim
     episode: Episode | None
     """None where an error ended it."""

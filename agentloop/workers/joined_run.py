@@ -1,7 +1,5 @@
 """A worker joins a run: it waits until the run is there, and has what the learner has, or is refused by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.engines.remote.connect import connect_engine
-from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors
@@ -54,7 +51,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
                 f"(digest {environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files."
             )
         vocab_size = int((run.fingerprint or {})["vocab_size"])
-        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
+        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # A reward that is unknown costs its episode, and is counted: it ends no worker.
         section = config.reward.model_copy(update={"on_error": "drop"})

@@ -1,7 +1,5 @@
 """What a worker sees of its run: how often it looks while it waits, and which weights the engines serve."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +27,6 @@ class Looks:
         self._next_report = 0.0
 
     def look(self) -> RunView:
-        """The run as it is now."""
         return self._store.roles.view(self._run, lease_s=self._lease_s)
 
     @property

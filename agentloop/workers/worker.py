@@ -68,7 +68,6 @@ class Worker:
         self._results: list[EpisodeResult] = []
         """Ended and not stored yet."""
         self._returned: list[Claim] = []
-        """To be given back."""
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
         """Of the episodes that ended last, as long as each was ended by an error."""
@@ -77,9 +76,8 @@ class Worker:
 
     def collect(self) -> None:
         """Collect until the run ends or a signal comes. Raises UserError where this worker can't collect."""
-        loop = asyncio.new_event_loop()
         # Not asyncio.run, which waits at its end for tools that never do.
-        loop.run_until_complete(self._collect())
+        asyncio.new_event_loop().run_until_complete(self._collect())
 
     async def _collect(self) -> None:
         self._episodes = EpisodesUnderWay(self._run, None if self._desk is None else self._desk.play)
@@ -209,7 +207,6 @@ class Worker:
         return self._back_off_s
 
     async def _pause(self, seconds: float) -> None:
-        """A signal ends it."""
         until = time.monotonic() + seconds
         while not self._stop.requested and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _SIGNAL_S))
@@ -257,10 +254,7 @@ def _fail(run: JoinedRun, claim: Claim, problem: str) -> int:
 
 
 def row_of(run: JoinedRun, result: EpisodeResult) -> Trajectory:
-    """A trajectory whose ids follow from its ticket's place, whichever worker collects it.
-
-    The learner gives it its advantage when the group is closed.
-    """
+    """A trajectory whose ids follow from its ticket's place; the learner gives it its advantage with its group."""
     assert result.episode is not None  # only a problem has none
     ticket = result.claim.ticket
     by = CollectedBy(ticket.run, ticket.iteration, attempt=0)

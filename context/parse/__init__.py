@@ -1,12 +1,8 @@
 """Sampled text -> message with tool calls, with an explicit outcome. Nothing the policy writes raises."""
 
-from __future__ import annotations
-
 from context.parse.choose import PARSERS, choose_parser, unread_call
-from context.parse.pythonic import PythonicParser
-from context.parse.react import ReactParser
-from context.parse.reply import NAME, KnownReply, Outcome, Reply, ReplyParser
-from context.parse.tagged_json import HermesParser, Llama3JsonParser
+from context.parse.reply import NAME, KnownReply, Reply, ReplyParser
+from context.parse.tagged_json import HermesParser, Llama3JsonParser, ReactParser
 
 __all__ = [
     "NAME",
@@ -14,8 +10,6 @@ __all__ = [
     "HermesParser",
     "KnownReply",
     "Llama3JsonParser",
-    "Outcome",
-    "PythonicParser",
     "ReactParser",
     "Reply",
     "ReplyParser",

@@ -1,17 +1,13 @@
 """Which parser reads a model's calls: the chat template writes some, and the parsers read them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
-from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
+from context.parse.named_json import DeepSeekParser, GemmaParser, KimiParser, MistralParser
 from context.parse.pythonic import OlmoParser, PythonicParser
-from context.parse.react import ReactParser
 from context.parse.reply import CallParser, ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
@@ -22,6 +18,7 @@ from context.parse.tagged_json import (
     Llama3JsonParser,
     NemotronParser,
     PhiParser,
+    ReactParser,
 )
 from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
 
@@ -79,7 +76,6 @@ class Template(Protocol):
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
         """The text of a conversation; raises ValueError where the template refuses it."""
-        ...
 
 
 WrittenCalls = tuple[int, tuple[str, ...]]

@@ -1,7 +1,5 @@
 """What a parser answers, and what every parser shares: thinking split off, limits, outcomes instead of exceptions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +38,6 @@ class Reply:
 class ReplyParser(Protocol):
     def parse(self, text: str, *, stopped: bool) -> Reply:
         """Read one reply. `text` is without its stop token; `stopped` is False when a length limit cut it."""
-        ...
 
 
 class KnownReply:
@@ -121,10 +118,7 @@ class CallParser:
 
 
 class BlockParser(CallParser):
-    """A parser of text and one or more blocks of calls, each behind a tag; text behind a block is left out.
-
-    Malformed: what `_block` can't read, and a closing tag where no block is open.
-    """
+    """A parser of text and one or more blocks of calls, each behind a tag; text behind a block is left out."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str | None] = None
@@ -168,10 +162,7 @@ class BlockParser(CallParser):
 
 
 def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:
-    """The text before the first of `stop_strings`, such as ReAct's `Observation:`; None where there is none.
-
-    A little more may follow the stop string: the token that completed it may spell more than it.
-    """
+    """The text before the first of `stop_strings`, which a little more may follow; None where there is none."""
     places = [place for place in map(text.find, stop_strings) if place >= 0]
     return text[: min(places)] if places else None
 

@@ -1,7 +1,5 @@
 """Strategies that ask the policy itself what to keep in sight."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 
@@ -117,7 +115,8 @@ class SelfClip(Strategy):
             return Append()
         earlier = [message for turn in history.turns[:-1] for message in turn.messages]
         if earlier and history.answer is None:
-            asked = self._question(history.opening, earlier)
+            listing = "\n".join(f"{number}. {self._excerpt(message)}" for number, message in enumerate(earlier, 1))
+            asked = _asking(history.opening, _ASK_CLIP.format(listing=listing))
             if history.measure(asked, tools=False) + self.max_answer_tokens <= history.max_tokens:
                 example = "\n".join(f"{number}. remove" for number in range(1, len(earlier) + 1))
                 return Question(asked, self.max_answer_tokens, self.train_answers, example)
@@ -127,10 +126,6 @@ class SelfClip(Strategy):
             if decisions and history.measure(messages) <= prompt_limit(history, self.budget):
                 return Rewrite(messages, "self_clip")
         return newest_turns(history, self.budget, kind="self_clip_fallback")
-
-    def _question(self, opening: tuple[Message, ...], earlier: list[Message]) -> tuple[Message, ...]:
-        listing = "\n".join(f"{number}. {self._excerpt(message)}" for number, message in enumerate(earlier, 1))
-        return _asking(opening, _ASK_CLIP.format(listing=listing))
 
     def _excerpt(self, message: Message) -> str:
         calls = " ".join(f"{call.name}({dict(call.arguments)})" for call in message.tool_calls)

@@ -1,7 +1,5 @@
 """What a strategy is asked, and what it may answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,13 +27,11 @@ class Answer:
 
     text: str
     truncated: bool
-    """A length limit cut it."""
 
 
 class Measure(Protocol):
     def __call__(self, messages: Sequence[Message], *, tools: bool = True) -> int:
         """Tokens of the prompt that shows these messages, exactly. Without `tools`: as a question is shown."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,6 @@ class Strategy(Protocol):
 
     def arrange(self, history: History) -> Arrangement:
         """Called after each observation, and again with the answer after each `Question`."""
-        ...
 
     def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
         """The initial messages as the policy sees them while it samples; training sees them as they are."""

@@ -1,7 +1,5 @@
 """Strategies that follow a rule: they keep every turn, or make room by leaving things out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -71,10 +69,7 @@ class SlidingWindow(Strategy):
 
 @dataclass(frozen=True)
 class ClipToolResults(Strategy):
-    """When a prompt outgrows `budget` tokens, tool results are cut to `keep_chars` characters and a marker.
-
-    One after the other, oldest or largest first, until the prompt fits. A clipped result stays clipped.
-    """
+    """When a prompt outgrows `budget` tokens, results are cut to `keep_chars`, one by one, until it fits."""
 
     budget: int
     order: Literal["oldest", "largest"] = "oldest"

@@ -1,7 +1,5 @@
 """A model's tokenizer, chat template and stop tokens from its folder, without the model; or from a template alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -154,10 +152,7 @@ def templates_for(codec: TokenCodec) -> str:
 
 
 def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:
-    """The end of an answer and that of a turn of calls; where there is no end, what opens the turn that follows.
-
-    Found by rendering. `declared`: eos, and what the model's files list.
-    """
+    """What ends an answer and a turn of calls, found by rendering. `declared`: eos, and what the model's files list."""
     answer = {"role": "assistant", "content": _SAID}
     found = _reply_end(template, codec, answer, _ASKED, wanted=[declared])
     # What stands between two calls of one turn belongs to a call, and does not end the turn.

@@ -1,7 +1,5 @@
 """Text to token ids and back. What a template wrote may hold control tokens, contents never do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -74,7 +72,8 @@ class TokenCodec:
         self._drops_first_space = _word_decoder(given).decode([0]) == "x"
         self._full = _tokenizer_of(description)
         self._text = _without_control_tokens(description, self.added_ids)
-        inside = _inside_a_text(description)
+        # What is put in front of the first word of a text is not where another text stands before it.
+        inside = _each_part(description, "pre_tokenizer", "pretokenizers", _behind_the_first)
         self._full_inside = self._full if inside == description else _tokenizer_of(inside)
         self._text_inside = self._text if inside == description else _without_control_tokens(inside, self.added_ids)
         self._control_ids = [int(row["id"]) for row in control]
@@ -144,10 +143,7 @@ class TokenCodec:
         return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:
-        """Text for people and parsers, control tokens visible. Unknown ids are left out.
-
-        `opens`: it is a text of its own: SentencePiece's space before its first word is none.
-        """
+        """Text for people and parsers, control tokens visible, unknown ids left out. `opens`: as a text of its own."""
         text = str(self._full.decode(list(ids), skip_special_tokens=False))
         return text.removeprefix(" ") if opens and self._drops_first_space else text
 
@@ -173,11 +169,6 @@ def _whole_text_rules_off(description: _Description) -> _Description:
     if found["model"].get("dropout") is not None:
         found["model"]["dropout"] = None
     return _each_part(found, "decoder", "decoders", _without_first_space)
-
-
-def _inside_a_text(description: _Description) -> _Description:
-    """For a text that has another one before it: what is put in front of the first word of a text alone is not."""
-    return _each_part(description, "pre_tokenizer", "pretokenizers", _behind_the_first)
 
 
 def _control_tokens(description: _Description, special: Collection[str]) -> list[dict[str, Any]]:

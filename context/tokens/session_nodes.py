@@ -1,7 +1,5 @@
 """An agent's session at rest: a tree of exact tokens, and the training sequences that follow from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -137,8 +135,7 @@ def shared_beginnings(
 
 
 def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple[Node, ...]:
-    """The nodes of a session, which came without their messages or with them; raises ValueError where one does not
-    stand on those before it."""
+    """The nodes of a session; raises ValueError where one does not stand on those before it."""
     found: list[Node] = []
     for node in nodes:
         at, number, sampled = node.place, len(found), node.num_sampled
@@ -159,8 +156,7 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
 
 
 def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
-    """The paths that no longer one holds, by the node that they end with, in the order of time: each is a training
-    sequence."""
+    """Paths that no longer one holds, by the node they end with, in the order of time: the training sequences."""
     paths = {node.number: path_of(nodes, node.number) for node in nodes if node.is_trained}
     held = {
         part
@@ -182,7 +178,6 @@ def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def tools_of(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
-    """What a node's prompt shows."""
     shown = nodes[number].place.tools
     found: list[dict[str, Any]] = json.loads(
         next((node.offered for node in nodes if node.offered and node.place.tools == shown), "[]")
@@ -204,8 +199,7 @@ def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...
 
 
 def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
-    """The training sequences. Each delivered reply is trained in one of them, and shown again in others: author
-    `history`, without log-probs."""
+    """The training sequences. A delivered reply is trained in one, and shown again in others: author `history`."""
     trained = trained_in(nodes)
     segments: list[Segment] = []
     for position, (number, path) in enumerate(sequences_of(nodes).items()):

@@ -111,10 +111,7 @@ class Decoder(Protocol):
 
 
 def pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[tuple[int, int, str]]:
-    """Tokens first..last-1 with their text: one token each, or the few that spell one character together.
-
-    Where `ids` begin in the middle of a character, the pieces are right again after MOST_TOKENS_OF_A_CHARACTER.
-    """
+    """Tokens first..last-1 with their text: one token each, or the few that spell one character together."""
     alone: dict[int, str] = {}
     first, end = 0, len(ids)
     while first < end:

@@ -7,8 +7,6 @@ A hole costs as much as a token. So what all first prompts begin with is compute
 most are shown the more of it apart from the others.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -39,7 +37,6 @@ class KeyValueCache(ABC):
         self.forget()
 
     def forget(self) -> None:
-        """Nothing has been seen."""
         self._row_of = {}
         self._reset(0)
 
@@ -61,10 +58,7 @@ class KeyValueCache(ABC):
         self._row_of = {request.episode: row for row, request in enumerate(requests)}
 
     def keep(self, requests: Sequence[GenerationRequest]) -> bool:
-        """Narrow to the requested episodes; False if any is new.
-
-        Of an episode whose prompt was rewritten, what the old and the new prompt begin with is kept.
-        """
+        """Narrow to these episodes, each to what its old and its new prompt begin with; False if any is new."""
         rows = [self._row_of.get(request.episode) for request in requests]
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
@@ -222,17 +216,17 @@ class _PackedLayer(DynamicLayer):
     def _grow(self, used: int, end: int) -> None:
         for i, block in enumerate(self._blocks):
             if block.shape[-2] < end:
-                self._blocks[i] = _zeros(block, end + _GROWTH)
+                # Not empty: a hole's garbage could be NaN, and 0 x NaN is NaN.
+                self._blocks[i] = block.new_zeros((*block.shape[:-2], end + _GROWTH, block.shape[-1]))
                 self._blocks[i][..., :used, :] = block[..., :used, :]
 
-    def part(self, rows: Tensor) -> _PackedLayer:
-        """A layer of these rows alone."""
+    def part(self, rows: Tensor) -> Self:
         part = copy.copy(self)
         part._blocks = [self.keys[rows], self.values[rows]]
         part.keys, part.values = part._blocks
         return part
 
-    def rejoin(self, rows: Tensor, part: _PackedLayer) -> None:
+    def rejoin(self, rows: Tensor, part: Self) -> None:
         """The columns that `part` has more become columns of these rows; the others' are zeros."""
         used, end = self.get_seq_length(), part.get_seq_length()
         self._grow(used, end)
@@ -249,16 +243,8 @@ class _PackedLayer(DynamicLayer):
         self.keys, self.values = self._blocks
 
 
-def _zeros(states: Tensor, columns: int) -> Tensor:
-    # Not empty: a hole's garbage could be NaN, and 0 x NaN is NaN.
-    return states.new_zeros((*states.shape[:-2], columns, states.shape[-1]))
-
-
 def _even_width(sizes: Sequence[int], tokens_per_call: int) -> int:
-    """Tokens up to which all rows are fed together, so that as little as possible is padding.
-
-    Longer rows are shown the rest before, together and padded alike. The longest row's size: all at once.
-    """
+    """Tokens up to which all rows are fed together; longer rows are shown the rest before, padded alike."""
     longest, rows = max(sizes), len(sizes)
     costs = {
         width: rows * width + sum(size > width for size in sizes) * (longest - width) + tokens_per_call

@@ -92,10 +92,7 @@ class LocalGenerator:
         )
 
     def bytes_of(self, episodes: int, tokens: int) -> int:
-        """What keys and values of so many episodes take in fixed buffers, once one of them is so long.
-
-        0 before a token was sampled, and for a model that has no such buffers.
-        """
+        """What keys and values of so many episodes of this length take in fixed buffers; 0 before the first token."""
         return self._cache.bytes_of(episodes, tokens) if isinstance(self._cache, FixedCache) else 0
 
     def published(self, version: int) -> None:
@@ -171,10 +168,7 @@ class LocalGenerator:
         return tokens, scores.gather(1, tokens[:, None])[:, 0], entropies
 
     def _choose(self, probabilities: Tensor) -> Tensor:
-        """One token per row by inverting the distribution function; float64, so that rare tokens keep their share.
-
-        One random number per row: ten times cheaper than torch.multinomial's one per vocabulary entry.
-        """
+        """One token per row by inverting the distribution function: ten times cheaper than torch.multinomial."""
         cumulative = probabilities.double().cumsum(dim=-1)
         uniform = torch.rand(
             (len(cumulative), 1), generator=self._random, dtype=torch.float64, device=cumulative.device
@@ -186,10 +180,7 @@ class LocalGenerator:
 
 
 def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
-    """A copy that has its linear layers' weights in bfloat16, as autocast would cast them; and each with its original.
-
-    It shares all others: sums over layers, norms and embeddings are those of autocast.
-    """
+    """A copy with its linear layers' weights in bfloat16, as autocast would cast them; and each with its original."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     copied = copy.deepcopy(model, shared)
     pairs: list[tuple[Tensor, Tensor]] = []

@@ -3,8 +3,6 @@
 Control routes ask for no key and change the policy: a server that has them must be reachable from its own machine only.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +43,6 @@ class Scored:
     """Of the likeliest tokens after the row and of the one it sampled, as in a rollout."""
     model: str | None
     label: str
-    """What it calls the weights that sampled."""
 
 
 class EngineControl:
@@ -73,10 +70,7 @@ class EngineControl:
         self._client.close()
 
     def healthy(self) -> bool:
-        """Whether the server says that its engine is alive, and the engine answers.
-
-        The server says it of an engine that stands still too; whether it is paused, only the engine knows.
-        """
+        """Whether the server says that its engine is alive, and the engine, which may stand still, answers."""
         try:
             alive = self._client.get("/health", timeout=_HEALTH_S).status_code == 200
             self._client.get("/is_paused", timeout=_HEALTH_S)
@@ -85,7 +79,6 @@ class EngineControl:
         return alive
 
     def version(self) -> str:
-        """The version of vLLM."""
         return str(self._asked("GET", "/version")["version"])
 
     def number_type(self) -> str:
@@ -101,7 +94,6 @@ class EngineControl:
         return str(self._asked("GET", "/weight_info")["weight_version"])
 
     def name_weights(self, label: str) -> None:
-        """From now on the server calls its weights `label`."""
         self._asked("POST", "/update_weight_version", {"new_version": label})
 
     def resume(self) -> None:
@@ -165,7 +157,6 @@ class EngineControl:
         self.resume()
 
     def adapters(self) -> list[str]:
-        """Names of the LoRA adapters that it has."""
         cards = self._asked("GET", "/v1/models")["data"]
         return [str(card["id"]) for card in cards if card.get("parent") is not None]
 

@@ -4,8 +4,6 @@ An engine may answer 200 to a reload and keep some of its old weights, report lo
 have been started again with the weights it began with. Its own word is no evidence; its log-probs are.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -35,14 +33,11 @@ class ProofFailed(UserError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared."""
-
     weights: Evidence
     """On tokens that the probe gives, at temperature 1; for an adapter equal to `sampling`."""
     sampling: Evidence
     """On the likeliest next tokens, at the temperature they are sampled at."""
     load_s: float = 0.0
-    """Seconds in which the engine got the weights."""
     prove_s: float = 0.0
 
     @property
@@ -111,10 +106,7 @@ def _unload_older(engine: EngineControl, policy: PublishedPolicy) -> None:
 
 
 def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None = None) -> Proof:
-    """Compare what the engine says of the probe's tokens with the learner's word. Raises ProofFailed.
-
-    `record` gets a line with what was compared.
-    """
+    """Compare the engine's word on the probe's tokens with the learner's, noted in `record`. Raises ProofFailed."""
     began = time.monotonic()
     subject, probe = f"the engine at {engine.url}, published {policy.label},", policy.probe
     number_type = engine.number_type()
@@ -167,7 +159,6 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
 
 
 def _given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
-    """The rows' own tokens."""
     before = probe.before or [[None] * len(row) for row in probe.log_probs]
     columns = zip(probe.rows, found, probe.log_probs, probe.rounding, before, strict=True)
     return [
@@ -212,7 +203,6 @@ def _refusal(proof: Proof, given: Sequence[Compared], following: Sequence[Sequen
 
 
 def _worst(compared: Sequence[Compared]) -> str:
-    """The token that differs most."""
     if not compared:
         return "none of them"
     apart = [abs(one.engine - one.new) for one in compared]

@@ -3,8 +3,6 @@
 Nothing here imports torch; `agentloop.training.policies.publish` writes what this reads.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import re
@@ -30,15 +28,11 @@ Numbers = tuple[tuple[float, ...], ...]
 
 
 class Probe(BaseModel):
-    """What the learner says of some tokens; an engine with its weights says nearly the same.
-
-    It rounds its weights as the engine does and multiplies in float32. Log-probs are in nats.
-    """
+    """What the learner, its weights rounded as the engine's, says of some tokens in float32; log-probs are in nats."""
 
     model_config = ConfigDict(frozen=True)
 
     number_type: NumberType
-    """The engine's."""
     rows: tuple[tuple[int, ...], ...] = Field(min_length=1)
     """Token ids: parts of what the policy has said lately, or texts before it has said anything."""
     log_probs: Numbers
@@ -48,7 +42,6 @@ class Probe(BaseModel):
     before: Numbers | None = None
     """As `log_probs`, with the weights of the version before; None: they were not there any more."""
     temperature: float = Field(gt=0)
-    """At which the policy is sampled."""
     next_ids: tuple[tuple[int, ...], ...]
     """The most likely next tokens after each row, the likeliest first."""
     next_log_probs: Numbers
@@ -71,10 +64,7 @@ class PublishedPolicy(BaseModel):
 
     @property
     def label(self) -> str:
-        """What an engine calls these weights, in its versions or as an adapter; it never names others.
-
-        A run that goes on from a checkpoint makes later versions again, of other bytes.
-        """
+        """What an engine calls these weights; a run that goes on makes later versions again, of other bytes."""
         return f"{self.run}@{self.version}-{self.sha256[:8]}"
 
 

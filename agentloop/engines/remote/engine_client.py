@@ -1,23 +1,27 @@
 """The policy, sampled by engines on the other side of HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
 import random
+import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import httpx2
 
+from agentloop.config import RunConfig
 from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
+    EngineAway,
     ServerFacts,
+    ask_server,
     key_headers,
+    read_key,
     trusted,
 )
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
@@ -32,11 +36,12 @@ from agentloop.engines.remote.vllm_protocol import (
     generate_body,
     read_reply,
 )
-from agentloop.errors import one_line, shortened
+from agentloop.errors import UserError, one_line, shortened
 from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 4.0
+_WAIT_S, _SAY_AGAIN_S = 2.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,6 @@ class EngineLimits:
     turn_timeout_s: float = 600.0
     """Seconds that a turn may take with all its tries, once it is one of those under way."""
     tries: int = 3
-    """Most tries of a turn."""
     first_pause_s: float = 0.25
     """Seconds before the second try; more before each later one."""
     restart_timeout_s: float = 300.0
@@ -137,7 +141,7 @@ class RemoteEngine:
         """
         self._temperature = temperature
 
-    def at_temperature(self, temperature: float) -> RemoteEngine:
+    def at_temperature(self, temperature: float) -> Self:
         """The same engines for episodes that are sampled at another temperature meanwhile: all else is shared."""
         other = copy.copy(self)
         other._temperature = temperature
@@ -191,7 +195,6 @@ class RemoteEngine:
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
-        """The reply of one engine. Raises EngineFault."""
         server, weights = self._servers[url], self._urls.weights(url)
         assert weights is not None  # chosen just now, and nothing was awaited since
         body = generate_body(
@@ -264,3 +267,40 @@ class RemoteEngine:
             trust_env=False,
             verify=trusted(),
         )
+
+
+def connect_engine(
+    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
+) -> RemoteEngine:
+    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
+    section, key = config.engine, read_key(config.engine.api_key_env)
+    limits = EngineLimits(
+        concurrency=section.concurrency,
+        turn_timeout_s=section.turn_timeout_s,
+        restart_timeout_s=section.restart_timeout_s,
+    )
+    servers = _answering(config, key, note)
+    engine = RemoteEngine(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
+    longest = min((s.max_model_len for s in servers if s.max_model_len is not None), default=None)
+    if longest is not None and longest < config.context.max_tokens:
+        raise UserError(
+            f"context.max_tokens must be at most {longest}, what the engines take, got {config.context.max_tokens}. "
+            "Lower it, or start the engines with a larger --max-model-len."
+        )
+    return engine
+
+
+def _answering(config: RunConfig, key: str | None, note: Callable[[str], None]) -> list[ServerFacts]:
+    section = config.engine
+    deadline, say_at = time.monotonic() + section.restart_timeout_s, 0.0
+    while True:
+        try:
+            return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
+        except EngineAway as error:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            if time.monotonic() >= say_at:
+                note(f"waiting for the engines, for {left:.0f} s at most: {error}")
+                say_at = time.monotonic() + _SAY_AGAIN_S
+            time.sleep(_WAIT_S)

@@ -1,15 +1,13 @@
 """What an engine's server is asked before anything is sampled: which vLLM it is, which model, how long a text."""
 
-from __future__ import annotations
-
 import os
 import re
 import ssl
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import httpx2
-from pydantic import BaseModel, ValidationError
 
 from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from agentloop.errors import UserError, one_line, shortened
@@ -32,16 +30,6 @@ class ServerFacts:
 
 class EngineAway(UserError):
     """Nothing answers there; it may be about to."""
-
-
-class _Card(BaseModel):
-    id: str
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class _Cards(BaseModel):
-    data: list[_Card]
 
 
 def read_key(variable: str) -> str | None:
@@ -73,10 +61,7 @@ def check_version(version: str, *, key: str, where: str) -> None:
 
 
 def ask_server(url: str, *, model: str | None = None, key: str | None) -> ServerFacts:
-    """Ask the server at `url` what it can.
-
-    Raises EngineAway where nothing answers, another UserError where it can't be an engine of this run.
-    """
+    """What the server at `url` can. Raises EngineAway where nothing answers, UserError for one of no use."""
     url = url.rstrip("/")
     # An engine is where its URL says: no proxy, and no password file, of this machine's user is asked.
     with httpx2.Client(
@@ -87,12 +72,12 @@ def ask_server(url: str, *, model: str | None = None, key: str | None) -> Server
             answer = client.get("/version")
             said = re.search(rb'"version":\s*"([^"]*)"', answer.content) if answer.is_success else None
             check_version("none" if said is None else said[1].decode(), key="engine.urls", where=url)
-            _warm_up(client, url, card.id)
+            _warm_up(client, url, card["id"])
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise EngineAway(
                 f"engine.urls must answer, got {one_line(error)} from {url}. Start the engine, or change the URL."
             ) from None
-    return ServerFacts(url, card.id, card.max_model_len)
+    return ServerFacts(url, card["id"], card.get("max_model_len"))
 
 
 def _warm_up(client: httpx2.Client, url: str, model: str) -> None:
@@ -107,7 +92,7 @@ def _warm_up(client: httpx2.Client, url: str, model: str) -> None:
         )
 
 
-def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:
+def _base_model(client: httpx2.Client, url: str, model: str | None) -> dict[str, Any]:
     answer = client.get("/v1/models")
     if answer.status_code in (401, 403):
         raise UserError(
@@ -116,15 +101,15 @@ def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:
         )
     try:
         answer.raise_for_status()
-        cards = [card for card in _Cards.model_validate_json(answer.content).data if card.parent is None]
-    except (httpx2.HTTPStatusError, ValidationError):
+        cards = {str(card["id"]): card for card in answer.json()["data"] if card.get("parent") is None}
+    except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError, AttributeError):
         raise UserError(
             f"engine.urls must name vLLM servers, got no list of models (status {answer.status_code}) from "
             f"{url}/v1/models."
         ) from None
-    found = next((card for card in cards if model in (None, card.id)), None)
+    found: dict[str, Any] | None = next((card for name, card in cards.items() if model in (None, name)), None)
     if found is None:
-        served = shortened(", ".join(card.id for card in cards)) or "none"
+        served = shortened(", ".join(cards)) or "none"
         raise UserError(
             f"engine.served_model_name must be a model that {url} serves ({served}), got {model}. "
             "Change it, or leave it out."

@@ -1,7 +1,5 @@
 """`agentloop engine` stays with one engine: the newest policy is published to it, and proved."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,21 +37,14 @@ class EngineWatch:
         self._engine, self._policies = engine, policies
         self._say, self._stopped, self._silent_s = say, stopped, silent_s
         self._published: Path | None = None
-        """The policy that was published last."""
 
     def serve(self, process: EngineProcess, *, start_timeout_s: float) -> None:
-        """Stay with an engine that was started here.
-
-        Raises UserError where it does not come up, and EngineEnded where it dies or can't take a policy.
-        """
+        """Stay with an engine started here. Raises UserError where it does not come up, EngineEnded where it dies."""
         if process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
-            self._stay(process)
+            self.stay(process)
 
-    def attach(self) -> None:
-        """Stay with an engine that somebody else starts: it may come back."""
-        self._stay(None)
-
-    def _stay(self, process: EngineProcess | None) -> None:
+    def stay(self, process: EngineProcess | None) -> None:
+        """Stay with an engine until it ends; `process` None: one that somebody else starts, which may come back."""
         answers, answered_at = False, time.monotonic()
         while not self._stopped():
             if process is not None and process.exit_code is not None:

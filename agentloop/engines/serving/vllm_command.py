@@ -1,7 +1,5 @@
 """How `vllm serve` is started so that a policy can be published to it: its words, and its environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -55,10 +53,7 @@ class ServeOptions:
 
 
 def find_vllm(named: Path | None, environment: Mapping[str, str], *, key: str = "--vllm") -> Path:
-    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. `key` is where it can be named.
-
-    Raises UserError for none, and for one that is too old, as it says itself in `environment`.
-    """
+    """The executable named, else AGENTLOOP_VLLM's, else the PATH's. Raises UserError for none or an old one."""
     wanted = named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
     found = shutil.which(wanted)
     if found is None:

@@ -1,7 +1,5 @@
 """What environments of other libraries have in common: their options say which tool they offer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -20,10 +18,7 @@ class Adapter(Environment):
     """The tool's calls are steps; the reward of an episode is the sum of what its steps gave."""
 
     def __init__(self, goal: str) -> None:
-        """`goal` opens the prompt."""
-        self.goal = goal
-        self.total = 0.0
-        self.over = False
+        self.goal, self.total, self.over = goal, 0.0, False
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
@@ -43,7 +38,6 @@ class Adapter(Environment):
         return Task(f"{self.goal}\n\n{shown}".strip(), {key: asked})
 
     def observed(self, text: str, reward: float | None, *, over: bool) -> str:
-        """What the policy is shown of a step."""
         self.total += reward or 0.0
         self.over = over
         return f"{text}\n{OVER}" if over else text
@@ -68,14 +62,10 @@ def with_tool(
 
 def as_text(value: Any) -> str:
     """An observation that is no text, as JSON; arrays as lists."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # arrays and numbers of NumPy
         return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
+    return dict(value) if isinstance(value, Mapping) else str(value)

@@ -1,7 +1,5 @@
 """Environments of Gymnasium whose observations and actions can be written down."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping

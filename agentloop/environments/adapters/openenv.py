@@ -1,7 +1,5 @@
 """Environments that a server of OpenEnv 0.10 runs; a session is a WebSocket, for plain HTTP requests share no state."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping
@@ -12,6 +10,7 @@ from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter,
 from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
+from agentloop.environments.tools.tool_schema import arguments_of
 from agentloop.errors import UserError, one_line
 
 _MOST_BYTES = 8 << 20
@@ -38,9 +37,8 @@ class OpenEnv(Adapter):
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
         with needing("openenv", "environment.name: openenv"):
+            import jsonschema  # noqa: F401
             import wsproto  # noqa: F401
-
-            from agentloop.environments.tools.json_schema import arguments_of
         environment = cls(**options)
         schema = environment._action_schema()
 

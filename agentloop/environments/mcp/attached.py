@@ -1,7 +1,5 @@
 """MCP servers of an environment: what they offer, as its tools; and its instances, with servers of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
@@ -19,9 +17,8 @@ from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection, ServerGone
 from agentloop.environments.mcp.transports import submit
-from agentloop.environments.tools.json_schema import arguments_of
 from agentloop.environments.tools.results import CRASHED, ToolFailed
-from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
+from agentloop.environments.tools.tool_schema import ToolSpec, arguments_of, tools_of, with_tools
 from agentloop.errors import UserError, one_line
 from context.messages import content_hash
 from context.wording import suggest
@@ -79,8 +76,6 @@ def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
 
 
 class McpServers:
-    """The servers of a run's environment."""
-
     def __init__(self, sections: Mapping[str, McpServerSection]) -> None:
         """Each is started or found once, and asked for its tools. Raises UserError."""
         listing = (list_server(name, section) for name, section in sections.items())
@@ -88,9 +83,8 @@ class McpServers:
 
     def digest(self, source: str) -> str:
         """A digest of an environment's source with what they offer: a tool that changes is another environment."""
-        return content_hash(
-            [source, [[server.name, [tool.schema for tool in server.tools]] for server in self._listed]]
-        )
+        offered = [[server.name, [tool.schema for tool in server.tools]] for server in self._listed]
+        return content_hash([source, offered])
 
     def attached_to(self, environment: type[Environment], where: str) -> type[Environment]:
         """The class with their tools besides its own. Raises UserError where two have one name."""
@@ -124,7 +118,6 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _calling(server: str, tool: str) -> Callable[..., Any]:
-    """The tool as a method."""
 
     async def call(environment: Environment, /, **arguments: Any) -> str:
         connections: Mapping[str, Connection] = getattr(environment, _OF_INSTANCE, {})

@@ -1,7 +1,5 @@
 """One MCP server as one episode has it. All of it happens on the event loop of the servers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping
@@ -35,7 +33,6 @@ class Connection:
         self._holding: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self.problem = "it was not started"
-        """Why there is nobody to ask."""
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +53,6 @@ class Connection:
             self.problem = f"no answer within start_timeout_s={self._section.start_timeout_s:g} s ({self.problem})"
 
     async def tools(self) -> list[Tool]:
-        """All that it lists, page by page."""
         found: list[Tool] = []
         cursor: str | None = None
         for _ in range(_MOST_PAGES):

@@ -3,8 +3,6 @@
 The SDK's own transport of programs has no bound, and leaves what a program started.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os
@@ -17,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 import httpx2
@@ -60,7 +58,7 @@ class ServerProgram:
         _RUNNING.add(self)
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str]) -> ServerProgram:
+    async def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Self:
         """Raises OSError where there is no such program."""
         whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         if shutil.which(command[0], path=whole.get("PATH")) is None:

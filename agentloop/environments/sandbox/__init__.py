@@ -1,6 +1,6 @@
 """Runs Python that a policy wrote where it can reach nothing: for tools, and for rewards that try code out."""
 
-from agentloop.environments.sandbox.bubblewrap import SandboxFailed, SandboxLimits
+from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import (
     PythonSandbox,
     Returned,
@@ -13,7 +13,6 @@ from agentloop.environments.sandbox.python_sandbox import (
 __all__ = [
     "PythonSandbox",
     "Returned",
-    "SandboxFailed",
     "SandboxKind",
     "SandboxLimits",
     "SandboxRun",

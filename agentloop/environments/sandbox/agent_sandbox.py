@@ -1,7 +1,5 @@
 """Contains an agent that is a program: it can reach the gateway, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -32,10 +30,7 @@ class AgentSandbox:
     async def around(
         self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
     ) -> AsyncIterator[list[str]]:
-        """The words that start a command in it, within the block, with the variables that they are started with.
-
-        What it is shown of this episode is in `folder`.
-        """
+        """Within, the words that start a command in it; what it is shown of this episode is in `folder`."""
         interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
         server = await asyncio.start_unix_server(
             one_address.leading(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket

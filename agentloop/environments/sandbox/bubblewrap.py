@@ -1,7 +1,5 @@
 """Starts a program so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -17,7 +15,6 @@ import pydantic.dataclasses
 from pydantic import Field, PositiveFloat, PositiveInt
 
 PROGRAM = "/code/main.py"
-"""Where a program lies in its sandbox."""
 Stopped = Literal["time", "memory", "output"]
 _NOBODY = 65534
 _INSIDE = 1000
@@ -71,10 +68,7 @@ def interpreters() -> list[Interpreter]:
 
 
 def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, status: int) -> list[str]:
-    """The words that start the open file `program`; bubblewrap reports its first process to `status`.
-
-    Raises SandboxFailed for what is not installed.
-    """
+    """The words that start the open file `program`; bubblewrap reports its first process to `status`."""
     further = ["--ro-bind-data", str(program), PROGRAM, "--json-status-fd", str(status)]
     return contained([interpreter.executable, "-I", PROGRAM], limits, shown=[interpreter.prefix], further=further)
 

@@ -1,7 +1,5 @@
 """Runs a Python program that nobody has read, in a sandbox or without one, and says what became of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -37,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SandboxRun:
-    """What became of a program."""
-
     output: str
     """What it printed, both streams in order, cut at the limit."""
     exit_code: int | None

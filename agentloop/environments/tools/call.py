@@ -1,7 +1,5 @@
 """Calls a tool for the policy. Whatever the tool or the policy does wrong becomes an observation."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Coroutine, Mapping
@@ -19,7 +17,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import ToolTimeout
 from agentloop.user_code import refuse_if_stopping
 from context.messages import ToolCall
-from context.wording import suggest
+from context.wording import excerpt, suggest
 
 UNKNOWN_TOOL = "unknown_tool"
 BAD_ARGUMENTS = "bad_arguments"
@@ -102,7 +100,6 @@ async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float)
 
 
 def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
-    """Names the argument and says what it must be."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     # A name that is mistyped is also missing where it belongs; the mistyped one says more.
     first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
@@ -112,10 +109,10 @@ def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
     if name is None:
         return f"arguments must be an object, got {type(given).__name__}"
     if kind == "extra_forbidden":
-        return f"{spec.name} has no argument {_short(name)}. {suggest(str(name), spec.argument_names)}"
+        known = spec.schema["function"]["parameters"]["properties"]
+        return f"{spec.name} has no argument {_short(name)}. {suggest(str(name), known)}"
     return f"argument {name!r} is missing" if kind == "missing" else f"argument {name!r}: {first['msg']}"
 
 
 def _short(name: object) -> str:
-    text = str(name)
-    return repr(text if len(text) <= _SHOWN_NAME else text[:_SHOWN_NAME] + "...")
+    return repr(excerpt(str(name), _SHOWN_NAME))

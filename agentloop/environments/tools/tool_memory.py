@@ -1,7 +1,5 @@
 """Calls of deterministic tools are answered by what an equal call answered before (as TVCache, arXiv 2602.10986)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict
@@ -92,11 +90,9 @@ class EpisodeTools:
     left_out: list[ToolCall] = field(default_factory=list)
     """Calls that were answered from memory, and that an environment with a state has still to make."""
     replayed: int = 0
-    """Calls that were answered from memory."""
     runs: int = 0
     """Calls that were run, those among them that were made up for."""
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds of each run of a tool, by its name."""
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Raises nothing that the tool or the policy did wrong."""

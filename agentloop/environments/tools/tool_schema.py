@@ -1,7 +1,5 @@
 """An environment's tools from their signatures and docstrings: JSON schemas, and the types that check calls."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -9,16 +7,18 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
 
 import docstring_parser
-from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from agentloop.environments.environment import Environment, Task, ToolMark, tool_mark
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line, shortened
 from context.wording import suggest
 
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
@@ -29,12 +29,11 @@ _NO_TYPE = object()
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_REFERENCE = re.compile(r'"\$(?:ref|dynamicRef)": "([^#"][^"]*)')
 
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """What is known about one tool of an environment class."""
-
     name: str
     schema: Mapping[str, Any]
     """As chat templates expect it: {"type": "function", "function": {...}}."""
@@ -44,10 +43,6 @@ class ToolSpec:
     """Checks the arguments of a call, strictly: text is no number."""
     function: Callable[..., Any]
     """What is called, with the environment first."""
-
-    @property
-    def argument_names(self) -> tuple[str, ...]:
-        return tuple(self.schema["function"]["parameters"]["properties"])
 
 
 _KNOWN: WeakKeyDictionary[type[Environment], Mapping[str, ToolSpec]] = WeakKeyDictionary()
@@ -133,7 +128,7 @@ def _documented(method: Callable[..., Any], names: Sequence[str], where: str) ->
             f"{where} must have a docstring in the style of Google, reST or NumPy, got one that can't be read "
             f"({one_line(error)}). Describe its arguments under Args:"
         ) from error
-    description = _on_one_line((docstring.description or "").partition("\n\n")[0])
+    description = " ".join((docstring.description or "").partition("\n\n")[0].split())
     if not description:
         rule = f"{where} must have a docstring that says what the tool does"
         raise UserError(f"{rule}, got none. Write one sentence below its def line.")
@@ -143,12 +138,8 @@ def _documented(method: Callable[..., Any], names: Sequence[str], where: str) ->
                 f"{where} must document only arguments it has, got {entry.arg_name!r} in its docstring. "
                 f"{suggest(entry.arg_name, names)}"
             )
-    described = {entry.arg_name: _on_one_line(entry.description or "") for entry in docstring.params}
-    return description, {name: text for name, text in described.items() if text}
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())
+    described = {entry.arg_name: " ".join(entry.description.split()) for entry in docstring.params if entry.description}
+    return description, described
 
 
 def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
@@ -160,7 +151,6 @@ def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
-    """The parameter as a field of the tool's `TypedDict`."""
     if not _is_json(hint):
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
@@ -214,3 +204,29 @@ class _ToolSchema(GenerateJsonSchema):
 
 def _type_text(annotation: Any) -> str:
     return "no type" if annotation is _NO_TYPE else inspect.formatannotation(annotation)
+
+
+def arguments_of(schema: Mapping[str, Any], where: str) -> TypeAdapter[dict[str, Any]]:
+    """Checks arguments by `schema`. Raises UserError, about `where`, where it is none or lies in part elsewhere."""
+    if elsewhere := _REFERENCE.search(json.dumps(schema)):
+        raise UserError(f"{where} must have a schema that is whole, got a reference to {elsewhere[1]!r}.")
+    from jsonschema.exceptions import SchemaError  # here: only servers' tools need the package
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    kind: Any = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise UserError(f"{where} must have a JSON schema, got {one_line(error)}. Leave it out.") from error
+    return TypeAdapter(Annotated[dict[str, Any], AfterValidator(partial(_fitting, kind(schema)))])
+
+
+def _fitting(validator: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(arguments))
+    if error is not None:
+        where = ".".join(map(str, error.absolute_path))
+        problem = f"argument {where!r}: {error.message}" if where else error.message
+        raise PydanticCustomError(SCHEMA_ERROR, "{problem}", {"problem": shortened(problem)})
+    return arguments

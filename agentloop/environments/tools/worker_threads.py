@@ -1,7 +1,5 @@
 """Where code of the user's runs: coroutines on an event loop, plain functions in threads that no exit waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -32,10 +30,7 @@ class WorkerThreads:
         """Calls that go on behind their deadline."""
 
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
-        """The result of `call`. Raises ToolTimeout, and UserError where too many calls went on behind their deadline.
-
-        What code of the user's raises in it is a UserCodeFailed.
-        """
+        """The result of `call`. Raises ToolTimeout, UserCodeFailed, and UserError where too many calls never ended."""
         async with self._places:
             worker = self._idle.pop() if self._idle else _worker()
             done: Future[_Result] = Future()
@@ -151,5 +146,4 @@ def close_now(environment: Environment, where: str) -> None:
 
 @cache
 def warn_of_close(where: str, problem: str) -> None:
-    """Say it once."""
     _log.warning("%s.close must free what an episode holds, got %s. Mend it.", where, problem)

@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from agentloop.engines.publish.engine_control import LIKELIEST, EngineControl, EngineRefused
 from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
 from agentloop.engines.publish.published_policy import NumberType, Probe, PublishedPolicy, one_publisher, read_published
-from agentloop.engines.remote.connect import connect_engine
-from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.engines.remote.server_facts import read_key
 from agentloop.engines.serving.served_engine import ServedEngine
 from agentloop.errors import UserError
@@ -199,7 +198,7 @@ def connect_engines(
             "Use a model with an end of turn of its own."
         )
     config = folder.config if served is None else served.connected(folder.config)
-    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
+    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, note=note)
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 

@@ -5,8 +5,6 @@ calls among it, up to and with the stop token. Texts here are renderings with a 
 content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from context.parse.choose import shared_opening
@@ -26,10 +24,7 @@ def turn_spans(
     codec: TokenCodec,
     stop_ids: frozenset[int],
 ) -> list[Span]:
-    """The turns of the messages of these numbers; `write` renders the first so many messages, with a prompt or without.
-
-    Places are those of the text without marks.
-    """
+    """The turns of these messages in the text without marks; `write` renders the first so many, prompted or not."""
     spans = []
     for number, author in speakers.items():
         prompt, ended = write(number, True), write(number + 1, False)

@@ -5,8 +5,6 @@ A template's own are marked where its source holds them as a whole. Others were 
 content is broken that could take part in them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -28,10 +26,7 @@ _FAR = 32
 
 
 def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
-    """The template, with its own control tokens marked where its source holds them.
-
-    Raises RenderError where that changes what it writes: where it cuts, measures or escapes them.
-    """
+    """The template with its own control tokens marked. Raises RenderError where that changes what it writes."""
 
     def mark(text: str) -> str:
         return own(text, [inner(text, control) for control in codec.controls(text)])
@@ -59,10 +54,7 @@ _PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]
 
 
 def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: str = "") -> list[Control]:
-    """The control tokens that the template wrote in `written`, which follows the text `before` in the rendering.
-
-    Raises RenderError where the template decides by a content that takes part in a control token.
-    """
+    """The control tokens that the template wrote in `written`, behind `before`. RenderError where none is sure."""
     text, own = written.text, frozenset(written.own)
     breaks: Sequence[int] = ()
     held, joined, deep = frozenset[str](), frozenset[_Place](), False
@@ -104,11 +96,7 @@ def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Contro
 
 
 def _broken(content: str, held: Collection[str], joined: Collection[_Place], deep: bool) -> str:
-    """The content with a break within each token it holds, and at those of its ends where an end of one stands, or with
-    `deep` any part of one.
-
-    White space stays outside, where templates strip it.
-    """
+    """The content with breaks within tokens it holds, and at ends where a token's end (`deep`: any part) stands."""
     said = content.strip()
     before, _, behind = content.partition(said)
     small = said.lower()

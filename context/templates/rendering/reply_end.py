@@ -1,7 +1,5 @@
 """Where a reply's turn ends in the text that shows it and what follows, and whether it is shown as it was said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +36,6 @@ class Shown:
     end: int
     """Where its last content ends."""
     missing: tuple[str, ...]
-    """The contents that are not there."""
 
 
 def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:

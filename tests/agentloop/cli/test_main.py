@@ -127,7 +127,7 @@ def test_commands_answer_at_once_because_they_import_little(words: list[str], he
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    names = ["engine", "worker", "gateway", "launch", "inspect", "report", "env", "context", "replay"]
+    names = ["engine", "worker", "launch", "gateway", "inspect", "report", "env", "context", "replay"]
     assert [command.name for command in late] == names
     assert [command.help for command in late] == [str(c.loaded().help).partition("\n\n")[0] for c in late]
 

@@ -99,9 +99,17 @@ REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, be
     ("options", "registered", "refused"),
     [
         ({}, REGISTERED, None),
-        ({}, (), ":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 1. There"),
-        ({"author": "human_edt"}, REGISTERED, "got 'human_edt' in message 2. Did you mean human_edit[?]"),
-        ({"role": "user"}, REGISTERED, "by 'human_edit' the role assistant, for action: true .*, got 'user'"),
+        (
+            {},
+            (),
+            ":Judged.make_task must return messages that can open an episode, got one: author must .*, got 'judge'",
+        ),
+        ({"author": "human_edt"}, REGISTERED, "author must be one of .*, judge, human_edit, got 'human_edt'"),
+        (
+            {"role": "user"},
+            REGISTERED,
+            "role must be assistant for author 'human_edit', .* .action: true., got 'user'",
+        ),
     ],
 )
 def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(

@@ -12,7 +12,7 @@ import yaml
 
 from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import RoleMember, chosen_members, load_run_config, role_members
+from agentloop.launch.role_commands import RoleMember, load_run_config, role_members
 from agentloop.launch.roles_file import EngineRole, LearnerRole, WorkerRole, load_roles
 from agentloop.launch.supervision import assigned_devices
 from tests.fakes.runs import ROOT
@@ -76,14 +76,6 @@ def test_engine_without_a_model_is_refused(tmp_path: Path) -> None:
     config = str(ROOT / "configs" / "quickstart.yaml")
     with pytest.raises(UserError, match="model.path must name a model when roles has an engine, got null"):
         commands(tmp_path, set=["rollout.engine=vllm"], roles={"engine": {}}, config=config)
-
-
-def test_members_are_chosen_by_role_or_by_name(tmp_path: Path) -> None:
-    workers = members(tmp_path, set=["model.path=org/model"], roles={"worker": {"count": 3}})
-    assert [member.name for member in chosen_members(workers, ["learner", "worker-2"])] == ["learner", "worker-2"]
-    assert len(chosen_members(workers, ["worker"])) == 3
-    with pytest.raises(UserError, match=r"--only must name roles of the file, got 'engine'. They are: learner, worker"):
-        chosen_members(workers, ["engine"])
 
 
 def test_gpus_are_given_once_each_in_order() -> None:
