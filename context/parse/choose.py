@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
+from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
-from context.parse.named_json import DeepSeekParser, GemmaParser, KimiParser, MistralParser
+from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
 from context.parse.pythonic import OlmoParser, PythonicParser
+from context.parse.react import ReactParser
 from context.parse.reply import CallParser, ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
@@ -18,7 +20,6 @@ from context.parse.tagged_json import (
     Llama3JsonParser,
     NemotronParser,
     PhiParser,
-    ReactParser,
 )
 from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
 
