@@ -1,5 +1,7 @@
 """Arguments and options that several commands share."""
 
+from __future__ import annotations
+
 import shutil
 import sys
 import time

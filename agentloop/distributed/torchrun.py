@@ -1,5 +1,7 @@
 """What torchrun says of this process; nothing heavy is imported for it."""
 
+from __future__ import annotations
+
 import os
 
 from agentloop.errors import UserError
