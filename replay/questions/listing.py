@@ -29,17 +29,14 @@ _GREATEST = 2**62
 """Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
 _COUNTED = {
-    Sort.turns: _rows.num_turns,
-    Sort.tools: _rows.num_tool_calls,
-    Sort.tokens: _rows.num_tokens,
-    Sort.tool_errors: TOOL_ERRORS,
+    Sort.num_tool_errors: TOOL_ERRORS,
 }
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
     *(_rows[name] for name in ("stop_reason", "error_kinds", "advantage", "state", "state_reason", "uses")),
-    _rows.group.label("group"),
-    TOOL_ERRORS.label("tool_errors"),
+    _rows.group.label("group_id"),
+    TOOL_ERRORS.label("num_tool_errors"),
     DRIFT.label("drift"),
     TOKEN_GAP_MAX.label("token_gap_max"),
 )
