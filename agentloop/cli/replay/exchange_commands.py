@@ -26,7 +26,9 @@ _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
 _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
 
 
-@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and num_turns < 4"')
+@app.command(
+    epilog="Example: agentloop replay export runs/quickstart-001 wins.parquet --where 'success and num_turns < 4'"
+)
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],

@@ -95,7 +95,10 @@ _ALL = (
     Field("num_bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
     Field("mean_entropy", FieldKind.number, "mean entropy per sampled token when sampled, in nats", _rows.mean_entropy),
     Field(
-        "mean_behavior_log_prob", FieldKind.number, "mean behavior log-prob per sampled token, in nats", _rows.mean_behavior_log_prob
+        "mean_behavior_log_prob",
+        FieldKind.number,
+        "mean behavior log-prob per sampled token, in nats",
+        _rows.mean_behavior_log_prob,
     ),
     Field("iteration", FieldKind.whole, "the iteration that collected it", _rows.iteration),
     Field("slot", FieldKind.whole, "its place within that iteration", _rows.slot),
