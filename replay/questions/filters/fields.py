@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
 from context.tokens.session_nodes import Fork, Status
-from replay.records import COMMITTED, STATES
-from replay.staleness import publishes_since
-from replay.storage.format.schema import draws, groups, nodes, policies, trajectories
+from replay.records import STATES
+from replay.storage.format.schema import groups, nodes, trajectories
+from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, STALENESS, TOKEN_GAP_MAX
 
 _rows = trajectories.c
 
@@ -53,22 +53,6 @@ class Field:
         return self.kind in (FieldKind.messages, FieldKind.calls)
 
 
-_NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
-_STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
-"""The row's today; NULL too where the run has published nothing."""
-
-
-def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
-    """A column of the draw with which an update used the row last, of several runs' in the greatest iteration."""
-    mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
-    newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
-    return newest.correlate(trajectories).scalar_subquery()
-
-
-DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
-"""NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
-_SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
-TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
@@ -77,7 +61,7 @@ _ALL = (
         "staleness",
         FieldKind.whole,
         "publishes of its own run since its oldest token was sampled, unknown of imported rows",
-        _STALENESS,
+        STALENESS,
     ),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
@@ -89,7 +73,9 @@ _ALL = (
     ),
     Field("num_turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("num_tool_calls", FieldKind.whole, "tool calls", _rows.num_tool_calls),
-    Field("num_tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", TOOL_ERRORS),
+    Field(
+        "num_tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", NUM_TOOL_ERRORS
+    ),
     Field("num_tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
     Field("num_action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
     Field("num_bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
