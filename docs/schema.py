@@ -99,10 +99,13 @@ def _heading(name: str, text: str) -> list[str]:
 
 def _row(name: str, kind: str, meaning: str, *, null: bool) -> str:
     cells = [f"`{name}`", f"{kind} or null" if null else kind, meaning.replace("|", "\\|")]
-    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 def _kind(kind: sa.types.TypeEngine[object]) -> str:
+    """Empty for what a view computes: SQLite knows no type of it."""
+    if isinstance(kind, sa.types.NullType):
+        return ""
     names = {sa.Boolean: "boolean", sa.Integer: "integer", sa.Numeric: "real", sa.Float: "real", sa.LargeBinary: "blob"}
     return next((name for each, name in names.items() if isinstance(kind, each)), "text")
 
