@@ -1,6 +1,6 @@
 """Writes docs/schema.md: `python -m docs.schema > docs/schema.md`.
 
-Tables and views are those of a database that is made for it. What a column means is said where its owner is: at the
+What a column means is said where its owner is: at the
 field of its record, at the field of a filter, or at the column itself (`doc`).
 """
 
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import tempfile
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 
 import sqlalchemy as sa
 
-from replay import ReplayStore, records, ticket_records
+from replay import records, ticket_records
 from replay.questions.filters import FIELDS
 from replay.storage.format.schema import metadata
+from replay.storage.format.views import MEANINGS, VIEWS
 
 RECORDS: dict[str, type] = {
     "runs": records.RunRecord,
@@ -43,9 +41,10 @@ A buffer is one SQLite file, `replay.sqlite` in a run's folder, or a database of
 tables on both. Any program may read it while a run goes on; only `agentloop` may write it. Log-probs and entropies are
 in nats; times that are texts are ISO 8601 in UTC; what is called None or NaN is null.
 
-Blobs are compressed arrays or messages with a checksum: `ReplayStore.read` gives them as arrays and messages.
+Blobs are compressed arrays or messages with a checksum, which no database unpacks:
+[`replay.open(RUN).tokens()` and `.messages()`](dataframes.md) give them as rows.
 """
-VIEWS = """\
+ABOUT_VIEWS = """\
 ## Views
 
 Their columns have the names that [filters](replay.md#filters) use."""
@@ -82,15 +81,14 @@ def table_section(table: sa.Table) -> Iterator[str]:
         yield _row(column.name, _kind(column.type), said[column.name], null=bool(column.nullable))
 
 
-def view_section(inspector: sa.Inspector, name: str) -> Iterator[str]:
-    """A view's column has the meaning of the filter's field of its name, or of the column of its table."""
+def view_section(name: str) -> Iterator[str]:
+    """A column has the meaning of the filter's field of its name, or of the column of its table, or its own."""
     table = metadata.tables.get(name.removeprefix("v_"))
-    said = {} if table is None else meanings(table)
-    of_filter = {field.name: _sentence(field.meaning) for field in FIELDS.values()} if "trajectories" in name else {}
+    said = {**({} if table is None else meanings(table)), **MEANINGS.get(name, {})}
+    said |= {field.name: _sentence(field.meaning) for field in FIELDS.values()} if name == "v_trajectories" else {}
     yield from _heading(name, "")
-    for column in inspector.get_columns(name):
-        meaning = said.get(column["name"]) or of_filter.get(column["name"], "")
-        yield _row(column["name"], _kind(column["type"]), meaning, null=False)
+    for column, expression in VIEWS[name].selected_columns.items():
+        yield _row(column, _kind(expression.type), said.get(column, ""), null=False)
 
 
 def _heading(name: str, text: str) -> list[str]:
@@ -103,9 +101,6 @@ def _row(name: str, kind: str, meaning: str, *, null: bool) -> str:
 
 
 def _kind(kind: sa.types.TypeEngine[object]) -> str:
-    """Empty for what a view computes: SQLite knows no type of it."""
-    if isinstance(kind, sa.types.NullType):
-        return ""
     names = {sa.Boolean: "boolean", sa.Integer: "integer", sa.Numeric: "real", sa.Float: "real", sa.LargeBinary: "blob"}
     return next((name for each, name in names.items() if isinstance(kind, each)), "text")
 
@@ -122,15 +117,9 @@ def _sentence(text: str) -> str:
 
 
 def page() -> str:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        closing(ReplayStore.create(Path(folder) / "replay.sqlite")) as store,
-        store.reading() as connection,
-    ):
-        inspector = sa.inspect(connection)
-        views = [line for name in inspector.get_view_names() for line in view_section(inspector, name)]
+    views = [line for name in VIEWS for line in view_section(name)]
     tables = [line for name in sorted(metadata.tables) for line in table_section(metadata.tables[name])]
-    sections = [INTRODUCTION, *([VIEWS, *views, ""] if views else []), "## Tables", *tables]
+    sections = [INTRODUCTION, ABOUT_VIEWS, *views, "", "## Tables", *tables]
     return "\n".join(sections) + "\n"
 
 
