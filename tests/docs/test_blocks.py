@@ -102,7 +102,9 @@ def test_block_is_run_or_says_why_not(block: Block) -> None:
         assert not left, f"{block.place}: no test runs {left}; put `<!-- not run: why -->` on the line before the fence"
     else:
         what = f"a block in {block.language or 'no language'}"
-        assert block.language == "yaml", f"{block.place}: no test runs {what}; say so with `<!-- not run: why -->`"
+        assert block.language in ("yaml", "python"), (
+            f"{block.place}: no test runs {what}; say so with `<!-- not run: why -->`"
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,16 @@ def test_block_is_its_file_word_for_word(block: Block) -> None:
 def test_yaml_block_is_a_configuration(block: Block, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(block.text, encoding="utf-8")
     load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("block", documented("python"), ids=lambda block: block.place)
+def test_python_block_runs_where_a_run_was_trained(
+    block: Block, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (trained / DATABASE).read_bytes()
+    monkeypatch.chdir(trained)
+    exec(compile(block.text, block.place, "exec"), {"__name__": "block"})  # noqa: S102  the documentation's own
+    assert (trained / DATABASE).read_bytes() == before
 
 
 @pytest.mark.parametrize(("place", "command"), TRAINING)

@@ -53,7 +53,7 @@ def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> No
     say_json(answer) if as_json else say(_summary_text(answer))
 
 
-@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort tokens")
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort num_tokens")
 def ls(
     run: Run = None,
     filters: Annotated[

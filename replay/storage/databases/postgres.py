@@ -16,6 +16,7 @@ from replay.errors import ConnectionLost, DamagedDatabase, DatabaseFailed, Datab
 from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.schema import metadata
+from replay.storage.format.views import create_views
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
@@ -165,6 +166,7 @@ def create(url: sa.URL) -> PostgresDatabase:
         if stored_revision(connection) is None:
             create_tables(connection)
             _fix_column_types(connection)
+            create_views(connection)
     return database
 
 

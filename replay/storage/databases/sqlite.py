@@ -21,6 +21,7 @@ from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
 from replay.storage.databases.disk import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text
+from replay.storage.format.views import create_views
 
 _log = logging.getLogger(__name__)
 
@@ -251,6 +252,7 @@ def create(path: Path) -> SqliteDatabase:
     with database.writing() as connection:
         if stored_revision(connection) is None:
             create_tables(connection)
+            create_views(connection)
     return database
 
 

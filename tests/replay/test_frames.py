@@ -1,0 +1,159 @@
+"""DataFrames hold what the store and the questions say, on every kind of database."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import replay
+from replay import Buffer, CorruptTrajectory, ReplayError, ReplayStore, questions
+from replay.frames import arrow_rows
+from replay.questions import Query
+from replay.storage.format.column_types import to_storable
+from tests.fakes.databases import Databases
+from tests.fakes.records import RUN, new_store, put, sql, trajectory
+from tests.replay.storage.damaged_buffers import fill
+
+pytestmark = pytest.mark.every_database
+
+
+@pytest.fixture(scope="module")
+def opened(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Buffer, ReplayStore]]:
+    """A buffer of rows of every kind, and the store behind it."""
+    location = databases.new(tmp_path_factory.mktemp("frames") / "replay.sqlite")
+    fill(location)
+    store = ReplayStore.open(location, read_only=True)
+    with replay.open(str(location)) as buffer:
+        yield buffer, store
+    store.close()
+
+
+def with_tokens(store: ReplayStore) -> list[Any]:
+    ids = [id for (id,) in sql(store, "select distinct trajectory from segments union select trajectory from nodes")]
+    return store.read(ids)
+
+
+def test_columns_of_trajectories_are_those_of_their_records_and_lists(
+    opened: tuple[Buffer, ReplayStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, store = opened
+    monkeypatch.setattr(arrow_rows, "BATCH_ROWS", 3)
+    assert len(list(buffer.trajectories())) > 5
+    found = {row["id"]: row for row in buffer.trajectories().to_arrow().to_pylist()}
+    listed = {row["id"]: row for row in questions.page(store, Query(), limit=1000)["rows"]}
+    assert found.keys() == listed.keys()
+    for id, row in listed.items():
+        assert {name: found[id][name] for name in found[id].keys() & row.keys()} == {
+            name: value for name, value in row.items() if name in found[id]
+        }
+    for whole in with_tokens(store):
+        record = {name: known(value) for name, value in vars(whole.record).items() if name in found[whole.id]}
+        assert {name: found[whole.id][name] for name in record} == record
+
+
+def known(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def test_a_view_says_what_the_columns_say(opened: tuple[Buffer, ReplayStore]) -> None:
+    buffer, _ = opened
+    ours = buffer.trajectories().to_arrow().sort_by("id")
+    view = buffer.sql("select * from v_trajectories order by id").to_arrow().select(ours.schema.names)
+    assert view.cast(ours.schema).sort_by("id").equals(ours)
+
+
+def test_lists_of_tokens_are_what_is_stored_and_null_where_it_is_gone(opened: tuple[Buffer, ReplayStore]) -> None:
+    buffer, store = opened
+    columns = [
+        "author",
+        "id",
+        "token_id",
+        "loss_mask",
+        "behavior_log_prob",
+        "current_log_prob",
+        "token_drift",
+        "segment",
+    ]
+    rows = {row["id"]: row for row in buffer.trajectories(columns=columns).to_arrow().to_pylist()}
+    whole = {row.id: row for row in with_tokens(store)}
+    assert {id for id, row in rows.items() if row["token_id"] is None} == rows.keys() - whole.keys() != set()
+    for id, row in whole.items():
+        shown = questions.trajectory(store, id)["segments"]
+        for name, key in [("token_id", "token_ids"), ("author", "authors"), ("loss_mask", "loss_mask"),
+                          ("behavior_log_prob", "behavior_log_probs")]:  # fmt: skip
+            assert rows[id][name] == [value for segment in shown for value in segment[key]], (id, name)
+        assert rows[id]["segment"] == [at for at, segment in enumerate(row.segments) for _ in segment.tokens.token_ids]
+    long, behavior = rows["long"], np.array(rows["long"]["behavior_log_prob"], float)
+    assert long["current_log_prob"] == [0.0] * 6 + [1.0] * 6
+    drift = np.exp(np.array(long["current_log_prob"]) - behavior)
+    np.testing.assert_allclose(np.array(long["token_drift"], float), drift, rtol=1e-6)
+
+
+def test_a_row_a_token_or_a_message(opened: tuple[Buffer, ReplayStore]) -> None:
+    buffer, store = opened
+    lists = buffer.trajectories(where="iteration == 3", columns=["id", "token_id"]).to_arrow().to_pylist()
+    tokens = buffer.tokens(where=["iteration == 3", "reward > -9"]).to_polars()
+    assert tokens["token_id"].to_list() == [token for row in lists for token in row["token_id"] or ()]
+    assert tokens["position"].max() > 0 and tokens["behavior_log_prob"].is_nan().sum() == 0
+    said = buffer.messages("'drawer' in text").to_arrow().to_pylist()
+    shown = [row for row in with_tokens(store) if any("drawer" in each.content for each in row.messages)]
+    assert {(row["trajectory"], row["position"]): row["content"] for row in said} == {
+        (row.id, at): to_storable(each.content) for row in shown for at, each in enumerate(row.messages)
+    }
+
+
+def test_what_else_is_asked_is_a_view(opened: tuple[Buffer, ReplayStore]) -> None:
+    buffer, store = opened
+    draws = pl.DataFrame(buffer.draws())
+    assert draws.select("run", "iteration", "slot", "trajectory", "drift_mean").rows() == sql(
+        store, "select run, iteration, slot, trajectory, drift_mean from draws order by run, iteration, slot"
+    )
+    assert draws["source"].null_count() == draws["task"].null_count() == 0
+    assert pa.table(buffer.iterations())["iteration"].to_pylist() == [1, 2, 3]
+    assert (RUN, 3, "eval/success", 0.5) in buffer.metrics().to_polars().rows()
+    tasks = {(row["run"], row["task"]): row for row in buffer.tasks().to_arrow().to_pylist()}
+    tried = questions.task(store, "task-1", RUN)
+    mine, groups = tasks[RUN, "task-1"], tried["groups"]
+    assert (mine["attempts"], mine["num_groups"]) == (tried["attempts"], tried["groups_in_all"])
+    assert mine["success_rate"] == pytest.approx(tried["successes"] / tried["attempts"])
+    assert mine["latest_iteration"] == tried["last_iteration"]
+    assert mine["best_success"] == max(group["success_rate"] for group in groups)
+
+
+def test_what_can_not_be_asked_is_one_line(opened: tuple[Buffer, ReplayStore]) -> None:
+    buffer, store = opened
+    with pytest.raises(ReplayError, match="columns must name columns, got 'turns'. Did you mean num_turns"):
+        buffer.trajectories(columns=["turns"])
+    for statement in ("delete from draws", "selec 1"):
+        with pytest.raises(ReplayError, match="query must be SQL that reads, got one that fails: "):
+            buffer.sql(statement)
+    assert sql(store, "select count(*) from draws") == [(len(buffer.draws().to_arrow()),)] != [(0,)]
+
+
+def test_rows_are_those_of_the_moment_and_damage_is_named(location: Any) -> None:
+    store = new_store(location)
+    put(store, trajectory("a"))
+    with replay.open(str(location)) as buffer:
+        rows = buffer.trajectories(columns=["id", "token_id"])
+        assert len(rows.to_arrow()) == 1
+        put(store, trajectory("b", slot=1))
+        assert len(rows.to_arrow()) == 2
+        sql(store, "update segments set tokens = ? where trajectory = 'b'", b"x" * 40)
+        with pytest.raises(CorruptTrajectory):
+            buffer.tokens().to_arrow()
+    store.close()
+
+
+def test_without_pyarrow_a_line_names_the_extra(tmp_path: Any) -> None:
+    new_store(tmp_path / "replay.sqlite").close()
+    code = "import sys; sys.modules['pyarrow'] = None\nimport replay; replay.open(sys.argv[1]).draws()"
+    asked = subprocess.run([sys.executable, "-c", code, tmp_path / "replay.sqlite"], capture_output=True, text=True)
+    assert "DataFrames must have pyarrow installed, got none. Install the extra: pip install" in asked.stderr
