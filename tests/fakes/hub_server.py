@@ -1,0 +1,134 @@
+"""Dataset repositories as Hugging Face's hub answers for them: making one, commits with large files, and reading."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.fakes.scripted_http import running
+
+TOKEN = "hf_secret"
+Files = dict[str, bytes]
+
+
+class HubServer:
+    """Repositories by name; each commit has all its files. Parquet goes by LFS, as large files do, the rest inline."""
+
+    def __init__(self) -> None:
+        self.private: dict[str, bool] = {}
+        self.commits: dict[str, list[tuple[str, Files]]] = {}
+        """Ids and files, oldest first."""
+        self.large: Files = {}
+        """By sha256."""
+        self.url = ""
+
+    def add(self, name: str, files: Files, *, private: bool = True) -> None:
+        self.private.setdefault(name, private)
+        commits = self.commits.setdefault(name, [])
+        commits.append((hashlib.sha1(f"{name} {len(commits)}".encode()).hexdigest(), files))
+
+    def files(self, name: str) -> Files:
+        return self.commits[name][-1][1]
+
+    async def create(self, request: Request) -> Response:
+        given = await request.json()
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return JSONResponse({"error": "Invalid username or password."}, 401)
+        name = f"{given['organization'] or 'jane'}/{given['name']}"
+        status = 409 if name in self.private else 200
+        if status == 200:
+            self.add(name, {}, private=given["visibility"] == "private")
+        return JSONResponse({"url": f"{self.url}/datasets/{name}"}, status)
+
+    async def checked_card(self, request: Request) -> Response:
+        return JSONResponse({"errors": [], "warnings": []})
+
+    def _found(self, request: Request) -> tuple[str, str, Files]:
+        """Name, commit and files of what is asked for, where the asker may read it."""
+        name = "{owner}/{name}".format(**request.path_params)
+        is_open = request.headers.get("authorization") == f"Bearer {TOKEN}" or not self.private.get(name, True)
+        wanted = request.path_params.get("revision", "main")
+        for id, files in reversed(self.commits.get(name, []) if is_open else []):
+            if wanted in ("main", id):
+                return name, id, files
+        raise HTTPException(401, headers={"x-error-code": "RepoNotFound"})
+
+    async def info(self, request: Request) -> Response:
+        name, id, files = self._found(request)
+        siblings = [{"rfilename": path} for path in files]
+        return JSONResponse({"id": name, "sha": id, "private": self.private[name], "siblings": siblings, "tags": []})
+
+    async def tree(self, request: Request) -> Response:
+        _, _, files = self._found(request)
+        found = [(path, len(content), hashlib.sha1(content).hexdigest()) for path, content in files.items()]
+        return JSONResponse([{"type": "file", "path": path, "size": size, "oid": id} for path, size, id in found])
+
+    async def preupload(self, request: Request) -> Response:
+        files = (await request.json())["files"]
+        for file in files:
+            file |= {"uploadMode": "lfs" if file["path"].endswith(".parquet") else "regular", "shouldIgnore": False}
+        return JSONResponse({"files": files})
+
+    async def batch(self, request: Request) -> Response:
+        objects = (await request.json())["objects"]
+        for one in objects:
+            one["actions"] = {"upload": {"href": f"{self.url}/large/{one['oid']}"}}
+        return JSONResponse({"transfer": "basic", "objects": objects})
+
+    async def put(self, request: Request) -> Response:
+        content = await request.body()
+        self.large[hashlib.sha256(content).hexdigest()] = content
+        return Response()
+
+    async def commit(self, request: Request) -> Response:
+        name, _, before = self._found(request)
+        files = dict(before)
+        for line in (await request.body()).splitlines():
+            key, value = (part := json.loads(line))["key"], part["value"]
+            if key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = self.large[value["oid"]]
+            elif key == "deletedFile":
+                del files[value["path"]]
+        self.add(name, files)
+        return JSONResponse(
+            {"commitUrl": f"{self.url}/datasets/{name}/commit/0", "commitOid": self.commits[name][-1][0]}
+        )
+
+    async def resolve(self, request: Request) -> Response:
+        _, id, files = self._found(request)
+        content = files[request.path_params["path"]]
+        tags = {"x-repo-commit": id, "etag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        return Response(content, headers=tags)
+
+
+@contextmanager
+def served(hub: HubServer) -> Iterator[HubServer]:
+    """The hub with its `url`, while it runs in a thread."""
+    api, own = "/api/datasets/{owner}/{name}", "/datasets/{owner}/{name}"
+    routes = [
+        Route("/api/repos/create", hub.create, methods=["POST"]),
+        Route("/api/validate-yaml", hub.checked_card, methods=["POST"]),
+        Route(api, hub.info),
+        Route(f"{api}/revision/{{revision}}", hub.info),
+        Route(f"{api}/tree/{{revision}}", hub.tree),
+        Route(f"{api}/preupload/{{revision}}", hub.preupload, methods=["POST"]),
+        Route(f"{api}/commit/{{revision}}", hub.commit, methods=["POST"]),
+        Route(f"{own}.git/info/lfs/objects/batch", hub.batch, methods=["POST"]),
+        Route("/large/{oid}", hub.put, methods=["PUT"]),
+        Route(f"{own}/resolve/{{revision}}/{{path:path}}", hub.resolve, methods=["GET", "HEAD"]),
+    ]
+    with running(uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="critical"))) as port:
+        hub.url = f"http://127.0.0.1:{port}"
+        yield hub
