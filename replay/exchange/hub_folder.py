@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-import yaml
 
 from context.wording import excerpt, visible
 from replay.exchange import parquet
@@ -20,11 +19,14 @@ from replay.records import stored_setting
 from replay.store import ReplayStore
 
 ROWS = Path("data", "trajectories.parquet")
-_CARD = "README.md"
-_UNKNOWN = "unknown"
-_NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
-_TEXT = """---
-{head}---
+UNKNOWN = "unknown"
+_CARD = """---
+license: {license}
+tags: [agentloop, trajectories, reinforcement-learning]
+configs:
+- config_name: default
+  data_files: [{{split: train, path: data/*.parquet}}]
+---
 
 # Trajectories of tool-using agents
 
@@ -35,6 +37,7 @@ _TEXT = """---
 {note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
 (format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on.
 """
+_NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
 
 
 def export_folder(
@@ -44,28 +47,24 @@ def export_folder(
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
-    license: str | None = None,
+    license: str = UNKNOWN,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Write the rows that `export_file` would to the folder's Parquet file, and the card of what was written.
-
-    `license` is an identifier of the hub's list; None: nobody has said what may be done with the rows.
-    """
+    """Write the rows that `export_file` would, and the card of what was written; `license`: of the hub's list."""
+    file, report, contents = folder / ROWS, ExportReport(), _Contents()
     try:
-        (folder / ROWS).parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ExchangeError(
-            f"FOLDER must be writable, got {str(folder)!r} ({error.strerror}). Choose another."
-        ) from error
-    report, contents = ExportReport(), _Contents()
+        reason = f"got {str(folder)!r} ({error.strerror})"
+        raise ExchangeError(f"FOLDER must be writable, {reason}. Choose another.") from error
     with (
         store.naming_damage(),
-        replaced(folder / _CARD, force=force) as card,
-        replaced(folder / ROWS, force=force) as target,
+        replaced(folder / "README.md", force=force) as card,
+        replaced(file, force=force) as target,
     ):
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
         parquet.write(target, contents.counted(bundles(store, ids, report, progress)))
-        card.write_text(contents.card(license or _UNKNOWN), encoding="utf-8")
+        card.write_text(contents.card(license), encoding="utf-8")
     return report
 
 
@@ -81,64 +80,38 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-@dataclass
 class _Contents:
     """What the card says of the rows, counted as they are written."""
 
-    rows: int = 0
-    successes: int = 0
-    tokens: int = 0
-    action_tokens: int = 0
-    tasks: set[str] = field(default_factory=set)
-    named: dict[str, Counter[str]] = field(default_factory=dict)
-    """Rows by what the card names, as models and environments, and by its name."""
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._names: defaultdict[str, set[str]] = defaultdict(set)
+        self._tasks: set[str] = set()
 
     def counted(self, rows: Iterable[Bundle]) -> Iterator[Bundle]:
         for row in rows:
             record, made_with = row.trajectory.record, row.run.fingerprint or {}
-            tokenizer = next((policy.tokenizer_hash for policy in row.policies), _UNKNOWN)
-            self.rows += 1
-            self.successes += record.success
-            self.tokens += record.num_tokens
-            self.action_tokens += record.num_action_tokens
-            self.tasks.add(record.task)
-            names = {
-                "model": f"{_model(row.run.config)} ({made_with.get('model_family', _UNKNOWN)})",
-                "tokenizer (sha256)": str(made_with.get("tokenizer", tokenizer)),
-                "environment": f"{record.environment} {record.environment_version}".strip() or _UNKNOWN,
-                "source": record.source,
-            }
-            for kind, name in names.items():
-                self.named.setdefault(kind, Counter())[name] += 1
+            totals = {"trajectories": 1, "successes": int(record.success), "tokens": record.num_tokens}
+            self._totals.update(totals | {"sampled tokens": record.num_action_tokens})
+            self._tasks.add(record.task)
+            self._names["model"].add(f"{_model(row.run.config)} ({made_with.get('model_family', UNKNOWN)})")
+            self._names["tokenizer (sha256)"] |= {policy.tokenizer_hash for policy in row.policies}
+            self._names["environment"].add(f"{record.environment} {record.environment_version}")
+            self._names["source"].add(record.source)
             yield row
 
     def card(self, license: str) -> str:
-        split = {"split": "train", "path": f"{ROWS.parent}/*{PARQUET}"}
-        head = {
-            "license": license,
-            "tags": ["agentloop", "trajectories", "reinforcement-learning"],
-            "configs": [{"config_name": "default", "data_files": [split]}],
-        }
-        counts = {
-            "trajectories": f"{self.rows:,}",
-            "tasks": f"{len(self.tasks):,}",
-            "successes": f"{self.successes:,}",
-            "tokens": f"{self.tokens:,}, {self.action_tokens:,} of them sampled",
-        }
-        named = {kind: ", ".join(map(_quoted, sorted(found))) for kind, found in self.named.items()}
-        table = [f"| {name} | {value} |" for name, value in {**counts, **named, "license": _quoted(license)}.items()]
-        note = _NO_LICENSE if license == _UNKNOWN else ""
-        return _TEXT.format(
-            head=yaml.safe_dump(head, sort_keys=False), table="\n".join(table), note=note, format=FORMAT
-        )
+        counts = {name: f"{count:,}" for name, count in {**self._totals, "tasks": len(self._tasks)}.items()}
+        names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
+        table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
+        note = _NO_LICENSE if license == UNKNOWN else ""
+        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT)
 
 
 def _model(config: Mapping[str, Any]) -> str:
     """A folder is named by its last part: where it lay says nothing elsewhere."""
-    if "model" not in config:
-        return _UNKNOWN
-    path = stored_setting(config, "model.path", str)
-    return "built-in" if path is None else Path(path).name if Path(path).is_absolute() else path
+    path = stored_setting(config, "model.path", str) or ("built-in" if "model" in config else UNKNOWN)
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 def _quoted(text: str) -> str:

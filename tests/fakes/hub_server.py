@@ -1,4 +1,4 @@
-"""Dataset repositories as Hugging Face's hub answers for them: making one, commits with large files, and reading."""
+"""Dataset repositories as Hugging Face's hub answers for them: making one, commits, and reading."""
 
 from __future__ import annotations
 
@@ -22,23 +22,18 @@ Files = dict[str, bytes]
 
 
 class HubServer:
-    """Repositories by name; each commit has all its files. Parquet goes by LFS, as large files do, the rest inline."""
+    """Repositories by name; each commit has all its files. They come in the commits themselves, as small ones do."""
 
     def __init__(self) -> None:
         self.private: dict[str, bool] = {}
         self.commits: dict[str, list[tuple[str, Files]]] = {}
         """Ids and files, oldest first."""
-        self.large: Files = {}
-        """By sha256."""
         self.url = ""
 
     def add(self, name: str, files: Files, *, private: bool = True) -> None:
         self.private.setdefault(name, private)
         commits = self.commits.setdefault(name, [])
         commits.append((hashlib.sha1(f"{name} {len(commits)}".encode()).hexdigest(), files))
-
-    def files(self, name: str) -> Files:
-        return self.commits[name][-1][1]
 
     async def create(self, request: Request) -> Response:
         given = await request.json()
@@ -70,25 +65,13 @@ class HubServer:
 
     async def tree(self, request: Request) -> Response:
         _, _, files = self._found(request)
-        found = [(path, len(content), hashlib.sha1(content).hexdigest()) for path, content in files.items()]
-        return JSONResponse([{"type": "file", "path": path, "size": size, "oid": id} for path, size, id in found])
+        return JSONResponse([{"type": "file", "path": path, "size": len(files[path]), "oid": path} for path in files])
 
     async def preupload(self, request: Request) -> Response:
         files = (await request.json())["files"]
         for file in files:
-            file |= {"uploadMode": "lfs" if file["path"].endswith(".parquet") else "regular", "shouldIgnore": False}
+            file |= {"uploadMode": "regular", "shouldIgnore": False}
         return JSONResponse({"files": files})
-
-    async def batch(self, request: Request) -> Response:
-        objects = (await request.json())["objects"]
-        for one in objects:
-            one["actions"] = {"upload": {"href": f"{self.url}/large/{one['oid']}"}}
-        return JSONResponse({"transfer": "basic", "objects": objects})
-
-    async def put(self, request: Request) -> Response:
-        content = await request.body()
-        self.large[hashlib.sha256(content).hexdigest()] = content
-        return Response()
 
     async def commit(self, request: Request) -> Response:
         name, _, before = self._found(request)
@@ -97,8 +80,6 @@ class HubServer:
             key, value = (part := json.loads(line))["key"], part["value"]
             if key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "lfsFile":
-                files[value["path"]] = self.large[value["oid"]]
             elif key == "deletedFile":
                 del files[value["path"]]
         self.add(name, files)
@@ -116,7 +97,7 @@ class HubServer:
 @contextmanager
 def served(hub: HubServer) -> Iterator[HubServer]:
     """The hub with its `url`, while it runs in a thread."""
-    api, own = "/api/datasets/{owner}/{name}", "/datasets/{owner}/{name}"
+    api = "/api/datasets/{owner}/{name}"
     routes = [
         Route("/api/repos/create", hub.create, methods=["POST"]),
         Route("/api/validate-yaml", hub.checked_card, methods=["POST"]),
@@ -125,9 +106,7 @@ def served(hub: HubServer) -> Iterator[HubServer]:
         Route(f"{api}/tree/{{revision}}", hub.tree),
         Route(f"{api}/preupload/{{revision}}", hub.preupload, methods=["POST"]),
         Route(f"{api}/commit/{{revision}}", hub.commit, methods=["POST"]),
-        Route(f"{own}.git/info/lfs/objects/batch", hub.batch, methods=["POST"]),
-        Route("/large/{oid}", hub.put, methods=["PUT"]),
-        Route(f"{own}/resolve/{{revision}}/{{path:path}}", hub.resolve, methods=["GET", "HEAD"]),
+        Route("/datasets/{owner}/{name}/resolve/{revision}/{path:path}", hub.resolve, methods=["GET", "HEAD"]),
     ]
     with running(uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="critical"))) as port:
         hub.url = f"http://127.0.0.1:{port}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,7 +18,7 @@ from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail,
 from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, export_folder, hub, import_file
-from replay.exchange.hub_folder import ROWS
+from replay.exchange.hub_folder import ROWS, UNKNOWN
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.questions import chosen
@@ -57,22 +58,15 @@ def export(
         fail("--license and --public must come with --to, got a file. A folder or hf:NAME has a card.")
     with opened(run) as buffer, _progress_line() as show:
         where = chosen(buffer.run, filter)
-
-        def progress(done: int, total: int) -> None:
-            show("export", done, total)
-
-        if to is None:
-            assert file is not None
-            report = export_file(buffer.store, file, where=where, limit=limit, force=force, progress=progress)
-            size = file.stat().st_size
-        else:
+        asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
+        if file is not None:
+            report, size = export_file(buffer.store, file, **asked), file.stat().st_size
+        elif to is not None:
             place = hub.published(to, public=public, force=force) if hub.is_on_hub(to) else nullcontext(Path(to))
             with place as folder:
-                report = export_folder(
-                    buffer.store, folder, where=where, limit=limit, force=force, license=license, progress=progress
-                )
+                report = export_folder(buffer.store, folder, **asked, license=license or UNKNOWN)
                 size = (folder / ROWS).stat().st_size
-    _end_with(report, str(file or to), size, as_json=as_json, license=license if to is None else license or "unknown")
+    _end_with(report, str(file or to), size, as_json=as_json, license=license or UNKNOWN if to else None)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
@@ -187,12 +181,11 @@ def _end_with(
     """Say what was written, of so many bytes, and exit."""
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
     if license is not None:
-        lines.append(f"license: {license}")
+        lines[0] += f", license: {license}"
     if report.left:
         lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.items()))
     lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.corrupt.items()]
     facts = {"file": file, "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
-    facts |= {} if license is None else {"license": license}
     say_json(facts, indent=None) if as_json else say("\n".join(lines))
     raise typer.Exit(1 if report.corrupt else 0)
 
