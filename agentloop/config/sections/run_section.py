@@ -33,6 +33,11 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
+    trajectories: int = Field(
+        8,
+        ge=0,
+        description="Trajectories that wandb and trackio are given after each evaluation: conversations, whole.",
+    )
 
 
 class SftSection(Section):
