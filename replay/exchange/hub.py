@@ -34,10 +34,9 @@ def published(place: str, *, public: bool, force: bool) -> Iterator[Path]:
         name = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True).repo_id
         info = api.dataset_info(name)
     if info.private == public:
-        found, advice = ("private", "leave --public out") if public else ("public", "publish the rows with --public")
+        wanted, change = ("public", "leave out") if public else ("private", "add")
         raise ExchangeError(
-            f"{place} must be {'public' if public else 'private'}, got a repository that is {found}. Choose another "
-            f"name, or {advice}."
+            f"{place} must be {wanted}, got a repository that is not. Choose another name, or {change} --public."
         )
     if not force and any(file.rfilename.endswith(PARQUET) for file in info.siblings or ()):
         raise ExchangeError(f"{place} must hold no rows yet, got some. Choose another name, or replace with --force.")

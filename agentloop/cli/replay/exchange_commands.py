@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
@@ -119,8 +120,6 @@ def import_(
         file = hub.fetched(place) if hub.is_on_hub(place) else Path(place)
         learner = buffer.own_run
         if are_conversations:
-            from agentloop.algorithms.advantages import group_advantages
-
             own = None if buffer.folder is None else start_folder(buffer.folder)
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
-from replay import ReplayStore, questions
+from replay import questions
 from replay.config import StoredConfig, TaskPool
 from replay.exchange.attach import copy_with
 from replay.exchange.teacher import teaching_of
@@ -51,19 +52,12 @@ def mix(
         known = (own.get("replay") or {}).get("attach") or {}
         new = {name: place for name, place in settings.replay.attach.items() if known.get(name) != place}
         allowed = settings.replay.allow_mismatch
-        with _with_attached(buffer, id, new, allowed) if new else nullcontext(buffer.store) as store:
+        start = None if buffer.folder is None else start_folder(buffer.folder)
+        teach = partial(teaching_of, buffer.store, id, start, group_advantages)
+        attached = copy_with(buffer.store, id, new, teach=teach, allow_mismatch=allowed)
+        with attached if new else nullcontext(buffer.store) as store:
             answer = _preview(replace(buffer, store=store), id, settings)
     say_json(answer) if as_json else say("\n".join(_lines(answer)))
-
-
-def _with_attached(
-    buffer: OpenBuffer, run: str, places: Mapping[str, str], allowed: Sequence[str]
-) -> AbstractContextManager[ReplayStore]:
-    from agentloop.algorithms.advantages import group_advantages
-
-    own = None if buffer.folder is None else start_folder(buffer.folder)
-    teach = partial(teaching_of, buffer.store, run, own, group_advantages)
-    return copy_with(buffer.store, run, places, teach=teach, allow_mismatch=allowed)
 
 
 def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> questions.QueryResult:
