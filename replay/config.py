@@ -113,7 +113,8 @@ class ReplayConfig(LimitSection, MixSection):
     attach: dict[str, str] = Field(
         default_factory=dict,
         description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
-        "folder, file or URL. Copied when the run begins.",
+        "folder, file or URL; or files of rows or conversations, e.g. {teacher: teacher.jsonl}. Copied when the run "
+        "begins.",
     )
     capacity: Capacity = Field(
         default_factory=Capacity,

@@ -9,20 +9,26 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, one_line
 from agentloop.user_code import load_class, users_code
+from context.messages import conversation_text, plain_message, to_template
+from replay.records import Trajectory, TrajectoryRecord
+from replay.storage.write import Redactor
 
 _PROJECT = "agentloop"
+_TRAJECTORIES = "trajectories"
 
 
 class MetricSink(Protocol):
     """What `metrics.sinks` may name: a class made with the run folder as its only argument.
 
-    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again.
+    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again. A sink with
+    `log_trajectories(iteration, trajectories)` is given a few that were collected, too.
     """
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
@@ -41,6 +47,12 @@ class MetricSinks:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))
 
+    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
+        """To the sinks that have a place for them."""
+        for name, sink in list(self._sinks.items()):
+            if (log := getattr(sink, "log_trajectories", None)) is not None:
+                self._attempt(name, partial(log, iteration, trajectories))
+
     def close(self) -> None:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, sink.close)
@@ -54,6 +66,13 @@ class MetricSinks:
             self._warn(
                 f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
             )
+
+
+def shown_trajectories(collected: Sequence[Trajectory], most: int, redact: Redactor | None) -> list[Trajectory]:
+    """A few of them, spread over their groups, with the messages that are stored."""
+    most = min(most, len(collected))
+    rows = [collected[place * len(collected) // most] for place in range(most)]
+    return [replace(row, messages=tuple(redact(row.messages) or ())) for row in rows] if redact else rows
 
 
 def open_sinks(
@@ -171,6 +190,11 @@ def _known(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
+def _outcome(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
+    names = ("id", "task", "reward", "success", "stop_reason", "num_turns")
+    return {"iteration": iteration, **{name: getattr(record, name) for name in names}}
+
+
 class TensorBoardSink:
     """Each metric as a scalar at its iteration; what is unknown (NaN) is no point."""
 
@@ -198,7 +222,7 @@ class WandbSink:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError for a missing package or key, and what W&B raises where its server can't be reached."""
-        wandb = _package("wandb", "wandb")
+        self._wandb = wandb = _package("wandb", "wandb")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode = os.environ.get("WANDB_MODE", "offline")
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))  # nothing outside the run folder
@@ -224,6 +248,16 @@ class WandbSink:
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(_known(metrics), step=iteration)
 
+    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
+        """A table, with the conversations as text."""
+        rows = [
+            _outcome(iteration, row.record) | {"conversation": conversation_text(map(plain_message, row.messages))}
+            for row in trajectories
+        ]
+        if rows:
+            table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+            self._run.log({_TRAJECTORIES: table}, step=iteration)
+
     def close(self) -> None:
         self._run.finish()
 
@@ -245,6 +279,7 @@ class TrackioSink:
                 name=f"{folder.name}-{made['id'][:8]}",
                 config=made["config"],
                 resume="allow",
+                private=True,  # a Space that is made for it: conversations are in it
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
@@ -252,6 +287,14 @@ class TrackioSink:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(_known(metrics), step=iteration)
+
+    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
+        """Traces of trackio's: the messages, with the outcome beside them."""
+        traces = [
+            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome(iteration, row.record))
+            for row in trajectories
+        ]
+        self._run.log({_TRAJECTORIES: traces}, step=iteration)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

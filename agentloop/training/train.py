@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
@@ -43,6 +45,7 @@ from agentloop.user_code import load_sampler
 from context import PrefixError, RenderError
 from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
+from replay.exchange.teacher import teaching_of
 from replay.locate import MODEL
 from replay.pages.report import REPORT_NAME
 from replay.questions import empty_sources, metric_series
@@ -313,13 +316,14 @@ def _run_record(parts: Components) -> RunRecord:
 
 def attach_buffers(parts: Components) -> None:
     """Copy their rows before the first iteration; what a start that was killed has copied stays as it is."""
+    teach = partial(teaching_of, parts.store, parts.run_id, parts.folder.start, group_advantages)
     for name, place in parts.config.replay.attach.items():
 
         def progress(phase: str, done: int, name: str = name) -> None:
             parts.display.phase(f"attach {name}: {phase}", done, done)
 
         allowed = parts.config.replay.allow_mismatch
-        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=progress)
+        report = attach(parts.store, parts.run_id, name, place, teach=teach, allow_mismatch=allowed, progress=progress)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")

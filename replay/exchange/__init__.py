@@ -1,21 +1,22 @@
-"""Experience as files: lossless export and import, JSONL and Parquet, and other people's data."""
+"""Experience as files: lossless export and import, JSONL and Parquet, folders of the hub, and other people's data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
-from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
+from replay.exchange.files import ExchangeError, is_parquet, replaced
+from replay.exchange.hub_folder import export_folder, files_of
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 
-__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "import_file"]
+__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "export_folder", "import_file"]
 
 
 def export_file(
@@ -53,18 +54,22 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file (see `import_rows`), with `name` as their source; None: each keeps its own."""
+    """Store the rows of an exported file or folder (see `import_rows`), with `name` as their source; None: each keeps
+    its own."""
     if name is not None:
         check_set_name(name)
-    report, read = ImportReport(), partial(_placed, path, as_parquet=is_parquet(path))
-    with opened(path):
-        import_rows(store, read, report, source=name, skip_bad=skip_bad, progress=progress)
+    report, files = ImportReport(), files_of(path)
+
+    def read() -> Iterator[Placed]:
+        return chain.from_iterable(map(_placed, files))
+
+    import_rows(store, read, report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 
-def _placed(path: Path, *, as_parquet: bool) -> Iterator[Placed]:
+def _placed(path: Path) -> Iterator[Placed]:
     """Each row with where it stands; what ends the reading early is the last of them."""
-    reader, unit, number = (parquet.read, "row ", 0) if as_parquet else (jsonl.read, "", 0)
+    reader, unit, number = (parquet.read, "row ", 0) if is_parquet(path) else (jsonl.read, "", 0)
     try:
         for number, row in enumerate(reader(path), 1):
             yield f"{path}:{unit}{number}", row

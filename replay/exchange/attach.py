@@ -1,4 +1,4 @@
-"""A second buffer as a source of draws: its rows are copied into the own one, which is then all that a draw reads.
+"""A second buffer, or a file of rows, as a source of draws: copied into the own one, which is then all a draw reads.
 
 A copy, because a draw is on record with its trajectory, and both have to be in one database to stay true.
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from typing import Any
 
-from replay.exchange.files import ExchangeError
+from replay.exchange import hub, import_file
+from replay.exchange.files import JSONL, PARQUET, ExchangeError, is_parquet, lines
+from replay.exchange.hub_folder import ROWS, files_of
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
+from replay.exchange.row_format import BadRow, json_line
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
+from replay.exchange.teacher import Teaching, import_chat
 from replay.locate import DATABASE
 from replay.locate import place as located
 from replay.records import ELIGIBLE
@@ -23,9 +28,15 @@ from replay.sampling.compatibility import bits, meanings, names_of
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
+Teach = Callable[..., Teaching]
+"""`teaching_of` the run that learns, given `reward` and `advantage`."""
+
 
 def check_attachable(place: str) -> None:
-    """Raises ReplayError where no buffer can be opened."""
+    """Raises ReplayError where no buffer can be opened, and no file of rows be read."""
+    if (file := _file_of_rows(place)) is not None:
+        files_of(file)
+        return
     with closing(ReplayStore.open(located(place)[0], read_only=True)):
         pass
 
@@ -36,14 +47,18 @@ def attach(
     name: str,
     place: str,
     *,
+    teach: Teach,
     allow_mismatch: Sequence[str] = (),
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
 
-    These are the eligible ones of runs with the same authors, tokenizer, template and model family, but for what
-    `allow_mismatch` names. The other buffer is only read, and what it gets later is not seen.
+    Of another buffer these are the eligible ones of runs with the same authors, tokenizer, template and model family,
+    but for what `allow_mismatch` names. It is only read, and what it gets later is not seen. A file of rows or of
+    conversations is imported whole.
     """
+    if (file := _file_of_rows(place)) is not None:
+        return _import(store, name, file, teach, progress)
     with closing(ReplayStore.open(located(place)[0], read_only=True)) as other:
         if other.url == store.url:
             raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
@@ -76,9 +91,37 @@ def attach(
     return report
 
 
+def _file_of_rows(place: str) -> Path | None:
+    """The file or folder that `place` names, fetched if it is on the hub; None: `place` is a buffer."""
+    if hub.is_on_hub(place):
+        return hub.fetched(place)
+    path = Path(place)
+    return path if place.lower().endswith((PARQUET, *JSONL)) or (path / ROWS).is_file() else None
+
+
+def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
+    """Its first line says what a file holds: exported rows name a format, conversations may name a reward.
+
+    Where they name none they are demonstrations, each a success with an advantage of 1.
+    """
+    first = _first_line(file) if file.is_file() and not is_parquet(file) else {"format": None}
+    if "format" in first:
+        return import_file(store, file, name=name, progress=progress)
+    own = None if "reward" in first else 1.0
+    return import_chat(store, file, teach(reward=own, advantage=own), name=name, progress=progress)
+
+
+def _first_line(file: Path) -> dict[str, Any]:
+    try:
+        row = json_line(next(lines(file), b"{}"))
+    except BadRow:
+        return {}  # the import says what is wrong with it
+    return row if isinstance(row, dict) else {}
+
+
 @contextmanager
 def copy_with(
-    store: ReplayStore, run: str, places: Mapping[str, str], *, allow_mismatch: Sequence[str] = ()
+    store: ReplayStore, run: str, places: Mapping[str, str], *, teach: Teach, allow_mismatch: Sequence[str] = ()
 ) -> Iterator[ReplayStore]:
     """The buffer as it will be once `run` has attached these others: a copy, for as long as it is looked at."""
     if store.path is None:
@@ -95,5 +138,5 @@ def copy_with(
             source.backup(target)
         with closing(ReplayStore.open(file)) as copy:
             for name, place in places.items():
-                attach(copy, run, name, place, allow_mismatch=allow_mismatch)
+                attach(copy, run, name, place, teach=teach, allow_mismatch=allow_mismatch)
             yield copy

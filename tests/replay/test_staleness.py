@@ -5,6 +5,7 @@ from pathlib import Path
 
 from replay import ReplayStore, questions
 from replay.exchange.attach import attach
+from replay.exchange.teacher import teaching_of
 from replay.questions import Query, Sort
 from replay.sampling.samplers import make_sampler
 from replay.storage.retention import Capacity
@@ -21,7 +22,7 @@ def test_staleness_of_attached_rows_is_unknown_wherever_it_is_asked(tmp_path: Pa
     with closing(ReplayStore.create(tmp_path / "replay.sqlite")) as store:
         store.add_run(run_record(OTHER))
         store.add_policy(policy(0, run=OTHER))
-        attach(store, OTHER, "earlier", str(tmp_path / "earlier.sqlite"))
+        attach(store, OTHER, "earlier", str(tmp_path / "earlier.sqlite"), teach=teaching_of)
         listed = questions.page(store, Query(RUN, sort=Sort.staleness), limit=100)["rows"]
         assert {row["staleness"] for row in listed} == {None} and len(listed) == 24
         overview = questions.overview(store, listed[0]["id"])

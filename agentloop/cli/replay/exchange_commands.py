@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
-from replay.exchange import ExportReport, ImportReport, export_file, import_file
+from replay.exchange import ExportReport, ImportReport, export_file, export_folder, hub, import_file
+from replay.exchange.hub_folder import ROWS, UNKNOWN
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.questions import chosen
@@ -30,8 +33,18 @@ _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
     epilog="Example: agentloop replay export runs/quickstart-001 wins.parquet --where 'success and num_turns < 4'"
 )
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
+    run: Run = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|hf:NAME", help="In place of FILE: Parquet with a card, in a folder or on the hub."
+        ),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="--to: the license that the card names, as mit; unknown when left out.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="--to hf:NAME: let everybody read it.")] = False,
     filter: Filter = None,
     limit: MostRows = None,
     force: Force = False,
@@ -39,23 +52,34 @@ def export(
 ) -> None:
     """Write rows with all they refer to: tokens, authors, log-probs, messages, rewards, task, group and run.
 
-    Exit code 1 if a row is corrupt and was left out.
+    A repository on the hub is made where there is none, and is private without --public. Exit code 1 if a row is
+    corrupt and was left out.
     """
+    if (file is None) == (to is None):
+        fail(f"FILE or --to must be given, and one of them, got {'neither' if to is None else 'both'}.")
+    if to is None and (license is not None or public):
+        fail("--license and --public must come with --to, got a file. A folder or hf:NAME has a card.")
     with opened(run) as buffer, _progress_line() as show:
-        report = export_file(
-            buffer.store,
-            file,
-            where=chosen(buffer.run, filter),
-            limit=limit,
-            force=force,
-            progress=lambda done, total: show("export", done, total),
-        )
-    _end_with(report, file, as_json=as_json)
+        where = chosen(buffer.run, filter)
+        asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
+        if file is not None:
+            report, size = export_file(buffer.store, file, **asked), file.stat().st_size
+        elif to is not None:
+            place = hub.published(to, public=public, force=force) if hub.is_on_hub(to) else nullcontext(Path(to))
+            with place as folder:
+                report = export_folder(buffer.store, folder, **asked, license=license or UNKNOWN)
+                size = (folder / ROWS).stat().st_size
+    _end_with(report, str(file or to), size, as_json=as_json, license=license or UNKNOWN if to else None)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {_ENDINGS}.")],
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help=f"An exported file, which ends in {_ENDINGS}; a folder; or hf:NAME[@REVISION]."
+        ),
+    ],
     run: Run = None,
     form: Annotated[
         Literal["agentloop", "openai-chat"],
@@ -81,7 +105,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the rows of a file. Rows that are stored already stay as they are, so a file can be imported again.
+    """Store the rows of a file, a folder or a repository on the hub. Rows that are stored already stay as they are.
 
     Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
@@ -95,10 +119,9 @@ def import_(
     report: ImportReport
     refused = 0
     with opened(run, read_only=False) as buffer, _progress_line() as show:
+        file = hub.fetched(place) if hub.is_on_hub(place) else Path(place)
         learner = buffer.own_run
         if are_conversations:
-            from agentloop.algorithms.advantages import group_advantages
-
             own = None if buffer.folder is None else start_folder(buffer.folder)
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
@@ -113,7 +136,7 @@ def import_(
             loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
             if ReplayLossSection.model_validate(loss).rejects_missing:
                 refused = report.without_log_probs
-    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, place, refused))
 
 
 @app.command(
@@ -150,22 +173,25 @@ def demonstrations(
             force=force,
             progress=lambda done, total: show("write", done, total),
         )
-    _end_with(found, file)
+    _end_with(found, str(file), file.stat().st_size)
 
 
-def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoReturn:
-    """Say what was written, and exit."""
-    size = file.stat().st_size
+def _end_with(
+    report: ExportReport, file: str, size: int, *, as_json: bool = False, license: str | None = None
+) -> NoReturn:
+    """Say what was written, of so many bytes, and exit."""
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
+    if license is not None:
+        lines[0] += f", license: {license}"
     if report.left:
         lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.items()))
     lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.corrupt.items()]
-    facts = {"file": str(file), "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
+    facts = {"file": file, "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
     say_json(facts, indent=None) if as_json else say("\n".join(lines))
     raise typer.Exit(1 if report.corrupt else 0)
 
 
-def _import_text(report: ImportReport, file: Path, refused: int) -> str:
+def _import_text(report: ImportReport, file: str, refused: int) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"

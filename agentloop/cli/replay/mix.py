@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
 from replay import questions
 from replay.config import StoredConfig, TaskPool
 from replay.exchange.attach import copy_with
-from replay.locate import own_folder
+from replay.exchange.teacher import teaching_of
+from replay.locate import own_folder, start_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.questions.open_buffer import OpenBuffer, asked_run
 from replay.text_tables import row_table, share, yes_or_no
@@ -49,7 +52,10 @@ def mix(
         known = (own.get("replay") or {}).get("attach") or {}
         new = {name: place for name, place in settings.replay.attach.items() if known.get(name) != place}
         allowed = settings.replay.allow_mismatch
-        with copy_with(buffer.store, id, new, allow_mismatch=allowed) if new else nullcontext(buffer.store) as store:
+        start = None if buffer.folder is None else start_folder(buffer.folder)
+        teach = partial(teaching_of, buffer.store, id, start, group_advantages)
+        attached = copy_with(buffer.store, id, new, teach=teach, allow_mismatch=allowed)
+        with attached if new else nullcontext(buffer.store) as store:
             answer = _preview(replace(buffer, store=store), id, settings)
     say_json(answer) if as_json else say("\n".join(_lines(answer)))
 

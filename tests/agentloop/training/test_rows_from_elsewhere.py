@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
 from replay.questions.filters import condition
+from context.authors import AuthorTable
+from replay.exchange import ExchangeError
+from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
@@ -71,26 +73,13 @@ CHAT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A buffer of two conversations made for that run."""
-    folder = tmp_path_factory.mktemp("taught")
-    shutil.copy(first / "replay.sqlite", folder)
-    path = folder / "chat.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
-    with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
-        teaching = teaching_of(store, None, first / "model", group_advantages)
-        assert import_chat(store, path, teaching).inserted == 2
-        export_file(store, folder / "taught.jsonl", where=condition("source == 'teacher'"))
-    with closing(ReplayStore.create(folder / "taught.sqlite")) as store:
-        import_file(store, folder / "taught.jsonl", name=None)
-    return folder / "taught.sqlite"
-
-
-def test_conversations_are_trained_on_with_anchor_old_alone(taught: Path, tmp_path: Path, qwen2: Path) -> None:
-    replay = {"fraction": 0.125, "sampler": "uniform", "successful_only": False, "attach": {"teacher": str(taught)}}
+def test_conversations_of_an_attached_file_are_trained_on_with_anchor_old_alone(tmp_path: Path, qwen2: Path) -> None:
+    file, display = tmp_path / "chat.jsonl", SilentDisplay()
+    file.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
+    replay = {"fraction": 0.125, "sampler": "uniform", "successful_only": False, "attach": {"teacher": str(file)}}
     config = short(tmp_path, qwen2, loss={"replay": {"anchor": "old"}}, replay=replay)
-    database = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    database = train(config, display=display).folder / "replay.sqlite"
+    assert f"attached {file} as teacher: 2 rows, 2 of them copied now" in display.notes
     assert rows(database, DRAWN.format("teacher")) == [(2,)]
     assert rows(database, "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
     with pytest.raises(UserError, match=r"^behavior_log_probs of .* loss.replay.anchor is behavior") as refused:

@@ -19,7 +19,6 @@ from replay.questions.filters import condition
 from replay.storage.databases import Location
 from tests.fakes.records import (
     AUTHORS,
-    MESSAGES,
     RUN,
     SHORT,
     FreshRows,
@@ -177,23 +176,3 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
     assert (report.rows, dict(report.left)) == (128, {"evicted": 2})
     rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
-
-
-def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
-    given = [trajectory(f"t{i}", slot=i, segments=(Segment(SHORT), Segment(SHORT))) for i in range(3)]
-    put(file_store, *[replace(row, messages=MESSAGES[:3]) for row in given])
-    for kind, ending in (("json", "jsonl"), ("parquet", "parquet")):
-        path = tmp_path / f"rows.{ending}"
-        export_file(file_store, path)
-        found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
-        assert found["id"][:] == ["t0", "t1", "t2"]
-        assert found[1]["segments"][1]["token_ids"] == SHORT.token_ids.tolist()
-        assert found[2]["messages"][2]["tool_calls"][0]["name"] == "lookup"
-    found.filter(lambda row: row["slot"] > 0).to_parquet(tmp_path / "kept.parquet")
-    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
-        assert import_file(other, tmp_path / "kept.parquet", name=None).inserted == 2
-        export_file(other, tmp_path / "kept.jsonl")
-    lines = (tmp_path / "rows.jsonl").read_bytes().splitlines()
-    assert (tmp_path / "kept.jsonl").read_bytes().splitlines() == lines[1:]

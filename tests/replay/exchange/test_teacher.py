@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from context.authors import DEMONSTRATION, INITIALIZATION, LLM
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
-from replay.exchange import ExchangeError
+from replay.exchange import ExchangeError, export_folder
+from replay.exchange.attach import attach, check_attachable
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from tests.fakes import families as fakes
@@ -204,3 +207,25 @@ def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -
         teaching_of(file_store, None, None, group_advantages, model=other)
     with pytest.raises(ExchangeError, match="--model must be the folder of the run's tokenizer"):
         teaching_of(file_store, None, None, group_advantages)
+
+
+@pytest.mark.parametrize(("own", "outcome"), [({}, (1.0, 1.0)), ({"reward": 0.5}, (0.5, 0.0))])
+def test_attached_file_without_rewards_is_demonstrations(
+    file_store: ReplayStore, tmp_path: Path, own: dict[str, float], outcome: tuple[float, float]
+) -> None:
+    path, teach = written(tmp_path, {"messages": [*ASKED, ANSWER], **own}), partial(teaching, file_store, tmp_path)
+    check_attachable(str(path))
+    for inserted in (1, 0):
+        assert attach(file_store, RUN, "shown", str(path), teach=teach).inserted == inserted
+    assert sql(file_store, "select source, reward, advantage from trajectories") == [("shown", *outcome)]
+    export_folder(file_store, tmp_path / "rows")
+    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
+        assert attach(other, RUN, "rows", str(tmp_path / "rows"), teach=teach).inserted == 1
+
+
+def test_attached_file_that_can_not_be_read_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:
+    with pytest.raises(ExchangeError, match="FILE must be readable, got .*none.jsonl"):
+        check_attachable(str(tmp_path / "none.jsonl"))
+    path = written(tmp_path, [1])
+    with pytest.raises(ExchangeError, match="chat.jsonl:1: row must"):
+        attach(file_store, RUN, "shown", str(path), teach=partial(teaching, file_store, tmp_path))

@@ -12,6 +12,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange.attach import attach
+from replay.exchange.teacher import teaching_of
 from tests.fakes.records import RUN, iterated, new_store, put, trajectory
 from tests.fakes.replay_command import ask, preview_of
 
@@ -62,7 +63,7 @@ def test_mix_draws_from_buffers_that_a_configuration_attaches_and_copies_nothing
     assert (drawn, run.read_bytes()) == ({"self": 3, "earlier": 3}, before)
     # As it is once the run has copied them, which changes nothing any more.
     with closing(ReplayStore.open(run)) as store:
-        attach(store, RUN, "earlier", str(earlier))
+        attach(store, RUN, "earlier", str(earlier), teach=teaching_of)
     assert json.loads(ask(*asked).output) == answer
     refused = ask(*asked[:-1], "--set", f"replay.attach.earlier={tmp_path}/nowhere.sqlite")
     assert refused.exit_code == 2 and refused.stderr.startswith("agentloop: database must be an existing file")

@@ -1,0 +1,119 @@
+"""Rows as a folder that is a dataset repository of Hugging Face's hub: Parquet, and a card that says what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.wording import excerpt, visible
+from replay.exchange import parquet
+from replay.exchange.files import PARQUET, ExchangeError, is_parquet, opened, replaced
+from replay.exchange.row_format import FORMAT, Bundle
+from replay.exchange.stored_rows import ExportReport, bundles, exportable
+from replay.records import stored_setting
+from replay.store import ReplayStore
+
+ROWS = Path("data", "trajectories.parquet")
+UNKNOWN = "unknown"
+_CARD = """---
+license: {license}
+tags: [agentloop, trajectories, reinforcement-learning]
+configs:
+- config_name: default
+  data_files: [{{split: train, path: data/*.parquet}}]
+---
+
+# Trajectories of tool-using agents
+
+| | |
+|---|---|
+{table}
+
+{note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
+(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on.
+"""
+_NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
+
+
+def export_folder(
+    store: ReplayStore,
+    folder: Path,
+    *,
+    where: sa.ColumnElement[bool] | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    license: str = UNKNOWN,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ExportReport:
+    """Write the rows that `export_file` would, and the card of what was written; `license`: of the hub's list."""
+    file, report, contents = folder / ROWS, ExportReport(), _Contents()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"got {str(folder)!r} ({error.strerror})"
+        raise ExchangeError(f"FOLDER must be writable, {reason}. Choose another.") from error
+    with (
+        store.naming_damage(),
+        replaced(folder / "README.md", force=force) as card,
+        replaced(file, force=force) as target,
+    ):
+        ids = exportable(store, report, sa.true() if where is None else where)[:limit]
+        parquet.write(target, contents.counted(bundles(store, ids, report, progress)))
+        card.write_text(contents.card(license), encoding="utf-8")
+    return report
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of rows that `path` is or has, in the order of their names; ExchangeError where one can't be read."""
+    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
+    if not files:
+        raise ExchangeError(f"FOLDER must hold files in {PARQUET}, got none in {str(path)!r}. Check it.")
+    for file in files:
+        is_parquet(file)
+        with opened(file):
+            pass
+    return files
+
+
+class _Contents:
+    """What the card says of the rows, counted as they are written."""
+
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._names: defaultdict[str, set[str]] = defaultdict(set)
+        self._tasks: set[str] = set()
+
+    def counted(self, rows: Iterable[Bundle]) -> Iterator[Bundle]:
+        for row in rows:
+            record, made_with = row.trajectory.record, row.run.fingerprint or {}
+            totals = {"trajectories": 1, "successes": int(record.success), "tokens": record.num_tokens}
+            self._totals.update(totals | {"sampled tokens": record.num_action_tokens})
+            self._tasks.add(record.task)
+            self._names["model"].add(f"{_model(row.run.config)} ({made_with.get('model_family', UNKNOWN)})")
+            self._names["tokenizer (sha256)"] |= {policy.tokenizer_hash for policy in row.policies}
+            self._names["environment"].add(f"{record.environment} {record.environment_version}")
+            self._names["source"].add(record.source)
+            yield row
+
+    def card(self, license: str) -> str:
+        counts = {name: f"{count:,}" for name, count in {**self._totals, "tasks": len(self._tasks)}.items()}
+        names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
+        table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
+        note = _NO_LICENSE if license == UNKNOWN else ""
+        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT)
+
+
+def _model(config: Mapping[str, Any]) -> str:
+    """A folder is named by its last part: where it lay says nothing elsewhere."""
+    path = stored_setting(config, "model.path", str) or ("built-in" if "model" in config else UNKNOWN)
+    return Path(path).name if Path(path).is_absolute() else path
+
+
+def _quoted(text: str) -> str:
+    """As code, so that no name becomes a link or breaks the table."""
+    return f"`{visible(excerpt(text, 100)).replace('`', ' ').replace('|', ' ')}`"
