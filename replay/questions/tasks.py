@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, run_is
-from replay.questions.summary import mean, total
+from replay.questions.summary import WITHOUT_SIGNAL, mean, total
 from replay.questions.trajectory import NONE, excerpts_of, opening
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
@@ -35,7 +36,7 @@ _LISTED = (
 )
 
 
-_UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
+UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
 _TRIED = _rows.state != ORPHANED
 """Attempts of iterations that were undone count for nothing; they are listed with their state."""
 _COUNTS = (
@@ -144,7 +145,7 @@ def _groups_of(
     used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
     query = sa.select(*(groups.c[name] for name in _GROUP), _MADE)
-    query = query.where(groups.c.task == task, ~_UNDONE, run_is(run, groups.c.run))
+    query = query.where(groups.c.task == task, ~UNDONE, run_is(run, groups.c.run))
     order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
     return [
         {
@@ -182,19 +183,32 @@ class TaskSort(StrEnum):
     drift = "drift"
     attempts = "attempts"
     last = "last"
+    first = "first"
+    latest = "latest"
+    best = "best"
+    trend = "trend"
+    without_signal = "without_signal"
 
 
 def task_list(
-    store: ReplayStore, run: str | None = None, *, sort: TaskSort = TaskSort.unsolved, limit: int = 50
+    store: ReplayStore,
+    run: str | None = None,
+    *,
+    sort: TaskSort = TaskSort.unsolved,
+    ascending: bool = False,
+    limit: int = 50,
 ) -> QueryResult:
     """How many tasks were tried and how many of them never solved, and `limit` of them in order.
 
-    Attempts are counted as `questions.task` counts them. `replayed`: draws of its rows that fed updates, of those that
-    were evicted since too, with their mean and their largest `drift`; `last_iteration`: the newest that tried it.
+    Attempts are counted as `questions.task` counts them. `first`, `latest` and `best`: shares of successful attempts of
+    one iteration; `trend`: latest less first, None where one iteration alone tried it; `course`: [iteration, share] of
+    the newest ones. `groups_without_signal`: those of its `groups` whose rewards are all equal, whatever they are.
+    `replayed`: draws of its rows that fed updates, of those that were evicted since too, with their mean and their
+    largest `drift`; `last_iteration`: the newest that tried it.
     """
     with store.reading() as connection:
         found = _tried(connection, run)
-        rows = sorted(found.values(), key=lambda row: _order(row, sort))
+        rows = sorted(found.values(), key=lambda row: _order(row, sort, ascending))
         shown = _named(connection, rows[:limit], run)
     return {
         "run": run,
@@ -205,11 +219,18 @@ def task_list(
     }
 
 
-def _order(row: Mapping[str, Any], sort: TaskSort) -> tuple[Any, ...]:
-    """The greatest first, and what is unknown last."""
+def task_success(store: ReplayStore, run: str) -> dict[str, QueryResult]:
+    """`attempts`, `first`, `latest` and `best` of every task of a run, by its hash: see `task_list`."""
+    with store.reading() as connection:
+        return _success(connection, run)
+
+
+def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any, ...]:
+    """The greatest first, or the least, and what is unknown last."""
+    sign = 1 if ascending else -1
     if sort is TaskSort.unsolved:
-        return row["successes"] / row["attempts"], -row["attempts"], row["hash"]
-    return (*((row[name] is None, -(row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
+        return -sign * row["successes"] / row["attempts"], sign * row["attempts"], row["hash"]
+    return (*((row[name] is None, sign * (row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
 
 
 _COLUMNS = {
@@ -217,30 +238,58 @@ _COLUMNS = {
     TaskSort.drift: ("drift_mean", "token_gap_max"),
     TaskSort.attempts: ("attempts",),
     TaskSort.last: ("last_iteration",),
+    TaskSort.first: ("first", "attempts"),
+    TaskSort.latest: ("latest", "attempts"),
+    TaskSort.best: ("best", "attempts"),
+    TaskSort.trend: ("trend", "attempts"),
+    TaskSort.without_signal: ("groups_without_signal",),
 }
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
+_MOST_POINTS = 32
+"""Iterations of a task's course, the newest ones."""
+
+
+def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
+    """How every task that was tried at least once came out, by its hash."""
+    columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
+    query = sa.select(*columns).where(~UNDONE, run_is(run, groups.c.run)).order_by(groups.c.task, groups.c.iteration)
+    found = {}
+    for hash, of_task in groupby(connection.execute(query), key=lambda row: row[0]):
+        tried = [(iteration, size, int(successes(rate, size)), flat) for _, iteration, size, rate, flat in of_task]
+        sums: dict[int, list[int]] = {}
+        for iteration, size, solved, _ in tried:
+            sums[iteration] = [a + b for a, b in zip(sums.get(iteration, (0, 0)), (solved, size), strict=True)]
+        course = [[iteration, solved / size] for iteration, (solved, size) in sums.items()]
+        shares = [share for _, share in course]
+        found[hash] = {
+            "hash": hash,
+            "attempts": sum(size for _, size, _, _ in tried),
+            "successes": sum(solved for _, _, solved, _ in tried),
+            "last_iteration": course[-1][0],
+            "first": shares[0],
+            "latest": shares[-1],
+            "best": max(shares),
+            "trend": shares[-1] - shares[0] if len(shares) > 1 else None,
+            "course": course[-_MOST_POINTS:],
+            "groups": len(tried),
+            "groups_without_signal": sum(bool(flat) for *_, flat in tried),
+        }
+    return found
 
 
 def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """By hash, of every task that was tried at least once."""
-    hash = groups.c.task.label("hash")
-    tried = sa.select(
-        hash,
-        total(groups.c.size).label("attempts"),
-        total(sa.func.round(groups.c.success_rate * groups.c.size)).label("successes"),
-        sa.func.max(groups.c.iteration).label("last_iteration"),
-    ).where(~_UNDONE, run_is(run, groups.c.run))
     eligible = sa.select(_rows.task.label("hash"), sa.func.count().label("eligible"))
     eligible = eligible.where(_rows.state == ELIGIBLE, run_is(run, _rows.run)).group_by(_rows.task)
     used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
     drawn = sa.select(
-        hash,
+        groups.c.task.label("hash"),
         sa.func.count().label("replayed"),
         mean(draws.c.drift_mean).label("drift_mean"),
         sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
-    found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(tried.group_by(groups.c.task)).mappings()}
+    found = {hash: {**_UNTRIED, **row} for hash, row in _success(connection, run).items()}
     for query in (eligible, drawn):
         for row in connection.execute(query).mappings():
             if row["hash"] in found:
