@@ -39,7 +39,7 @@ def failures(source: OpenBuffer, request: Request) -> QueryResult:
     run, filters = run_of(source, request), texts(request, "where")
     found = outcomes(source.store, run, filters)
     command = ["agentloop", "replay", "stats", *source.run_words, "--outcomes"]
-    command += ["--filter", " and ".join(f"({each})" for each in filters)] if filters else []
+    command += ["--where", " and ".join(f"({each})" for each in filters)] if filters else []
 
     def rows(condition: str) -> str:
         return address("buffer", run=run or "*", where=[*filters, condition])
