@@ -1,4 +1,4 @@
-"""What was learned, and from what: tasks over time, failures beside successes, and what replay did."""
+"""What was learned, and from what: tasks over time, failures against successes, and what replay did."""
 
 from __future__ import annotations
 
