@@ -160,6 +160,11 @@ def empty_sources(
         return trial.empty_sources(config.replay.unit, config.batch.group_size, [*config.replay.attach, *named])
 
 
+def preview_with(store: ReplayStore, run: str | None = None, **given: str) -> QueryResult:
+    """The next batch by the run's own settings but for those given, as texts: see `changed`."""
+    return preview(store, run, changed(stored_config(store.run(run)), given))
+
+
 # Named one by one, for an index to find them: rows that are not eligible are few.
 _GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
 
