@@ -1,6 +1,8 @@
 """Experience at rest: what agents did, token by token, and which update learned from it."""
 
 from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError, RunReplaced
+from replay.frames import ArrowRows, Buffer
+from replay.frames import open_run as open
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import (
     BatchRow,
@@ -21,7 +23,9 @@ from replay.store import ReplayStore
 
 __all__ = [
     "AppendReport",
+    "ArrowRows",
     "BatchRow",
+    "Buffer",
     "Availability",
     "ConnectionLost",
     "CorruptTrajectory",
@@ -46,4 +50,5 @@ __all__ = [
     "TrajectoryRecord",
     "group_of",
     "make_sampler",
+    "open",
 ]

@@ -16,11 +16,11 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters import conditions
-from replay.questions.filters.fields import DRIFT, TOKEN_GAP_MAX, TOOL_ERRORS
 from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
+from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, TOKEN_GAP_MAX
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 
@@ -29,17 +29,14 @@ _GREATEST = 2**62
 """Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
 _COUNTED = {
-    Sort.turns: _rows.num_turns,
-    Sort.tools: _rows.num_tool_calls,
-    Sort.tokens: _rows.num_tokens,
-    Sort.tool_errors: TOOL_ERRORS,
+    Sort.num_tool_errors: NUM_TOOL_ERRORS,
 }
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
     *(_rows[name] for name in ("stop_reason", "error_kinds", "advantage", "state", "state_reason", "uses")),
-    _rows.group.label("group"),
-    TOOL_ERRORS.label("tool_errors"),
+    _rows.group.label("group_id"),
+    NUM_TOOL_ERRORS.label("num_tool_errors"),
     DRIFT.label("drift"),
     TOKEN_GAP_MAX.label("token_gap_max"),
 )

@@ -165,7 +165,7 @@ def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) ->
     return connection.scalar(sa.select(sa.func.count(owner)).where(run_is(run, owner))) or 0
 
 
-FIELDS_SHOWN = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
+FIELDS_SHOWN = ("reward", "num_tokens", "staleness", "uses", "group_success", "num_turns")
 """Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason", "run")
 _BARS = 12

@@ -92,7 +92,7 @@ def tokens(
         "loss_mask": trained.tolist(),
         "behavior_log_probs": _numbers(behavior),
         "current_log_probs": None if current is None else _numbers(current[part]),
-        "drift": None if current is None else _numbers(_drift(current[part], behavior)),
+        "drift": None if current is None else _numbers(drift_of(current[part], behavior)),
         "scored_by": _scorer(score),
         "score_problem": problem,
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
@@ -133,7 +133,8 @@ def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.fl
         return None, str(error)
 
 
-def _drift(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def drift_of(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """exp(clamp(current - behavior, -20, 20)), NaN where either is."""
     return np.exp(np.clip(current.astype(np.float64) - behavior, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 

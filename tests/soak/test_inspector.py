@@ -70,7 +70,7 @@ class Visitor:
         """Of whatever is newest in the trainer's own run."""
         query = f"select id, run, task from trajectories where run <> '{RUN}' order by iteration desc, slot limit 2"
         (first, run, its_task), (second, _, _) = rows(self.database, query)
-        filtered = [address("buffer", where=["reward>=0.5", "turns<3"]), address("buffer", sort="reward")]
+        filtered = [address("buffer", where=["reward>=0.5", "num_turns<3"]), address("buffer", sort="reward")]
         return [*page_addresses((run, RUN), its_task, [first, second]), *filtered]
 
 

@@ -26,7 +26,9 @@ _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
 _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
 
 
-@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
+@app.command(
+    epilog="Example: agentloop replay export runs/quickstart-001 wins.parquet --where 'success and num_turns < 4'"
+)
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
@@ -115,7 +117,7 @@ def import_(
 
 
 @app.command(
-    epilog="Example: agentloop replay demonstrations runs/quickstart-001 wins.jsonl --where 'success and turns < 4'"
+    epilog="Example: agentloop replay demonstrations runs/quickstart-001 wins.jsonl --where 'success and num_turns < 4'"
 )
 def demonstrations(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or a database of agents' sessions.")],

@@ -64,7 +64,7 @@ def stats(
     say_json(answer) if as_json else say(_outcomes_text(answer) if by_outcome else _summary_text(answer))
 
 
-@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort tokens")
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort num_tokens")
 def ls(
     run: Run = None,
     filters: Annotated[

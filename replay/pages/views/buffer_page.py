@@ -25,8 +25,8 @@ _GROUPS = 40
 _MOST_RUNS = 6
 _TITLES = {
     "reward": "Reward",
-    "tokens": "Length in tokens",
-    "turns": "Turns",
+    "num_tokens": "Length in tokens",
+    "num_turns": "Turns",
     "staleness": "Staleness",
     "uses": "Uses",
     "group_success": "Group success",

@@ -1,6 +1,6 @@
 """A filter, written as a Python expression, as an SQL condition over the table `trajectories`.
 
-    success and 0.5 < reward <= 1 and (turns >= 2 or error_kind is not None) and 'drawer' in text
+    success and 0.5 < reward <= 1 and (num_turns >= 2 or error_kind is not None) and 'drawer' in text
 
 `ast` reads it and nothing of it is evaluated: what may stand where is listed here. Every comparison is true or false:
 None equals nothing and is neither greater nor smaller than anything, so `error_kind != 'timeout'` holds where there was

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
 from context.tokens.session_nodes import Fork, Status
-from replay.records import COMMITTED, STATES
-from replay.staleness import publishes_since
-from replay.storage.format.schema import draws, groups, nodes, policies, trajectories
+from replay.records import STATES
+from replay.storage.format.schema import groups, nodes, trajectories
+from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, STALENESS, TOKEN_GAP_MAX
 
 _rows = trajectories.c
 
@@ -53,22 +53,6 @@ class Field:
         return self.kind in (FieldKind.messages, FieldKind.calls)
 
 
-_NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
-_STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
-"""The row's today; NULL too where the run has published nothing."""
-
-
-def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
-    """A column of the draw with which an update used the row last, of several runs' in the greatest iteration."""
-    mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
-    newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
-    return newest.correlate(trajectories).scalar_subquery()
-
-
-DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
-"""NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
-_SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
-TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
@@ -77,7 +61,7 @@ _ALL = (
         "staleness",
         FieldKind.whole,
         "publishes of its own run since its oldest token was sampled, unknown of imported rows",
-        _STALENESS,
+        STALENESS,
     ),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
@@ -87,20 +71,25 @@ _ALL = (
         "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats",
         TOKEN_GAP_MAX,
     ),
-    Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
-    Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
-    Field("tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", TOOL_ERRORS),
-    Field("tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
-    Field("action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
-    Field("bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
-    Field("entropy", FieldKind.number, "mean entropy per sampled token when sampled, in nats", _rows.mean_entropy),
+    Field("num_turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
+    Field("num_tool_calls", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field(
-        "log_prob", FieldKind.number, "mean behavior log-prob per sampled token, in nats", _rows.mean_behavior_log_prob
+        "num_tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", NUM_TOOL_ERRORS
+    ),
+    Field("num_tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
+    Field("num_action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
+    Field("num_bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
+    Field("mean_entropy", FieldKind.number, "mean entropy per sampled token when sampled, in nats", _rows.mean_entropy),
+    Field(
+        "mean_behavior_log_prob",
+        FieldKind.number,
+        "mean behavior log-prob per sampled token, in nats",
+        _rows.mean_behavior_log_prob,
     ),
     Field("iteration", FieldKind.whole, "the iteration that collected it", _rows.iteration),
     Field("slot", FieldKind.whole, "its place within that iteration", _rows.slot),
     Field("member", FieldKind.whole, "its place within its group", _rows.member),
-    Field("policy_version", FieldKind.whole, "publishes before its oldest sampled token", _rows.policy_version_min),
+    Field("policy_version_min", FieldKind.whole, "publishes before its oldest sampled token", _rows.policy_version_min),
     Field("temperature", FieldKind.number, "sampling temperature", _rows.temperature),
     Field("group_size", FieldKind.whole, "members of its group", of_group=groups.c.size),
     Field(
@@ -110,7 +99,7 @@ _ALL = (
     Field("id", FieldKind.text, "its id", _rows.id),
     Field("run", FieldKind.text, "id of its run", _rows.run),
     Field("task", FieldKind.text, "hash of its task", _rows.task),
-    Field("group", FieldKind.text, "id of its group", _rows.group),
+    Field("group_id", FieldKind.text, "id of its group", _rows.group),
     Field("source", FieldKind.text, "where it came from: self, hindsight, teacher, import, ...", _rows.source),
     Field("environment", FieldKind.text, "name of its environment", _rows.environment),
     Field("environment_version", FieldKind.text, "the version of its environment", _rows.environment_version),

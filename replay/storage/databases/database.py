@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from replay.errors import ConnectionLost, DamagedDatabase, DatabaseRefused, OtherSchema, ReplayError
 from replay.storage.format.damage import RAISED_BY_DAMAGE, first_damage
 from replay.storage.format.schema import REVISION, buffer_state, metadata, schema_version
+from replay.storage.format.views import create_views
 
 Result = TypeVar("Result")
 
@@ -150,8 +151,9 @@ def check_revision(revision: str | None, where: str, *, creates: bool) -> None:
 
 
 def create_tables(connection: sa.Connection) -> None:
-    """All of them within the caller's transaction, in an empty database."""
+    """All of them, and the views, within the caller's transaction, in an empty database."""
     metadata.create_all(connection, checkfirst=False)
+    create_views(connection)
     connection.execute(buffer_state.insert(), [{"name": "changed", "value": 1}, {"name": "draws", "value": 0}])
     schema_version.create(connection, checkfirst=False)
     connection.execute(schema_version.insert().values(version_num=REVISION))

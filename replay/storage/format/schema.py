@@ -14,7 +14,7 @@ from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
-REVISION = "0018"
+REVISION = "0019"
 """Four digits: a greater number was written by a newer agentloop."""
 
 
@@ -106,13 +106,12 @@ runs = sa.Table(
     _json("config"),
     _json("fingerprint", null=True),
     _text("started_at"),
-    # How often it has been resumed: see `replay.storage.counters`.
-    _integer("epoch", server_default="0"),
-    # Its one learner, and until when it counts as alive: see `replay.storage.collecting.participants`.
-    _text("leader", null=True),
-    _real("leader_due", null=True),
-    # Nothing more is to be done for it.
-    _truth("ended", server_default=sa.false()),
+    # See `replay.storage.counters`.
+    _integer("epoch", server_default="0", doc="How often it has been resumed."),
+    # See `replay.storage.collecting.participants`.
+    _text("leader", null=True, doc="Its one learner."),
+    _real("leader_due", null=True, doc="Until when its learner counts as alive, in seconds of the database's clock."),
+    _truth("ended", server_default=sa.false(), doc="Nothing more is to be done for it."),
 )
 
 policies = sa.Table(
@@ -193,8 +192,8 @@ trajectories = sa.Table(
     _integer("segments_checksum", null=True),
     # See `replay.storage.format.rows.CHECKED_COLUMNS`.
     _integer("record_checksum", null=True),
-    # Committed draws of it for replay, by whichever run: see `replay.storage.draws`.
-    _integer("uses", server_default="0"),
+    # See `replay.storage.draws`.
+    _integer("uses", server_default="0", doc="Committed draws of it for replay, by whichever run."),
     # What has changed of one run, and of what was imported: see `replay.sampling.index`.
     sa.Index("trajectories_by_change", "run", "changed"),
     sa.Index("imports_by_change", "changed", **_part(IMPORTED)),
@@ -284,8 +283,7 @@ token_scores = sa.Table(
     _blob("log_probs"),
 )
 
-# Episodes that workers collect, one row each: see `replay.storage.collecting`. Times are seconds of the database's
-# clock.
+# Episodes that workers collect, one row each: see `replay.storage.collecting`.
 tickets = sa.Table(
     "tickets",
     metadata,
@@ -298,21 +296,16 @@ tickets = sa.Table(
     ),
     _text("state"),
     _text("holder", null=True),
-    # How often it has been claimed, by whomever: the number of its newest claim.
-    _integer("fence", server_default="0"),
-    _real("due", null=True),
-    # Claims that were not given back.
-    _integer("tries", server_default="0"),
+    _integer("fence", server_default="0", doc="How often it has been claimed: the number of its newest claim."),
+    _real("due", null=True, doc="When its claim ends, in seconds of the database's clock."),
+    _integer("tries", server_default="0", doc="Claims that were not given back."),
     _text("reason", null=True),
-    # Of `trajectories`, or of `reclaimed` once it was evicted.
-    _text("trajectory", null=True),
-    # What an evaluation found, of which no trajectory is stored.
-    _json("outcome", null=True),
-    _real("issued_at"),
-    _real("ended_at", null=True),
-    # Policy versions: when its group was closed, and when it was too late to be fresh.
-    _integer("closed_at", null=True),
-    _integer("late_at", null=True),
+    _text("trajectory", null=True, doc="Of `trajectories`, or of `reclaimed` once it was evicted."),
+    _json("outcome", null=True, doc="What an evaluation found, of which no trajectory is stored."),
+    _real("issued_at", doc="In seconds of the database's clock."),
+    _real("ended_at", null=True, doc="In seconds of the database's clock."),
+    _integer("closed_at", null=True, doc="Policy version when its group was closed."),
+    _integer("late_at", null=True, doc="Policy version when it was too late to be fresh."),
     sa.Index("tickets_by_trajectory", "trajectory", unique=True),
     sa.Index("unclosed_tickets", "run", "purpose", "number", "member", **_part("closed_at IS NULL")),
 )

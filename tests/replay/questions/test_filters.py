@@ -160,19 +160,10 @@ class AnyOf(list[str]):
 
 
 UNKNOWN = Unknown()
-ATTRIBUTES = {
-    "turns": "num_turns",
-    "tools": "num_tool_calls",
-    "tokens": "num_tokens",
-    "action_tokens": "num_action_tokens",
-    "entropy": "mean_entropy",
-    "log_prob": "mean_behavior_log_prob",
-    "policy_version": "policy_version_min",
-}
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "uses": lambda row: 0,
     "error_kind": lambda row: row.record.error_kinds and AnyOf(row.record.error_kinds.split()),
-    "tool_errors": lambda row: len((row.record.error_kinds or "").split()),
+    "num_tool_errors": lambda row: len((row.record.error_kinds or "").split()),
     "staleness": lambda row: (
         None if (row.record.run, row.record.source) != (RUN, "self") else NEWEST - row.record.policy_version_min
     ),
@@ -197,11 +188,13 @@ def as_stored(value: Any) -> Any:
 
 
 def value_of(row: Any, name: str) -> Any:
-    return as_stored(COMPUTED[name](row) if name in COMPUTED else getattr(row.record, ATTRIBUTES.get(name, name)))
+    return as_stored(
+        COMPUTED[name](row) if name in COMPUTED else getattr(row.record, "group" if name == "group_id" else name)
+    )
 
 
-NAMES = sorted(set(FIELDS) - {"bytes"})
-"""`bytes` is the database's own count."""
+NAMES = sorted(set(FIELDS) - {"num_bytes"})
+"""`num_bytes` is the database's own count."""
 VALUES = [(row.id, {name: value_of(row, name) for name in NAMES} | {"unknown": UNKNOWN}) for row in ROWS]
 
 
@@ -284,12 +277,12 @@ def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "-1 < turns <= 3 > turns",
+        "-1 < num_turns <= 3 > num_turns",
         "success and not error_kind is None or 5. <= reward",
         "-.5e0 < advantage",
         r"task == u'plain' or task == '\x50LAIN' or task == r'nothing\d'",
         "  success  # of any run",
-        "(success and\tturns > 1)",
+        "(success and\tnum_turns > 1)",
         "fork == 'thinking' and reply == 'refused' and agent != 'PLAIN'",
         "error_kind != 'raised' and 'x' not in state_reason",
     ],
@@ -321,7 +314,8 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
     [
         ("rewrd > 0.5", "name a field here, got 'rewrd'. Did you mean reward?"),
         ("reward > 'high'", "compare reward with a number, got \"'high'\". For example: reward > 0.5"),
-        ("turns > 2.5", "compare turns with a whole number, got '2.5'. For example: turns < 8"),
+        ("num_turns > 2.5", "compare num_turns with a whole number, got '2.5'. For example: num_turns < 8"),
+        ("turns > 2", "name a field here, got 'turns'. Did you mean num_turns?"),
         ("success > True", "compare success by ==, !=, in [...], is None, got 'success > True'."),
         (
             "task < 'a'",
@@ -357,7 +351,7 @@ def test_bytes_are_those_of_the_stored_row(odd_rows: ReplayStore) -> None:
     with odd_rows.reading() as connection:
         sizes = connection.execute(sa.select(trajectories.c.id, trajectories.c.num_bytes)).all()
     least = min(size for _, size in sizes)
-    assert set(found(odd_rows, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
+    assert set(found(odd_rows, f"num_bytes <= {least}")) == {id for id, size in sizes if size == least}
 
 
 def test_every_field_is_documented() -> None:

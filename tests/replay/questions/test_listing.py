@@ -86,12 +86,9 @@ def two_runs(module_store: ReplayStore) -> ReplayStore:
     return store
 
 
-COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
-
-
 def in_order(store: ReplayStore, query: Query) -> list[str]:
     rows = questions.page(store, Query(query.run), limit=1000)["rows"]
-    name = COUNTED.get(query.sort, query.sort.value)
+    name = query.sort.value
     place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731
     known = [each for each in rows if each[name] is not None]
     unknown = [each for each in rows if each[name] is None]
@@ -136,7 +133,7 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
                 assert len(found) == -(-size // limit)
 
 
-@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.tokens, Sort.staleness])
+@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.num_tokens, Sort.staleness])
 def test_no_row_is_lost_or_seen_twice_while_rows_are_appended_and_policies_published(
     location: Location, sort: Sort
 ) -> None:
@@ -167,11 +164,11 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplaySt
     (found,) = answer["rows"]
     # 07-run-2 is number 12 of all ids in order, from 0.
     assert found == {
-        "id": "07-run-2", "run": UNPUBLISHED, "group": "run-2-2", "task": "task-1", "environment": "lookup_chain",
+        "id": "07-run-2", "run": UNPUBLISHED, "group_id": "run-2-2", "task": "task-1", "environment": "lookup_chain",
         "iteration": 2, "slot": 0, "source": "hindsight", "reward": 0.25, "success": False, "advantage": -1.5,
         "num_turns": 1, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2, "stop_reason": "error",
-        "error_kinds": None, "tool_errors": 0, "state": "eligible", "state_reason": None, "uses": 2, "staleness": None,
-        "drift": 1.0, "token_gap_max": 4.0, "prompt": "hay", "answer": None,
+        "error_kinds": None, "num_tool_errors": 0, "state": "eligible", "state_reason": None, "uses": 2,
+        "staleness": None, "drift": 1.0, "token_gap_max": 4.0, "prompt": "hay", "answer": None,
     }  # fmt: skip
 
 
@@ -262,7 +259,7 @@ def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        *(Query(), Query(RUN), Query(UNPUBLISHED), Query(RUN, ("success",)), Query(RUN, ("tokens > 1000",))),
+        *(Query(), Query(RUN), Query(UNPUBLISHED), Query(RUN, ("success",)), Query(RUN, ("num_tokens > 1000",))),
         Query(None, ("reward > 0.2", "group_success > 0.4 or staleness == 1")),
     ],
 )
@@ -271,7 +268,7 @@ def test_every_bar_counts_the_rows_that_its_filter_chooses(two_runs: ReplayStore
     assert json.loads(json.dumps(answer)) == answer
     total = len(questions.page(two_runs, query, limit=100)["rows"])
     assert answer["total"] == total
-    assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
+    assert list(answer["fields"]) == ["reward", "num_tokens", "staleness", "uses", "group_success", "num_turns"]
     for name, field in answer["fields"].items():
         assert field["unknown"] + sum(bar["count"] for bar in field["bars"]) == total
         asked = {bar["filter"]: bar["count"] for bar in field["bars"]}
@@ -288,7 +285,7 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(two_runs: ReplaySt
     rewards = [f"reward == {text}" for text in ("0", "0.25", "0.5", "0.75")]
     assert [bar["filter"] for bar in fields["reward"]["bars"]] == rewards
     # 1 to 30 tokens: (30 - 1) / 12 = 2.4, and the next round width is 5.
-    shown = [(bar["low"], bar["high"]) for bar in fields["tokens"]["bars"]]
+    shown = [(bar["low"], bar["high"]) for bar in fields["num_tokens"]["bars"]]
     assert shown == [(low, low + 5) for low in range(0, 35, 5)]
     ages = Counter(NEWEST - index % 4 for index in range(SIZE))
     assert {bar["low"]: bar["count"] for bar in fields["staleness"]["bars"]} == ages

@@ -86,10 +86,10 @@ def test_rows_say_what_was_asked_and_how_far_they_drifted_and_how_stale_they_are
 
 
 def test_rows_whose_tool_calls_failed_come_first_and_say_how(inspector: Served) -> None:
-    html = inspector.page(address("buffer", run="import-1", sort="tool_errors"))
+    html = inspector.page(address("buffer", run="import-1", sort="num_tool_errors"))
     assert (listed(html)[0], html.count('<span class="badge bad">2 raised</span>')) == ("b", 1)
     assert listed(inspector.page(address("buffer", run="import-1", where=["error_kind == 'raised'"]))) == ["b"]
-    assert len(listed(inspector.page(address("buffer", run="import-1", where=["tool_errors < 2"])))) == 3
+    assert len(listed(inspector.page(address("buffer", run="import-1", where=["num_tool_errors < 2"])))) == 3
 
 
 def test_filters_that_cannot_be_read_are_named_by_their_field_and_the_page_stays(inspector: Served) -> None:

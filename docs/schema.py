@@ -1,0 +1,138 @@
+"""Writes docs/schema.md: `python -m docs.schema > docs/schema.md`.
+
+Tables and views are those of a database that is made for it. What a column means is said where its owner is: at the
+field of its record, at the field of a filter, or at the column itself (`doc`).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from replay import ReplayStore, records, ticket_records
+from replay.questions.filters import FIELDS
+from replay.storage.format.schema import metadata
+
+RECORDS: dict[str, type] = {
+    "runs": records.RunRecord,
+    "policies": records.PolicyRecord,
+    "tasks": records.TaskRecord,
+    "observations": records.ObservationRecord,
+    "held_out": records.HeldOutEpisode,
+    "groups": records.GroupRecord,
+    "trajectories": records.TrajectoryRecord,
+    "draws": records.DrawRecord,
+    "iterations": records.IterationRecord,
+    "tickets": ticket_records.TicketRecord,
+    "planned_batches": ticket_records.PlannedBatch,
+}
+INTRODUCTION = """\
+# Tables and views
+
+<!-- Written by `python -m docs.schema`: change the code that it reads, not this page. -->
+
+A buffer is one SQLite file, `replay.sqlite` in a run's folder, or a database of a PostgreSQL server, with the same
+tables on both. Any program may read it while a run goes on; only `agentloop` may write it. Log-probs and entropies are
+in nats; times that are texts are ISO 8601 in UTC; what is called None or NaN is null.
+
+Blobs are compressed arrays or messages with a checksum: `ReplayStore.read` gives them as arrays and messages.
+"""
+VIEWS = """\
+## Views
+
+Their columns have the names that [filters](replay.md#filters) use."""
+
+
+def field_meanings(record: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, each in one line. One below several fields is of the last."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(body.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def meanings(table: sa.Table) -> dict[str, str]:
+    """What is said of its columns, by their names in SQL."""
+    of_record = field_meanings(RECORDS[table.name]) if table.name in RECORDS else {}
+    of_filter = {id(field.expression): _sentence(field.meaning) for field in FIELDS.values()}
+    said: dict[str, str] = {}
+    for column in table.columns:
+        (target,) = [f"`{key.target_fullname}`" for key in column.foreign_keys] or [""]
+        found = of_record.get(column.key) or column.doc or of_filter.get(id(column))
+        said[column.name] = " ".join(filter(None, [found, target and f"One of {target}."]))
+    return said
+
+
+def table_section(table: sa.Table) -> Iterator[str]:
+    said = meanings(table)
+    yield from _heading(table.name, _first_line(RECORDS.get(table.name)))
+    for column in table.columns:
+        yield _row(column.name, _kind(column.type), said[column.name], null=bool(column.nullable))
+
+
+def view_section(inspector: sa.Inspector, name: str) -> Iterator[str]:
+    """A view's column has the meaning of the filter's field of its name, or of the column of its table."""
+    table = metadata.tables.get(name.removeprefix("v_"))
+    said = {} if table is None else meanings(table)
+    of_filter = {field.name: _sentence(field.meaning) for field in FIELDS.values()} if "trajectories" in name else {}
+    yield from _heading(name, "")
+    for column in inspector.get_columns(name):
+        meaning = said.get(column["name"]) or of_filter.get(column["name"], "")
+        yield _row(column["name"], _kind(column["type"]), meaning, null=False)
+
+
+def _heading(name: str, text: str) -> list[str]:
+    return [f"\n### {name}\n", *([f"{text}\n"] if text else []), "| column | type | meaning |", "|---|---|---|"]
+
+
+def _row(name: str, kind: str, meaning: str, *, null: bool) -> str:
+    cells = [f"`{name}`", f"{kind} or null" if null else kind, meaning.replace("|", "\\|")]
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _kind(kind: sa.types.TypeEngine[object]) -> str:
+    """Empty for what a view computes: SQLite knows no type of it."""
+    if isinstance(kind, sa.types.NullType):
+        return ""
+    names = {sa.Boolean: "boolean", sa.Integer: "integer", sa.Numeric: "real", sa.Float: "real", sa.LargeBinary: "blob"}
+    return next((name for each, name in names.items() if isinstance(kind, each)), "text")
+
+
+def _first_line(record: type | None) -> str:
+    text = " ".join((record.__doc__ or "").split()) if record else ""
+    return (
+        "" if record and text.startswith(f"{record.__name__}(") else text
+    )  # a dataclass without one gets its signature
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def page() -> str:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(ReplayStore.create(Path(folder) / "replay.sqlite")) as store,
+        store.reading() as connection,
+    ):
+        inspector = sa.inspect(connection)
+        views = [line for name in inspector.get_view_names() for line in view_section(inspector, name)]
+    tables = [line for name in sorted(metadata.tables) for line in table_section(metadata.tables[name])]
+    sections = [INTRODUCTION, *([VIEWS, *views, ""] if views else []), "## Tables", *tables]
+    return "\n".join(sections) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

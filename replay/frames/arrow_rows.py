@@ -1,0 +1,92 @@
+"""Rows of a buffer as Arrow record batches, which pandas, polars, DuckDB and `datasets` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from replay.errors import ReplayError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+BATCH_ROWS = 10_000
+
+
+class ArrowRows:
+    """Rows that are read whenever they are asked for: each pass sees the buffer as it is at its beginning, and holds
+    one batch in memory. Whatever takes Arrow's C stream takes this: `polars.DataFrame(rows)`, `pyarrow.table(rows)`,
+    `duckdb.sql("select * from rows")`."""
+
+    def __init__(self, schema: pyarrow.Schema, batches: Callable[[], Iterator[pyarrow.RecordBatch]]) -> None:
+        self.schema = schema
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        return self._batches()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return arrow().RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> pyarrow.Table:
+        return arrow().Table.from_batches(iter(self), self.schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        import polars
+
+        return polars.DataFrame(self.to_arrow())
+
+
+def arrow() -> Any:
+    """The package pyarrow. Raises ReplayError where it is missing."""
+    if find_spec("pyarrow") is None:
+        raise ReplayError(
+            "DataFrames must have pyarrow installed, got none. Install the extra: pip install "
+            "'agentloop-replay[parquet]', or ask with SQL: docs/schema.md."
+        )
+    import pyarrow
+
+    return pyarrow
+
+
+def schema_of(columns: Sequence[sa.ColumnElement[Any]]) -> pyarrow.Schema:
+    return arrow().schema([(column.name, _type_of(column)) for column in columns])
+
+
+def _type_of(column: sa.ColumnElement[Any]) -> Any:
+    pa = arrow()
+    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}.get(column.type.python_type, pa.string())
+
+
+def selected_batches(
+    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], query: sa.Select[Any]
+) -> Iterator[pyarrow.RecordBatch]:
+    """Batches of a query for these labelled columns.
+
+    The driver's own values: SQLAlchemy looks at each of them, which takes longer than to fetch it. A text that no
+    database holds as it is (`ExactText`) stays as it is stored, JSON behind a mark: Arrow could not hold it either.
+    """
+    pa, schema = arrow(), schema_of(columns)
+    streamed = query.with_only_columns(*map(_as_stored, columns)).execution_options(yield_per=BATCH_ROWS)
+    for rows in connection.execute(streamed).partitions():
+        values = zip(*rows, strict=True)
+        arrays = [pa.array(_fitting(column, kind), kind) for column, kind in zip(values, schema.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _as_stored(column: sa.ColumnElement[Any]) -> sa.Label[Any]:
+    element = column.element if isinstance(column, sa.Label) else column
+    return sa.type_coerce(element, sa.types.NullType()).label(column.name)
+
+
+def _fitting(values: Sequence[Any], kind: Any) -> Sequence[Any]:
+    """SQLite holds a number for a truth."""
+    return [None if value is None else bool(value) for value in values] if str(kind) == "bool" else values

@@ -1,0 +1,206 @@
+"""`replay.open(RUN)`: a buffer as DataFrames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import sqlalchemy as sa
+
+from context.messages import Message
+from context.wording import suggest
+from replay.errors import CorruptTrajectory, ReplayError, shortened
+from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
+from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
+from replay.questions.filters import conditions
+from replay.questions.filters.query import newest_versions, run_is, staleness
+from replay.questions.open_buffer import OpenBuffer, open_buffer
+from replay.storage.format.column_types import to_storable
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.rows import chunked, messages_of
+from replay.storage.format.schema import messages, trajectories
+from replay.storage.format.views import TRAJECTORY_COLUMNS, VIEWS
+from replay.storage.statements import rows_by_key
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_rows = trajectories.c
+_ORDER = (_rows.run, _rows.iteration, _rows.slot, _rows.id)
+_MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "tool_call_id", "error_kind", "note")
+Where = str | Sequence[str] | None
+"""A filter, or several that all hold: docs/replay.md#filters."""
+
+
+def open_run(run: str | None = None) -> Buffer:
+    """The buffer of a run's folder, a database file or a URL; None: of the newest run under ./runs. It is only read,
+    also while the run goes on. Raises ReplayError."""
+    return Buffer(open_buffer(run))
+
+
+class Buffer:
+    """Its answers are lazy (`ArrowRows`): `.to_pandas()`, `.to_polars()` or `.to_arrow()` reads them."""
+
+    def __init__(self, opening: AbstractContextManager[OpenBuffer]) -> None:
+        self._opening = opening
+        self._buffer = opening.__enter__()
+        self._run = self._buffer.run
+
+    def close(self) -> None:
+        self._opening.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def trajectories(self, where: Where = None, columns: Sequence[str] | None = None) -> ArrowRows:
+        """A row a trajectory, in the order of run, iteration and slot. `columns`: of `v_trajectories`, which are all of
+        them by default, and of tokens (`token_id`, `author`, ...: see `tokens`), each a list; null where a row's tokens
+        are gone. Raises ReplayError, CorruptTrajectory among them."""
+        names = list(TRAJECTORY_COLUMNS) if columns is None else list(columns)
+        known = [*TRAJECTORY_COLUMNS, *TOKEN_COLUMNS]
+        if unknown := [name for name in names if name not in known]:
+            raise ReplayError(f"columns must name columns, got {unknown[0]!r}. {suggest(unknown[0], known)}")
+        lists = [name for name in names if name in TOKEN_COLUMNS]
+        plain = [name for name in names if name not in TOKEN_COLUMNS]
+        pa = arrow()
+        fields = {field.name: field for field in schema_of(_columns(plain))}
+        fields |= {name: pa.field(name, pa.list_(token_type(name))) for name in lists}
+        schema = pa.schema([fields[name] for name in names])
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                query, derived = self._chosen(connection, where)
+                shown = _columns(plain, derived)
+                if not lists:
+                    yield from selected_batches(connection, shown, query)
+                    return
+                reader, at = TokenReader(connection), _rows.id.label("id")
+                for batch in selected_batches(connection, [at, *(one for one in shown if one.name != "id")], query):
+                    yield from _with_lists(batch, lists, schema, reader)
+
+        return ArrowRows(schema, batches)
+
+    def tokens(self, where: Where = None) -> ArrowRows:
+        """A row a token of the trajectories that fit, without those whose tokens are gone. Raises CorruptTrajectory."""
+        pa = arrow()
+        schema = pa.schema([("trajectory", pa.string()), *((name, token_type(name)) for name in TOKEN_COLUMNS)])
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                for id, found in self._tokens_of(connection, self._ids(connection, where)):
+                    columns = [column_array(name, found[name]) for name in TOKEN_COLUMNS]
+                    ids = pa.array([id] * len(found["token_id"]), pa.string())
+                    yield pa.RecordBatch.from_arrays([ids, *columns], schema=schema)
+
+        return ArrowRows(schema, batches)
+
+    def messages(self, where: Where = None) -> ArrowRows:
+        """A row a message of the trajectories that fit; `tool_calls` is JSON. Raises ReplayError for damaged ones."""
+        pa = arrow()
+        schema = pa.schema(
+            [("trajectory", pa.string()), ("position", pa.int64()), *((name, pa.string()) for name in _MESSAGES)]
+        )
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                for ids in chunked(self._ids(connection, where)):
+                    yield pa.RecordBatch.from_pylist(list(_messages(connection, ids)), schema)
+
+        return ArrowRows(schema, batches)
+
+    def draws(self) -> ArrowRows:
+        """A row for each use of a trajectory by an update: `v_draws`."""
+        return self._view("v_draws", "run", "iteration", "slot")
+
+    def iterations(self) -> ArrowRows:
+        """`v_iterations`."""
+        return self._view("v_iterations", "run", "iteration")
+
+    def tasks(self) -> ArrowRows:
+        """A row for each task, with first, latest and best success: `v_tasks`."""
+        return self._view("v_tasks", "run", "task")
+
+    def metrics(self) -> ArrowRows:
+        """A row for each metric of each iteration: `v_metrics`."""
+        return self._view("v_metrics", "run", "iteration", "name")
+
+    def sql(self, query: str) -> ArrowRows:
+        """What a query answers, all of it at once. It can't write. docs/schema.md has the views."""
+        with self._buffer.store.reading() as connection:
+            try:
+                found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
+                names, rows = list(found.keys()), found.fetchall()
+            except sa.exc.SQLAlchemyError as error:
+                said = shortened(str(getattr(error, "orig", error)))
+                raise ReplayError(f"query must be SQL that reads, got one that fails: {said}.") from error
+        pa = arrow()
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=names)
+        return ArrowRows(batch.schema, lambda: iter([batch]))
+
+    def _view(self, name: str, *order: str) -> ArrowRows:
+        query = VIEWS[name]
+        columns = [column.label(name) for name, column in query.selected_columns.items()]
+        of = {column.name: column for column in columns}
+        query = query.where(run_is(self._run, of["run"].element)).order_by(*(of[name].element for name in order))
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                yield from selected_batches(connection, columns, query)
+
+        return ArrowRows(schema_of(columns), batches)
+
+    def _chosen(self, connection: sa.Connection, where: Where) -> tuple[sa.Select[Any], dict[str, Any]]:
+        """The trajectories that fit, in order; and columns that take less time than the view's."""
+        age = staleness(newest_versions(connection, self._run), self._run)
+        texts = [where] if isinstance(where, str) else list(where or ())
+        parts = conditions(texts, known={"staleness": age})
+        fits = [run_is(self._run, _rows.run), parts.columns, *([] if parts.messages is None else [parts.messages])]
+        return sa.select(trajectories).where(*fits).order_by(*_ORDER), {"staleness": age}
+
+    def _ids(self, connection: sa.Connection, where: Where) -> list[str]:
+        query, _ = self._chosen(connection, where)
+        return list(connection.scalars(query.with_only_columns(_rows.id)))
+
+    def _tokens_of(self, connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        for chunk, found in in_chunks(ids, TokenReader(connection)):
+            yield from ((id, one) for id, one in zip(chunk, found, strict=True) if one is not None)
+
+
+def _columns(names: Sequence[str], instead: dict[str, Any] | None = None) -> list[sa.Label[Any]]:
+    known = {**TRAJECTORY_COLUMNS, **(instead or {})}
+    return [known[name].label(name) for name in names]
+
+
+def _with_lists(
+    batch: pyarrow.RecordBatch, lists: Sequence[str], schema: pyarrow.Schema, reader: TokenReader
+) -> Iterator[pyarrow.RecordBatch]:
+    pa, start = arrow(), 0
+    for chunk, found in in_chunks(batch.column("id").to_pylist(), reader):
+        part, start = batch.slice(start, len(chunk)), start + len(chunk)
+        columns = dict(zip(part.schema.names, part.columns, strict=True)) | list_arrays(found, lists)
+        yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _messages(connection: sa.Connection, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    stored = rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory)
+    found = {id: conversation for id, *conversation in stored}
+    for id in ids:
+        try:
+            said = messages_of(*found[id]) if id in found else ()
+        except BlobError as error:
+            raise CorruptTrajectory(id, str(error)) from error
+        for position, message in enumerate(said):
+            yield {"trajectory": id, "position": position, **_plain(message)}
+
+
+def _plain(message: Message) -> dict[str, str | None]:
+    calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
+    texts = {name: getattr(message, name) for name in _MESSAGES} | {"tool_calls": json.dumps(calls) if calls else None}
+    return {name: to_storable(text) for name, text in texts.items()}

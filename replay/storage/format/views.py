@@ -1,0 +1,113 @@
+"""Views for people: a fact has the name here that filters, pages and DataFrames call it by. See docs/schema.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.functions import coalesce
+
+from replay.records import COMMITTED, ORPHANED
+from replay.staleness import publishes_since
+from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
+
+_rows, _left = trajectories.c, reclaimed.c
+_NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
+STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
+"""The row's today; NULL too where the run has published nothing."""
+
+
+def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
+    """A column of the draw with which an update used the row last, of several runs' in the greatest iteration."""
+    mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
+    newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
+    return newest.correlate(trajectories).scalar_subquery()
+
+
+DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
+"""NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
+_SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
+NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
+
+
+def _of_group(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
+    return sa.select(column).where(groups.c.id == _rows.group).correlate(trajectories).scalar_subquery()
+
+
+DERIVED: Mapping[str, sa.ColumnElement[Any]] = {
+    "num_tool_errors": NUM_TOOL_ERRORS,
+    "staleness": STALENESS,
+    "drift": DRIFT,
+    "token_gap_max": TOKEN_GAP_MAX,
+    "group_size": _of_group(groups.c.size),
+    "group_success": _of_group(groups.c.success_rate),
+    "group_reward": _of_group(groups.c.reward_mean),
+}
+"""What follows from other tables, by its name."""
+_INTERNAL = {"changed", "segments_checksum", "record_checksum", "content_hash", "agent_rewards"}
+TRAJECTORY_COLUMNS: dict[str, sa.ColumnElement[Any]] = {
+    **{column.name: column for column in trajectories.columns if column.name not in _INTERNAL},
+    **DERIVED,
+}
+
+
+def _labelled(columns: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
+    return [column.label(name) for name, column in columns.items()]
+
+
+def _draws() -> sa.Select[Any]:
+    """With a few facts of the row; the row itself may be gone."""
+    shown = [column for column in draws.columns if column.name != "sequence"]
+    kept = {name: coalesce(_rows[key], _left[key]) for name, key in (("source", "source"), ("group_id", "group"))}
+    kept |= {name: coalesce(_rows[name], _left[name]) for name in ("reward", "success")}
+    joined = draws.outerjoin(trajectories, _rows.id == draws.c.trajectory).outerjoin(
+        reclaimed, _left.id == draws.c.trajectory
+    )
+    task = sa.select(groups.c.task).where(groups.c.id == kept["group_id"]).scalar_subquery()
+    return sa.select(*shown, *_labelled({**kept, "task": task})).select_from(joined)
+
+
+def _tasks() -> sa.Select[Any]:
+    """A row for each run and task; groups that a resume undid count for nothing."""
+    undone = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED).correlate(groups)
+    one = groups.alias("one")
+    undone_one = sa.exists().where(_rows.group == one.c.id, _rows.state == ORPHANED).correlate(one)
+    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & ~undone_one
+
+    def success(order: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
+        query = sa.select(one.c.success_rate).where(mine).order_by(order, one.c.id).limit(1)
+        return query.correlate(groups).scalar_subquery()
+
+    attempts = sa.cast(sa.func.sum(groups.c.size), sa.BigInteger)
+    columns: dict[str, sa.ColumnElement[Any]] = {
+        "run": groups.c.run,
+        "task": groups.c.task,
+        "num_groups": sa.func.count(),
+        "attempts": attempts,
+        "success_rate": sa.func.sum(groups.c.size * groups.c.success_rate) / attempts,
+        "reward_mean": sa.func.sum(groups.c.size * groups.c.reward_mean) / attempts,
+        "first_iteration": sa.func.min(groups.c.iteration),
+        "latest_iteration": sa.func.max(groups.c.iteration),
+        "first_success": success(one.c.iteration.asc()),
+        "latest_success": success(one.c.iteration.desc()),
+        "best_success": sa.func.max(groups.c.success_rate),
+    }
+    return sa.select(*_labelled(columns)).where(~undone).group_by(groups.c.run, groups.c.task)
+
+
+VIEWS: Mapping[str, sa.Select[Any]] = {
+    "v_runs": sa.select(runs.c.id.label("run"), runs.c.name, runs.c.started_at, runs.c.ended, runs.c.code_version),
+    "v_trajectories": sa.select(*_labelled(TRAJECTORY_COLUMNS)),
+    "v_draws": _draws(),
+    "v_tasks": _tasks(),
+    "v_iterations": sa.select(*iterations.columns),
+    "v_metrics": sa.select(*metrics.columns),
+}
+
+
+def create_views(connection: sa.Connection) -> None:
+    """Raises what the database raises where one is there already."""
+    for name, query in VIEWS.items():
+        text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        connection.execution_options(no_parameters=True).exec_driver_sql(f"CREATE VIEW {name} AS {text}")
