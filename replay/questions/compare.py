@@ -79,7 +79,7 @@ def task_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
     Those of which the latest success differs most come first, of `tasks` that at least two of the runs tried.
     """
     rows = side_by_side(each)
-    latest = {hash: [one["latest"] for one in row if one] for hash, row in rows.items()}
+    latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
     shared = [hash for hash in rows if len(latest[hash]) > 1]
     shared.sort(key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash))
     return {"tasks": len(shared), "rows": {hash: rows[hash] for hash in shared[:limit]}}

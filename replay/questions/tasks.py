@@ -99,7 +99,7 @@ def _totals(tried: Sequence[QueryResult]) -> QueryResult:
         "attempts": attempts,
         "reward_mean": sum(group["size"] * group["reward_mean"] for group in tried) / attempts if attempts else None,
         "first_iteration": min(times, default=None),
-        "last_iteration": max(times, default=None),
+        "latest_iteration": max(times, default=None),
         "runs": len({group["run"] for group in tried}),
         **{name: sum(group[name] for group in tried) for name in ("successes", "eligible", "replayed")},
     }
@@ -183,11 +183,11 @@ class TaskSort(StrEnum):
     drift = "drift"
     attempts = "attempts"
     last = "last"
-    first = "first"
-    latest = "latest"
-    best = "best"
+    first_success = "first_success"
+    latest_success = "latest_success"
+    best_success = "best_success"
     trend = "trend"
-    without_signal = "without_signal"
+    groups_without_signal = "groups_without_signal"
 
 
 def task_list(
@@ -200,11 +200,12 @@ def task_list(
 ) -> QueryResult:
     """How many tasks were tried and how many of them never solved, and `limit` of them in order.
 
-    Attempts are counted as `questions.task` counts them. `first`, `latest` and `best`: shares of successful attempts of
-    one iteration; `trend`: latest less first, None where one iteration alone tried it; `course`: [iteration, share] of
-    the newest ones. `groups_without_signal`: those of its `groups` whose rewards are all equal, whatever they are.
+    Attempts are counted as `questions.task` counts them. `first_success`, `latest_success` and `best_success`: shares
+    of successful members of one group, the first of its iteration, as in `v_tasks`; `trend`: latest less first, None where
+    one iteration alone tried it; `course`: [iteration, share] of the newest ones. `groups_without_signal`: those of its
+    `num_groups` whose rewards are all equal, whatever they are.
     `replayed`: draws of its rows that fed updates, of those that were evicted since too, with their mean and their
-    largest `drift`; `last_iteration`: the newest that tried it.
+    largest `drift`; `latest_iteration`: the newest that tried it.
     """
     with store.reading() as connection:
         found = _tried(connection, run)
@@ -220,7 +221,7 @@ def task_list(
 
 
 def task_success(store: ReplayStore, run: str) -> dict[str, QueryResult]:
-    """`attempts`, `first`, `latest` and `best` of every task of a run, by its hash: see `task_list`."""
+    """How every task of a run came out, by its hash: see `task_list`."""
     with store.reading() as connection:
         return _success(connection, run)
 
@@ -237,12 +238,12 @@ _COLUMNS = {
     TaskSort.replayed: ("replayed",),
     TaskSort.drift: ("drift_mean", "token_gap_max"),
     TaskSort.attempts: ("attempts",),
-    TaskSort.last: ("last_iteration",),
-    TaskSort.first: ("first", "attempts"),
-    TaskSort.latest: ("latest", "attempts"),
-    TaskSort.best: ("best", "attempts"),
+    TaskSort.last: ("latest_iteration",),
+    TaskSort.first_success: ("first_success", "attempts"),
+    TaskSort.latest_success: ("latest_success", "attempts"),
+    TaskSort.best_success: ("best_success", "attempts"),
     TaskSort.trend: ("trend", "attempts"),
-    TaskSort.without_signal: ("groups_without_signal",),
+    TaskSort.groups_without_signal: ("groups_without_signal",),
 }
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
@@ -252,27 +253,28 @@ _MOST_POINTS = 32
 def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """How every task that was tried at least once came out, by its hash."""
     columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
-    query = sa.select(*columns).where(~UNDONE, run_is(run, groups.c.run)).order_by(groups.c.task, groups.c.iteration)
+    query = sa.select(*columns).where(~UNDONE, run_is(run, groups.c.run))
     found = {}
-    for hash, of_task in groupby(connection.execute(query), key=lambda row: row[0]):
-        tried = [(iteration, size, int(successes(rate, size)), flat) for _, iteration, size, rate, flat in of_task]
-        sums: dict[int, list[int]] = {}
-        for iteration, size, solved, _ in tried:
-            sums[iteration] = [a + b for a, b in zip(sums.get(iteration, (0, 0)), (solved, size), strict=True)]
-        course = [[iteration, solved / size] for iteration, (solved, size) in sums.items()]
-        shares = [share for _, share in course]
+    for hash, of_task in groupby(
+        connection.execute(query.order_by(groups.c.task, groups.c.iteration, groups.c.id)), key=lambda row: row[0]
+    ):
+        _, iterations, sizes, rates, flat = zip(*of_task, strict=True)
+        course: dict[int, float] = {}
+        for iteration, rate in zip(iterations, rates, strict=True):
+            course.setdefault(iteration, rate)
+        first, *_, latest = [rates[0], *course.values()]
         found[hash] = {
             "hash": hash,
-            "attempts": sum(size for _, size, _, _ in tried),
-            "successes": sum(solved for _, _, solved, _ in tried),
-            "last_iteration": course[-1][0],
-            "first": shares[0],
-            "latest": shares[-1],
-            "best": max(shares),
-            "trend": shares[-1] - shares[0] if len(shares) > 1 else None,
-            "course": course[-_MOST_POINTS:],
-            "groups": len(tried),
-            "groups_without_signal": sum(bool(flat) for *_, flat in tried),
+            "attempts": sum(sizes),
+            "successes": sum(int(successes(rate, size)) for rate, size in zip(rates, sizes, strict=True)),
+            "latest_iteration": iterations[-1],
+            "first_success": first,
+            "latest_success": latest,
+            "best_success": max(rates),
+            "trend": latest - first if len(course) > 1 else None,
+            "course": [*map(list, course.items())][-_MOST_POINTS:],
+            "num_groups": len(sizes),
+            "groups_without_signal": sum(map(bool, flat)),
         }
     return found
 

@@ -95,7 +95,7 @@ def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> Non
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)
-            for name in ("attempts", "successes", "eligible", "last_iteration"):
+            for name in ("attempts", "successes", "eligible", "latest_iteration"):
                 assert row[name] == whole[name], (run, row["hash"], name)
 
 
@@ -106,7 +106,7 @@ def test_course_of_a_task_has_its_first_latest_and_best_success_and_its_trend(fi
             row = trajectory(f"{name}-{iteration}", group=f"{name}-{iteration}", task=name, iteration=iteration)
             put(file_store, row, size=2, success_rate=solved / 2)
     found = {row["hash"]: row for row in questions.task_list(file_store, RUN)["rows"]}
-    names = ("first", "latest", "best", "trend")
+    names = ("first_success", "latest_success", "best_success", "trend")
     assert [found["rose"][name] for name in names] == [0.0, 0.5, 1.0, 0.5]
     assert [found["fell"][name] for name in names] == [1.0, 0.0, 1.0, -1.0]
     assert [found["once"][name] for name in names] == [0.5, 0.5, 0.5, None]
@@ -120,8 +120,8 @@ def test_groups_of_equal_rewards_have_no_signal_whatever_the_rewards_are(file_st
     kinds = {"equal": {"reward_mean": 0.25, "reward_std": 0.0}, "graded": {"reward_mean": 0.25, "reward_std": 0.1}}
     for name, kind in kinds.items():
         put(file_store, trajectory(name, group=name, task=name), size=2, success_rate=0.0, **kind)
-    rows = questions.task_list(file_store, RUN, sort=TaskSort.without_signal)["rows"]
-    assert [(row["hash"], row["groups_without_signal"], row["groups"]) for row in rows] == [
+    rows = questions.task_list(file_store, RUN, sort=TaskSort.groups_without_signal)["rows"]
+    assert [(row["hash"], row["groups_without_signal"], row["num_groups"]) for row in rows] == [
         ("equal", 1, 1),
         ("graded", 0, 1),
     ]
@@ -211,7 +211,7 @@ def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Lo
     answer = questions.task(store, "task")
     assert (answer["hash"], answer["environment"], answer["payload"]["hops"]) == ("task-1", "lookup_chain", 2)
     assert (answer["attempts"], answer["successes"], answer["reward_mean"]) == (12, 7, pytest.approx(7 / 12))
-    assert (answer["eligible"], answer["first_iteration"], answer["last_iteration"], answer["runs"]) == (9, 1, 3, 1)
+    assert (answer["eligible"], answer["first_iteration"], answer["latest_iteration"], answer["runs"]) == (9, 1, 3, 1)
     found = [(v["version"], v["attempts"], v["successes"]) for v in answer["versions"]]
     assert found == [(0, 4, 1), (1, 4, 2), (2, 4, 4)]
     assert [(g["iteration"], g["successes"], g["size"], g["eligible"]) for g in answer["groups"]] == [
@@ -241,7 +241,7 @@ def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(locatio
     for (other,) in sql(store, "select id from trajectories where iteration = 3"):
         set_state(store, other, ORPHANED)
     after = questions.task(store, "task-1", RUN)
-    assert (after["attempts"], after["orphaned"], after["last_iteration"]) == (8, 4, 2)
+    assert (after["attempts"], after["orphaned"], after["latest_iteration"]) == (8, 4, 2)
     assert len(after["trajectories"]) == 12
     assert questions.task(store, "task-1", "other")["attempts"] == 0
 
