@@ -203,8 +203,9 @@ def task_list(
     Attempts are counted as `questions.task` counts them. `first_success`, `latest_success` and `best_success`: shares
     of successful members of one group, the first of its iteration, as in `v_tasks`; `trend`: latest less first, None
     where one iteration alone tried it; `course`: [iteration, share] of the newest. `groups_without_signal`: those of
-    its `num_groups` whose rewards are all equal, whatever they are. `replayed`: draws of its rows that fed updates, of those that were evicted since too, with
-    their mean and their largest `drift`; `latest_iteration`: the newest that tried it.
+    its `num_groups` whose rewards are all equal, whatever they are. `replayed`: draws of its rows that fed updates, of
+    those that were evicted since too, with their mean and their largest `drift`; `latest_iteration`: the newest that
+    tried it.
     """
     with store.reading() as connection:
         found = _tried(connection, run)
