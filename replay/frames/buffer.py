@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -129,6 +129,10 @@ class Buffer:
     def metrics(self) -> ArrowRows:
         """A row for each metric of each iteration: `v_metrics`."""
         return self._view("v_metrics", "run", "iteration", "name")
+
+    def ask(self, question: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """The answer to a function of `replay.questions`, which is given this buffer's store and run."""
+        return question(self._buffer.store, self._buffer.own_run, *arguments, **more)
 
     def sql(self, query: str) -> ArrowRows:
         """What a query answers, all of it at once. It can't write. docs/schema.md has the views."""

@@ -13,7 +13,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
 from replay.pages.page import Page, app_of
-from replay.pages.views import buffer_page, iteration_page, mixing_page, run_page, runs_page, trajectory_page
+from replay.pages.views import (
+    buffer_page,
+    iteration_page,
+    learning_page,
+    mixing_page,
+    run_page,
+    runs_page,
+    trajectory_page,
+)
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import OpenBuffer
 
@@ -24,11 +32,14 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     iteration_page.PAGE,
     run_page.HELD_OUT_TASK,
     run_page.HELD_OUT,
+    learning_page.REPLAYED,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,
     trajectory_page.MESSAGE,
     trajectory_page.PAGE,
+    learning_page.TASKS,
+    learning_page.OUTCOMES,
     buffer_page.TASK,
     trajectory_page.COMPARE,
     mixing_page.PAGE,

@@ -7,7 +7,7 @@ from replay.questions.listing import Patience, page
 from replay.questions.preview import empty_sources, preview
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary
-from replay.questions.tasks import TaskSort, task, task_list
+from replay.questions.tasks import TaskSort, task, task_list, task_success
 from replay.questions.tokens import MOST_TOKENS, CodecOf, tokens
 from replay.questions.trajectory import excerpts, find, overview, same_tokenizer, trajectory
 
@@ -41,6 +41,7 @@ __all__ = [
     "summary",
     "task",
     "task_list",
+    "task_success",
     "tokens",
     "trajectory",
 ]

@@ -73,6 +73,18 @@ def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
     return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
 
 
+def task_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
+    """`questions.task_success` of several runs beside each other: `rows` by task, None where a run did not try it.
+
+    Those of which the latest success differs most come first, of `tasks` that at least two of the runs tried.
+    """
+    rows = side_by_side(each)
+    latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
+    shared = [hash for hash in rows if len(latest[hash]) > 1]
+    shared.sort(key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash))
+    return {"tasks": len(shared), "rows": {hash: rows[hash] for hash in shared[:limit]}}
+
+
 def side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
     """All values of each name, None where one has none."""
     return {name: [values.get(name) for values in each] for name in dict.fromkeys(name for one in each for name in one)}

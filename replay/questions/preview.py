@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import sqlalchemy as sa
 import yaml
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ from pydantic_core import ErrorDetails
 from replay.config import ReplayConfig, StoredConfig, stored_config
 from replay.errors import ReplayError
 from replay.mixing.batch_plan import BatchPlan, Mixer
-from replay.mixing.mix_settings import Schedule
+from replay.mixing.mix_settings import MixRule, Schedule
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
 from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
@@ -122,6 +123,9 @@ def preview(
             "yaml": as_yaml(config.replay),
             "plan": {**_plan(plan, mixer, available), "assumed_tasks": len(upcoming), "new_tasks": new},
             "rules": _rules(trial, available, gone, mixer, upcoming),
+            "sources": _sources(config.replay, trial, available, rows),
+            "schedule": _schedule(mixer.rule, now.iteration),
+            "every_rule": yaml.safe_dump(config.replay.model_dump(mode="json"), sort_keys=False),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
             "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
         }
@@ -154,6 +158,11 @@ def empty_sources(
         now = _run_state(connection, run)
     with _trial_draw(store, config, now, sampler) as trial:
         return trial.empty_sources(config.replay.unit, config.batch.group_size, [*config.replay.attach, *named])
+
+
+def preview_with(store: ReplayStore, run: str | None = None, **given: str) -> QueryResult:
+    """The next batch by the run's own settings but for those given, as texts: see `changed`."""
+    return preview(store, run, changed(stored_config(store.run(run)), given))
 
 
 # Named one by one, for an index to find them: rows that are not eligible are few.
@@ -233,6 +242,27 @@ def _rules(
         steps.append(("tasks", sum(available.by_task.get(task, 0) for task in set(upcoming))))
     before = [steps[0][1], *(rows for _, rows in steps)]
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
+
+
+def _sources(
+    replay: ReplayConfig, trial: TrialDraw, available: Availability, rows: Sequence[SelectedRow]
+) -> list[QueryResult]:
+    """Sources that have rows or are asked for: the share (None: as the sampler takes it), rows to draw, rows drawn."""
+    names, codes = trial.index.codes["source"].names, trial.index.columns["source"]
+    drawn = Counter(names[codes[row.position]] for row in rows)
+    there = {names[code] for code in np.unique(codes).tolist()}
+    return [
+        {"source": name, "share": replay.sources.get(name), "drawable": available.by_source.get(name, 0)}
+        | {"drawn": drawn[name], "attached": replay.attach.get(name)}
+        for name in sorted({*there, *replay.sources, *replay.attach})
+    ]
+
+
+def _schedule(rule: MixRule, iteration: int) -> list[QueryResult]:
+    """The configured fraction at up to 48 places of the run, and at this iteration."""
+    last = max(rule.iterations, iteration)
+    places = sorted({1, iteration, last, *range(1, last + 1, max(1, last // 46))})
+    return [{"iteration": place, "fraction": rule.fraction_at(place)} for place in places]
 
 
 def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:

@@ -89,7 +89,13 @@ def _reclaimed(connection: sa.Connection, run: str | None) -> int:
     return connection.scalar(query) or 0
 
 
-_GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.func.count(groups.c.id).label("groups"))
+WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
+"""Groups whose rewards are all equal, whatever they are: there is nothing to compare."""
+_GROUP_COUNTS = (
+    sa.func.count(sa.distinct(groups.c.task)).label("tasks"),
+    sa.func.count(groups.c.id).label("groups"),
+    total(sa.cast(WITHOUT_SIGNAL, sa.Integer)).label("groups_without_signal"),
+)
 
 
 def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:

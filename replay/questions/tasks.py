@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, run_is
-from replay.questions.summary import mean, total
+from replay.questions.summary import WITHOUT_SIGNAL, mean, total
 from replay.questions.trajectory import NONE, excerpts_of, opening
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
@@ -35,7 +36,7 @@ _LISTED = (
 )
 
 
-_UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
+UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
 _TRIED = _rows.state != ORPHANED
 """Attempts of iterations that were undone count for nothing; they are listed with their state."""
 _COUNTS = (
@@ -98,7 +99,7 @@ def _totals(tried: Sequence[QueryResult]) -> QueryResult:
         "attempts": attempts,
         "reward_mean": sum(group["size"] * group["reward_mean"] for group in tried) / attempts if attempts else None,
         "first_iteration": min(times, default=None),
-        "last_iteration": max(times, default=None),
+        "latest_iteration": max(times, default=None),
         "runs": len({group["run"] for group in tried}),
         **{name: sum(group[name] for group in tried) for name in ("successes", "eligible", "replayed")},
     }
@@ -144,7 +145,7 @@ def _groups_of(
     used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
     query = sa.select(*(groups.c[name] for name in _GROUP), _MADE)
-    query = query.where(groups.c.task == task, ~_UNDONE, run_is(run, groups.c.run))
+    query = query.where(groups.c.task == task, ~UNDONE, run_is(run, groups.c.run))
     order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
     return [
         {
@@ -182,19 +183,33 @@ class TaskSort(StrEnum):
     drift = "drift"
     attempts = "attempts"
     last = "last"
+    first_success = "first_success"
+    latest_success = "latest_success"
+    best_success = "best_success"
+    trend = "trend"
+    groups_without_signal = "groups_without_signal"
 
 
 def task_list(
-    store: ReplayStore, run: str | None = None, *, sort: TaskSort = TaskSort.unsolved, limit: int = 50
+    store: ReplayStore,
+    run: str | None = None,
+    *,
+    sort: TaskSort = TaskSort.unsolved,
+    ascending: bool = False,
+    limit: int = 50,
 ) -> QueryResult:
     """How many tasks were tried and how many of them never solved, and `limit` of them in order.
 
-    Attempts are counted as `questions.task` counts them. `replayed`: draws of its rows that fed updates, of those that
-    were evicted since too, with their mean and their largest `drift`; `last_iteration`: the newest that tried it.
+    Attempts are counted as `questions.task` counts them. `first_success`, `latest_success` and `best_success`: shares
+    of successful members of one group, the first of its iteration, as in `v_tasks`; `trend`: latest less first, None
+    where one iteration alone tried it; `course`: [iteration, share] of the newest. `groups_without_signal`: those of
+    its `num_groups` whose rewards are all equal, whatever they are. `replayed`: draws of its rows that fed updates, of
+    those that were evicted since too, with their mean and their largest `drift`; `latest_iteration`: the newest that
+    tried it.
     """
     with store.reading() as connection:
         found = _tried(connection, run)
-        rows = sorted(found.values(), key=lambda row: _order(row, sort))
+        rows = sorted(found.values(), key=lambda row: _order(row, sort, ascending))
         shown = _named(connection, rows[:limit], run)
     return {
         "run": run,
@@ -205,42 +220,78 @@ def task_list(
     }
 
 
-def _order(row: Mapping[str, Any], sort: TaskSort) -> tuple[Any, ...]:
-    """The greatest first, and what is unknown last."""
+def task_success(store: ReplayStore, run: str) -> dict[str, QueryResult]:
+    """How every task of a run came out, by its hash: see `task_list`."""
+    with store.reading() as connection:
+        return _success(connection, run)
+
+
+def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any, ...]:
+    """The greatest first, or the least, and what is unknown last."""
+    sign = 1 if ascending else -1
     if sort is TaskSort.unsolved:
-        return row["successes"] / row["attempts"], -row["attempts"], row["hash"]
-    return (*((row[name] is None, -(row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
+        return -sign * row["successes"] / row["attempts"], sign * row["attempts"], row["hash"]
+    return (*((row[name] is None, sign * (row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
 
 
 _COLUMNS = {
     TaskSort.replayed: ("replayed",),
     TaskSort.drift: ("drift_mean", "token_gap_max"),
     TaskSort.attempts: ("attempts",),
-    TaskSort.last: ("last_iteration",),
+    TaskSort.last: ("latest_iteration",),
+    TaskSort.first_success: ("first_success", "attempts"),
+    TaskSort.latest_success: ("latest_success", "attempts"),
+    TaskSort.best_success: ("best_success", "attempts"),
+    TaskSort.trend: ("trend", "attempts"),
+    TaskSort.groups_without_signal: ("groups_without_signal",),
 }
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
+_MOST_POINTS = 32
+"""Iterations of a task's course, the newest ones."""
+
+
+def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
+    """How every task that was tried at least once came out, by its hash."""
+    columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
+    query = sa.select(*columns).where(~UNDONE, run_is(run, groups.c.run))
+    found = {}
+    for hash, of_task in groupby(
+        connection.execute(query.order_by(groups.c.task, groups.c.iteration, groups.c.id)), key=lambda row: row[0]
+    ):
+        _, iterations, sizes, rates, flat = zip(*of_task, strict=True)
+        course: dict[int, float] = {}
+        for iteration, rate in zip(iterations, rates, strict=True):
+            course.setdefault(iteration, rate)
+        first, *_, latest = [rates[0], *course.values()]
+        found[hash] = {
+            "hash": hash,
+            "attempts": sum(sizes),
+            "successes": sum(int(successes(rate, size)) for rate, size in zip(rates, sizes, strict=True)),
+            "latest_iteration": iterations[-1],
+            "first_success": first,
+            "latest_success": latest,
+            "best_success": max(rates),
+            "trend": latest - first if len(course) > 1 else None,
+            "course": [*map(list, course.items())][-_MOST_POINTS:],
+            "num_groups": len(sizes),
+            "groups_without_signal": sum(map(bool, flat)),
+        }
+    return found
 
 
 def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """By hash, of every task that was tried at least once."""
-    hash = groups.c.task.label("hash")
-    tried = sa.select(
-        hash,
-        total(groups.c.size).label("attempts"),
-        total(sa.func.round(groups.c.success_rate * groups.c.size)).label("successes"),
-        sa.func.max(groups.c.iteration).label("last_iteration"),
-    ).where(~_UNDONE, run_is(run, groups.c.run))
     eligible = sa.select(_rows.task.label("hash"), sa.func.count().label("eligible"))
     eligible = eligible.where(_rows.state == ELIGIBLE, run_is(run, _rows.run)).group_by(_rows.task)
     used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
     drawn = sa.select(
-        hash,
+        groups.c.task.label("hash"),
         sa.func.count().label("replayed"),
         mean(draws.c.drift_mean).label("drift_mean"),
         sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
-    found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(tried.group_by(groups.c.task)).mappings()}
+    found = {hash: {**_UNTRIED, **row} for hash, row in _success(connection, run).items()}
     for query in (eligible, drawn):
         for row in connection.execute(query).mappings():
             if row["hash"] in found:

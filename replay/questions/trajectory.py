@@ -292,11 +292,16 @@ def in_few_words(conversation: Sequence[Message]) -> QueryResult:
     asked = list(opening(conversation))
     by_users = [message for message in asked if message.role == "user"]
     prompt = next(reversed(by_users or asked), None)
-    answers = [message for message in conversation if _is_reply(message)]
+    answer = last_answer(conversation)
     return {
         "prompt": None if prompt is None else in_one_line(prompt.content),
-        "answer": in_one_line(_answer(answers[-1])) if answers else None,
+        "answer": None if answer is None else in_one_line(answer),
     }
+
+
+def last_answer(conversation: Sequence[Message]) -> str | None:
+    """The policy's last reply; where that only called tools, the calls."""
+    return next((_answer(message) for message in reversed(conversation) if _is_reply(message)), None)
 
 
 def opening(conversation: Iterable[Message]) -> Iterator[Message]:

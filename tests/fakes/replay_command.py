@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from agentloop.cli.replay import app
 from replay import ReplayStore, questions
-from replay.config import stored_config
 from replay.questions import Patience, Query, QueryResult, Sort
-from replay.questions.preview import changed
+from replay.questions.preview import preview_with
 from replay.storage.databases import Location
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
@@ -38,7 +37,7 @@ def listed(
 
 def preview_of(store: ReplayStore, run: str, given: Mapping[str, str]) -> QueryResult:
     """The next batches of a run with settings as a page has them."""
-    return questions.preview(store, run, changed(stored_config(store.run(run)), given))
+    return preview_with(store, run, **given)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from replay.locate import tokenizer
 from replay.questions import Sort, TaskSort
 from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import OpenBuffer, asked_run
+from replay.questions.outcomes import outcomes
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 from replay.text_tables import (
@@ -46,11 +47,21 @@ _LONGEST_PAYLOAD = 2_000
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
-def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
+def stats(
+    run: Run = None,
+    filter: Filter = None,
+    by_outcome: Annotated[
+        bool, typer.Option("--outcomes", help="What failed episodes have in common, beside successful ones.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = questions.summary(buffer.store, buffer.run, filter=filter)
-    say_json(answer) if as_json else say(_summary_text(answer))
+        if by_outcome:
+            answer = outcomes(buffer.store, buffer.run, [] if filter is None else [filter])
+        else:
+            answer = questions.summary(buffer.store, buffer.run, filter=filter)
+    say_json(answer) if as_json else say(_outcomes_text(answer) if by_outcome else _summary_text(answer))
 
 
 @app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort num_tokens")
@@ -116,7 +127,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"{answer['database']}  ({answer['bytes'] / 1e6:.1f} MB)",
         f"iterations    {answer['iterations']:,}, policies {answer['policies']:,}, runs {answer['runs']:,}",
         f"trajectories  {answer['trajectories']:,} in {counted(answer['groups'], 'group')}"
-        f" of {counted(answer['tasks'], 'task')}",
+        f" of {counted(answer['tasks'], 'task')}, {answer['groups_without_signal']:,} of equal rewards: no signal",
         *(
             f"  {visible(name):<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
             for parts in (answer["states"], answer["sources"] if len(answer["sources"]) > 1 else {})
@@ -136,6 +147,31 @@ def _summary_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _share_of(name: str) -> Cell:
+    return lambda row: "-" if row[name] is None else share(row[name], 1)
+
+
+def _outcomes_text(answer: dict[str, Any]) -> str:
+    counts, sampled = answer["episodes"], answer["sampled"]
+    lines = [f"{counts['failed']:,} failed, {counts['successful']:,} successful episodes"]
+    for title, key, name in _PARTED:
+        cells: dict[str, Cell] = {title: name}
+        for outcome in counts:
+            cells[outcome] = (outcome, 2) if key == "means" else _share_of(outcome)
+        rows = answer[key]
+        lines += [
+            "",
+            row_table(rows, cells | ({"z": ("z", 1)} if key == "words" else {})) if rows else f"{title}: none",
+        ]
+    return "\n".join([*lines, "", f"words of {sampled['failed']:,} and {sampled['successful']:,} last answers"])
+
+
+_PARTED = (
+    ("ended by", "stop_reasons", "name"),
+    ("tool errors", "error_kinds", "name"),
+    ("mean of", "means", "name"),
+    ("word", "words", "word"),
+)
 _LISTED: dict[str, Cell] = {
     "id": lambda row: row["id"][:12],
     "iter": "iteration",
@@ -230,12 +266,13 @@ def tasks(
     sort: Annotated[
         TaskSort, typer.Option(help="What comes first: those that never succeeded, or the greatest of a column.")
     ] = TaskSort.unsolved,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most tasks printed.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks: attempts, successes, when each was tried last, how often its rows were replayed and had drifted."""
+    """List tasks: first, latest and best success, groups without a signal, how often rows were replayed and drifted."""
     with opened(run) as buffer:
-        answer = questions.task_list(buffer.store, buffer.run, sort=sort, limit=limit)
+        answer = questions.task_list(buffer.store, buffer.run, sort=sort, ascending=ascending, limit=limit)
     say_json(answer) if as_json else say(_tasks_text(answer))
 
 
@@ -253,7 +290,11 @@ _TASKS: dict[str, Cell] = {
     "attempts": "attempts",
     "solved": "successes",
     "success": lambda row: share(row["successes"], row["attempts"]),
-    "last": "last_iteration",
+    **{name: _share_of(f"{name}_success") for name in ("first", "latest", "best")},
+    "trend": lambda row: "-" if row["trend"] is None else f"{100 * row['trend']:+.0f}",
+    "groups": "num_groups",
+    "no signal": "groups_without_signal",
+    "last": "latest_iteration",
     "stored": "eligible",
     "replayed": "replayed",
     "drift": ("drift_mean", 3),

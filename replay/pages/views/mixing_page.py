@@ -52,7 +52,16 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     }
     if found["plan"] is None:
         return page
-    return page | {"command": _command(source, run, settings, own), "steps": _steps(found["rules"])}
+    course = [
+        {"label": str(each["iteration"]), "count": round(100 * each["fraction"], 1)}
+        | {"selected": each["iteration"] == found["iteration"]}
+        for each in found["schedule"]
+    ]
+    return page | {
+        "command": _command(source, run, settings, own),
+        "steps": _steps(found["rules"]),
+        "course": course,
+    }
 
 
 def _text(value: Any) -> str:

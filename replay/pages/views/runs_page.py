@@ -32,6 +32,7 @@ _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
 _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
 """Runs in one chart: each colour once as a whole and once as a dashed line."""
+_TASKS = 50
 _AT_FIRST = COLOURS
 """Runs that are shown where none is marked."""
 
@@ -106,7 +107,7 @@ def _names(lines: Sequence[QueryResult]) -> list[str]:
 
 
 def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
-    """Rows of the keys and numbers that differ between the runs, and how many numbers are the same in all."""
+    """Rows of the keys and numbers that differ between the runs, how many are the same in all, and their tasks."""
 
     def facts_of(line: QueryResult) -> Any:
         def facts(buffer: OpenBuffer, run: str = line["run"]) -> QueryResult:
@@ -114,13 +115,20 @@ def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
 
         return ask(line, ("facts", line["run"]), facts)
 
+    def tasks_of(line: QueryResult) -> Any:
+        def tasks(buffer: OpenBuffer, run: str = line["run"]) -> QueryResult:
+            return questions.task_success(buffer.store, run)
+
+        return ask(line, ("tasks", line["run"]), tasks)
+
     facts = [*map(facts_of, shown)]
     found = {name: compare.side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
         name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
         for name, rows in found.items()
     }
-    return {**different, "same_numbers": len(found["numbers"]) - len(different["numbers"])}
+    same = len(found["numbers"]) - len(different["numbers"])
+    return {**different, "same_numbers": same, "tasks": compare.task_success([*map(tasks_of, shown)], _TASKS)}
 
 
 def _text(value: object) -> str:

@@ -95,8 +95,38 @@ def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> Non
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)
-            for name in ("attempts", "successes", "eligible", "last_iteration"):
+            for name in ("attempts", "successes", "eligible", "latest_iteration"):
                 assert row[name] == whole[name], (run, row["hash"], name)
+
+
+def test_course_of_a_task_has_its_first_latest_and_best_success_and_its_trend(file_store: ReplayStore) -> None:
+    courses = {"rose": (0, 2, 1), "fell": (2, 1, 0), "once": (1,)}
+    for name, course in courses.items():
+        for iteration, solved in enumerate(course, 1):
+            row = trajectory(f"{name}-{iteration}", group=f"{name}-{iteration}", task=name, iteration=iteration)
+            put(file_store, row, size=2, success_rate=solved / 2)
+    found = {row["hash"]: row for row in questions.task_list(file_store, RUN)["rows"]}
+    names = ("first_success", "latest_success", "best_success", "trend")
+    assert [found["rose"][name] for name in names] == [0.0, 0.5, 1.0, 0.5]
+    assert [found["fell"][name] for name in names] == [1.0, 0.0, 1.0, -1.0]
+    assert [found["once"][name] for name in names] == [0.5, 0.5, 0.5, None]
+    assert found["rose"]["course"] == [[1, 0.0], [2, 1.0], [3, 0.5]]
+    assert listed(file_store, TaskSort.trend) == ["rose", "fell", "once"]
+    turned = questions.task_list(file_store, RUN, sort=TaskSort.trend, ascending=True)["rows"]
+    assert [row["hash"] for row in turned] == ["fell", "rose", "once"]
+
+
+def test_groups_of_equal_rewards_have_no_signal_whatever_the_rewards_are(file_store: ReplayStore) -> None:
+    kinds = {"equal": {"reward_mean": 0.25, "reward_std": 0.0}, "graded": {"reward_mean": 0.25, "reward_std": 0.1}}
+    for name, kind in kinds.items():
+        put(file_store, trajectory(name, group=name, task=name), size=2, success_rate=0.0, **kind)
+    rows = questions.task_list(file_store, RUN, sort=TaskSort.groups_without_signal)["rows"]
+    assert [(row["hash"], row["groups_without_signal"], row["num_groups"]) for row in rows] == [
+        ("equal", 1, 1),
+        ("graded", 0, 1),
+    ]
+    assert questions.summary(file_store, RUN)["groups_without_signal"] == 1
+    assert "in 2 groups of 2 tasks, 1 of equal rewards" in ask("stats", str(file_store.path)).stdout
 
 
 def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location: Location) -> None:
@@ -118,9 +148,11 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     printed = ask("tasks", where, "--limit", "2").stdout.splitlines()
     assert printed[0] == "4 tasks tried, 2 never solved"
     assert printed[2].split() == [
-        *("task", "attempts", "solved", "success", "last", "stored", "replayed", "drift", "gap", "prompt")
+        *("task", "attempts", "solved", "success", "first", "latest", "best", "trend", "groups", "no", "signal"),
+        *("last", "stored", "replayed", "drift", "gap", "prompt"),
     ]
-    assert printed[3].split()[:9] == ["hard", "3", "0", "0.0", "%", "2", "3", "2", "2.000"]
+    shares = ["0.0", "%"] * 4
+    assert printed[3].split()[:17] == ["hard", "3", "0", *shares, "-", "1", "0", "2", "3", "2"]
     assert printed[3].endswith("'Where is the key?'")
     assert printed[-1] == "2 more: add --limit 4"
     assert json.loads(ask("tasks", where, "--json").stdout) == questions.task_list(store, limit=20)
@@ -179,7 +211,7 @@ def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Lo
     answer = questions.task(store, "task")
     assert (answer["hash"], answer["environment"], answer["payload"]["hops"]) == ("task-1", "lookup_chain", 2)
     assert (answer["attempts"], answer["successes"], answer["reward_mean"]) == (12, 7, pytest.approx(7 / 12))
-    assert (answer["eligible"], answer["first_iteration"], answer["last_iteration"], answer["runs"]) == (9, 1, 3, 1)
+    assert (answer["eligible"], answer["first_iteration"], answer["latest_iteration"], answer["runs"]) == (9, 1, 3, 1)
     found = [(v["version"], v["attempts"], v["successes"]) for v in answer["versions"]]
     assert found == [(0, 4, 1), (1, 4, 2), (2, 4, 4)]
     assert [(g["iteration"], g["successes"], g["size"], g["eligible"]) for g in answer["groups"]] == [
@@ -209,7 +241,7 @@ def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(locatio
     for (other,) in sql(store, "select id from trajectories where iteration = 3"):
         set_state(store, other, ORPHANED)
     after = questions.task(store, "task-1", RUN)
-    assert (after["attempts"], after["orphaned"], after["last_iteration"]) == (8, 4, 2)
+    assert (after["attempts"], after["orphaned"], after["latest_iteration"]) == (8, 4, 2)
     assert len(after["trajectories"]) == 12
     assert questions.task(store, "task-1", "other")["attempts"] == 0
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
@@ -44,6 +46,37 @@ def test_page_shows_the_batch_with_links_to_its_rows_and_writes_nothing(
     sentence = "source 'self' can give nothing: replay.max_staleness leaves out the last of its 24 rows."
     assert f'<p class="warning">{sentence}</p>' in unescape(page(server, **CHOSEN | {"max_staleness": "0"}))
     assert [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables] == before
+
+
+def test_every_source_the_schedule_and_every_rule_are_shown(tmp_path: Path) -> None:
+    replay = {
+        "fraction": 0.5,
+        "schedule": {"shape": "linear", "final": 0.0},
+        "sources": {"self": 0.75, "wins": 0.25},
+        "attach": {"wins": "runs/wins"},
+        "successful_only": False,
+        "sampler": "uniform",
+        "shortfall": "shrink",
+        "per_task": 3,
+    }
+    path = tmp_path / "replay.sqlite"
+    iterated(path).close()
+    config = {"run": {"iterations": 5}, "batch": {"trajectories": 16, "group_size": 4}, "replay": replay}
+    sql(path, "update runs set config = ?", json.dumps(config))
+    with inspecting(path) as server:
+        text, html = server.words("/mixing"), server.page("/mixing")
+    # A draw can take 3 rows of one task, and all stored ones are of one; of 2 rows the larger share takes both.
+    assert "self 75.0 % 3 2 wins runs/wins 25.0 % 0 0" in text
+    # From 0.5 to 0 in five iterations; the next is the fourth.
+    assert re.findall(r"<title>([0-9]+: [0-9.]+)</title>", html) == [
+        "1: 50.0",
+        "2: 37.5",
+        "3: 25.0",
+        "4: 12.5",
+        "5: 0.0",
+    ]
+    for rule in ("shortfall: shrink", "per_task: 3", "cooldown: 0", "shape: linear"):
+        assert rule in text, rule
 
 
 def test_controls_and_command_say_what_the_address_says(server: Served, three_iterations: ReplayStore) -> None:

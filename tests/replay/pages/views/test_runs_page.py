@@ -15,7 +15,7 @@ from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
 from tests.fakes.records import RUN, iterate, new_store, put, run_record, sql, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.pages.serving import Served, charts_of, page_addresses, served
+from tests.replay.pages.serving import Served, charts_of, page_addresses, served, words_of
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
@@ -77,6 +77,8 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     both = inspector.page(address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
     assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
+    # The only task: groups of each iteration have 2 and 1 successes of 4.
+    assert re.search(r"Tasks.* task-1 [25.%→ 0]+best 50.0 % [25.%→ 0]+best 50.0 % 1 of 1 tasks", words_of(both))
 
 
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:

@@ -1,0 +1,72 @@
+"""What was learned, and from what: tasks over time, failures against successes, and what replay did."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from replay import questions
+from replay.pages.addresses import address, choice, in_path, text, texts, whole
+from replay.pages.page import Page, run_of
+from replay.pages.panels import Axis, Curve, Panel, plain_groups
+from replay.pages.reading import typed
+from replay.questions import QueryResult, TaskSort
+from replay.questions.open_buffer import OpenBuffer
+from replay.questions.outcomes import outcomes
+from replay.questions.replayed import after_replay, stream_shares, token_gaps
+
+_TASKS = 100
+
+
+def tasks(source: OpenBuffer, request: Request) -> QueryResult:
+    run = run_of(source, request)
+    sort, order = TaskSort(choice(request, "sort", TaskSort)), choice(request, "order", ("desc", "asc"))
+    limit = whole(request, "limit", _TASKS, least=1, most=5000)
+    found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
+
+    def sorted_by(name: TaskSort) -> str:
+        turned = "asc" if name == sort and order == "desc" else None
+        return address("tasks", run=text(request, "run"), sort=name, order=turned, limit=text(request, "limit"))
+
+    return {
+        **found,
+        "ascending": order == "asc",
+        "sorts": {name.value: sorted_by(name) for name in TaskSort},
+        "more": address("tasks", run=text(request, "run"), sort=sort, order=order, limit=5000),
+    }
+
+
+def failures(source: OpenBuffer, request: Request) -> QueryResult:
+    run, filters = run_of(source, request), texts(request, "where")
+    found = outcomes(source.store, run, filters)
+    command = ["agentloop", "replay", "stats", *source.run_words, "--outcomes"]
+    command += ["--where", " and ".join(f"({each})" for each in filters)] if filters else []
+
+    def rows(condition: str) -> str:
+        return address("buffer", run=run or "*", where=[*filters, condition])
+
+    return {**found, "rows": rows, "command": typed(command)}
+
+
+def replayed(source: OpenBuffer, request: Request) -> QueryResult:
+    run = source.store.run(in_path(request, "run"))
+    shares = stream_shares(source.store, run.id)
+    pushes = [(each["iteration"], each["advantage"]) for each in shares if each["advantage"] is not None]
+    rows = [(each["iteration"], each["rows"]) for each in shares]
+    panel = Panel(
+        "Replay's share",
+        "Of the rows, and of the sum of |advantage × weight| over them. Far above the rows: replay pushes the harder.",
+        [Curve("of |advantage × weight|", pushes, "replay"), Curve("of the rows", rows, "ink", dashed=True)],
+        Axis(unit="share", percent=True, whole=True),
+    )
+    return {
+        "run": run.id,
+        "name": run.name,
+        **plain_groups({"": [panel]}, merged=1),
+        "after": after_replay(source.store, run.id),
+        "gaps": token_gaps(source.store, run.id),
+    }
+
+
+TASKS = Page("/tasks", "tasks.html", tasks, tab="buffer")
+OUTCOMES = Page("/outcomes", "outcomes.html", failures, tab="buffer")
+REPLAYED = Page("/runs/{run}/replayed", "replayed.html", replayed, tab="run")

@@ -1,0 +1,133 @@
+"""What replay did: how much of the updates it was, how tasks went after it, and where tokens have drifted most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from statistics import fmean
+
+import numpy as np
+import sqlalchemy as sa
+
+from replay.questions.filters.query import QueryResult, run_is
+from replay.questions.tasks import UNDONE
+from replay.records import COMMITTED, FRESH, REPLAY
+from replay.storage.format.encoding import BlobError, decode_log_probs
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import draws, groups, token_scores
+from replay.storage.read import load
+from replay.storage.statements import selected
+from replay.storage.tombstones import with_collected
+from replay.store import ReplayStore
+
+_REPLAYED = sa.func.count().filter(draws.c.stream == REPLAY).label("replayed")
+_SCORED = 1_000
+"""Rows with current log-probs that are read, those with the largest gaps in updates first."""
+
+
+def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
+    """What replay was of each update: `rows`, its share of the batch, and `advantage`, its share of the sum of
+    |advantage x weight| of the batch's rows.
+
+    That is how hard rows push, not the norm of a gradient, which is stored of both streams together: `replay.weight`,
+    the number of tokens and the clip are not in it. None where the sum is 0.
+    """
+    push = sa.func.sum(sa.func.abs(draws.c.advantage * draws.c.weight))
+    query = sa.select(draws.c.iteration, draws.c.stream, sa.func.count(), push)
+    query = query.where(draws.c.run == run, draws.c.state == COMMITTED).group_by(draws.c.iteration, draws.c.stream)
+    with store.reading() as connection:
+        found = connection.execute(query.order_by(draws.c.iteration)).all()
+    shares = []
+    for iteration, streams in groupby(found, key=lambda row: row[0]):
+        of = {stream: (rows, push or 0.0) for _, stream, rows, push in streams}
+        (fresh, fresh_push), (replay, replay_push) = of.get(FRESH, (0, 0.0)), of.get(REPLAY, (0, 0.0))
+        both = fresh_push + replay_push
+        share = replay_push / both if both else None
+        shares.append({"iteration": iteration, "rows": replay / (fresh + replay), "advantage": share})
+    return shares
+
+
+def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
+    """How the next fresh group of a task went, by whether rows of the task were replayed since the one before.
+
+    A line per `before` (none, some or all of the group before were successful: else tasks that are replayed because
+    they succeed would be compared with hard ones) and `replayed`: the number of `pairs` of groups, the share whose
+    success was `better`, and the mean change of `success` and `reward`. It says what followed, not
+    what replay caused: samplers choose tasks for how they went. Updates that were made while the later group was
+    collected count as before it.
+    """
+    size = sa.func.sum(groups.c.size)
+    means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
+    fresh = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, ~UNDONE)
+    fresh = fresh.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
+    used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
+    drawn = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))
+    drawn = drawn.where(used, groups.c.task.is_not(None)).distinct().order_by(groups.c.task, draws.c.iteration)
+    with store.reading() as connection:
+        replays = {
+            task: [row[1] for row in rows] for task, rows in groupby(connection.execute(drawn), key=lambda row: row[0])
+        }
+        found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        for task, rows in groupby(connection.execute(fresh), key=lambda row: row[0]):
+            for (_, first, success, reward), (_, last, *after) in pairwise(rows):
+                replayed = any(first <= iteration < last for iteration in replays.get(task, ()))
+                before = "none" if success == 0 else "all" if success > 1 - 1e-9 else "some"
+                found.setdefault((before, replayed), []).append((after[0] - success, after[1] - reward))
+    return [
+        {"before": before, "replayed": replayed, **_changes(found.get((before, replayed), ()))}
+        for before in ("none", "some", "all")
+        for replayed in (True, False)
+    ]
+
+
+def _changes(pairs: Sequence[tuple[float, float]]) -> QueryResult:
+    """What a line says of these changes of success and reward."""
+    success, reward = zip(*pairs, strict=True) if pairs else ((), ())
+    better, *means = (fmean(each) if pairs else None for each in ([one > 1e-9 for one in success], success, reward))
+    return {"pairs": len(pairs), "better": better, "success": means[0], "reward": means[1]}
+
+
+def token_gaps(store: ReplayStore, run: str | None = None, *, limit: int = 20) -> QueryResult:
+    """The largest gaps between a token's log-prob when it was sampled and later, either way, in nats.
+
+    `rows`: trajectories by the largest gap of a token of theirs in an update, over every update of the run (None: of
+    all); which token it was is not stored. `tokens`: single tokens under the policy that `replay rescore` scored them
+    with, of `scored` rows that were read, of `of_scored` there are.
+    """
+    largest = sa.func.max(draws.c.token_gap_max)
+    measured = (draws.c.state == COMMITTED) & draws.c.token_gap_max.is_not(None)
+    by_row = sa.select(draws.c.trajectory, largest.label("gap"), _REPLAYED)
+    by_row = by_row.where(measured, run_is(run, draws.c.run)).group_by(draws.c.trajectory)
+    with store.reading() as connection:
+        rows = connection.execute(by_row.order_by(largest.desc(), draws.c.trajectory).limit(limit)).mappings()
+        gaps = by_row.subquery()
+        scored = sa.select(token_scores.c.trajectory, sa.func.max(gaps.c.gap).label("gap"))
+        scored = scored.join_from(token_scores, gaps, gaps.c.trajectory == token_scores.c.trajectory, isouter=True)
+        scored = scored.where(run_is(run, token_scores.c.run)).group_by(token_scores.c.trajectory)
+        known = sorted(connection.execute(scored).all(), key=lambda row: (-(row.gap or 0.0), row.trajectory))
+        ids = [row.trajectory for row in known[:_SCORED]]
+        tokens = [token for chunk in chunked(ids) for token in _gaps_of(connection, chunk, limit)]
+        return {
+            "run": run,
+            "rows": [dict(row) for row in rows],
+            "tokens": sorted(tokens, key=lambda each: (-each["gap"], each["trajectory"], each["token"]))[:limit],
+            "scored": len(ids),
+            "of_scored": len(known),
+        }
+
+
+def _gaps_of(connection: sa.Connection, ids: Sequence[str], limit: int) -> Iterator[QueryResult]:
+    """The largest gaps of the tokens of each row; rows and scores that are damaged are left out."""
+    whole = load(connection, ids, with_messages=False).whole
+    for score in selected(connection, [*token_scores.c], token_scores.c.trajectory, list(whole)):
+        behavior = whole[score.trajectory].segments[score.position].tokens.behavior_log_probs
+        try:
+            current = decode_log_probs(score.log_probs, len(behavior))
+        except BlobError:
+            continue
+        gaps = np.nan_to_num(np.abs(current - behavior), nan=-1.0)
+        place = {"trajectory": score.trajectory, "segment": score.position}
+        for at in np.argsort(-gaps, kind="stable")[:limit].tolist():
+            if gaps[at] >= 0:
+                sampled, now = float(behavior[at]), float(current[at])
+                yield {**place, "token": at, "gap": float(gaps[at]), "sampled": sampled, "now": now}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.fakes.records import RUN, iterated, put, trajectory
+from tests.replay.pages.serving import Served, charts_of, inspecting
+
+
+@pytest.fixture(scope="module")
+def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Three iterations of a task with 3 of 8 successes in each; and two tries of another, without and with success."""
+    path = tmp_path_factory.mktemp("learning") / "replay.sqlite"
+    with closing(iterated(path, count=5)) as store:
+        for iteration in (1, 2):
+            id = f"other-{iteration}"
+            solved = iteration == 2
+            row = trajectory(
+                id,
+                group=id,
+                task="other",
+                iteration=iteration,
+                slot=20,
+                success=solved,
+                error_kinds=None if solved else "raised",
+            )
+            put(store, row, size=1, success_rate=float(solved))
+    with inspecting(path) as server:
+        yield server
+
+
+def test_tasks_are_sorted_by_their_trend_in_either_direction(inspector: Served) -> None:
+    falling, rising = (inspector.words(f"/tasks?run={RUN}&sort=trend{order}") for order in ("", "&order=asc"))
+    assert falling.index("other") < falling.index("task-1") and rising.index("other") > rising.index("task-1")
+    assert "2 tried, 0 never solved" in falling
+    # Half of two attempts; 0 %, 100 %, the best, the difference; both groups have one member: no signal.
+    assert "50.0 % 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
+    assert 'aria-label="0 % at iteration 1, 100 % at 2"' in inspector.page(f"/tasks?run={RUN}")
+
+
+def test_failures_stand_beside_successes_and_lead_to_their_rows(inspector: Served) -> None:
+    html, text = inspector.page(f"/outcomes?run={RUN}"), inspector.words(f"/outcomes?run={RUN}")
+    assert "16 failed, 10 successful" in text and "raised 6.2 % 0.0 %" in text
+    assert "error_kind%20%3D%3D%20%27raised%27" in html
+    of_one = inspector.words(f"/outcomes?run={RUN}&where=task+%3D%3D+%27other%27")
+    assert "1 failed, 1 successful" in of_one and "replay stats --outcomes --where" in of_one
+
+
+def test_replayed_shows_its_share_what_followed_and_the_largest_gaps(inspector: Served) -> None:
+    target = f"/runs/{RUN}/replayed"
+    (panel,) = charts_of(inspector.page(target)).values()
+    # 5 of the 13 rows of iterations 2 and 3; the fakes give all rows one advantage and the sampler one weight.
+    points = {curve["label"]: curve["points"] for curve in panel["curves"]}
+    assert points["of the rows"] == [[1, 0.0], [2, pytest.approx(5 / 13)], [3, pytest.approx(5 / 13)]]
+    text = inspector.words(target)
+    assert "some of the group yes 1 0.0 % +0.000" in text
+    assert "none of the group no 1 100.0 % +1.000" in text
+    assert "1.500" in text and "No row is scored yet." in text
