@@ -222,6 +222,10 @@ def _rows(metrics: Metrics) -> Tile:
     if flat := finite(metrics, "rollout/groups_without_signal"):
         newest = f", newest {_NEWEST} iterations {_percent(_newest_mean(flat))}" if len(flat) > _NEWEST else ""
         facts += (("groups without signal", _percent(fmean(value for _, value in flat)) + newest),)
+    if stored_rows := finite(metrics, "buffer/rows"):
+        drawable = finite(metrics, "buffer/eligible")
+        can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
+        facts += (("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"),)
     note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 

@@ -34,6 +34,8 @@ TWO_STREAMS = {
     "time/evaluation": [(0, 6.0), (3, 10.0)],
     "batch/source/self": series(24.0, 20.0, first=2),
     "batch/source/teacher": series(8.0, 12.0, first=2),
+    "buffer/rows": series(128.0, 224.0, 320.0),
+    "buffer/eligible": series(100.0, 200.0, 250.0),
     "rollout/groups_without_signal": series(0.5, 0.25, 0.0),
     "actor/peak_memory_gb": series(12.5, 12.0, 12.0),
     **dict.fromkeys(("rollout/success", "rollout/reward"), series(0.2, 0.5, 0.9)),
@@ -97,7 +99,7 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
         "Is it learning? 17.2 % → 96.1 % held-out success, on 256 tasks never trained on, from iteration 0 to 3",
         "best the newest training success 53.3 % (newest 3 iterations)",  # (0.2 + 0.5 + 0.9) / 3
         "From what? 320 fresh + 64 replayed trajectories in batches, 16.7 % from the buffer, configured 25.0 %",
-        "replayed by source self 44, teacher 20 groups without signal 25.0 %",
+        "replayed by source self 44, teacher 20 groups without signal 25.0 % in the buffer 320 rows, 250 can be drawn",
         "At what cost? 36 s per iteration training time 1 min 48 s, 3 of at most 60 iterations, evaluations not",
         # 0.5 s of 36; 36 x (20,000 + 21,000 + 22,000) tokens
         "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",
