@@ -136,8 +136,8 @@ def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
     """The answers to the questions of `OVERVIEW`, and what limits the run; of one of sft, held-out loss and cost."""
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
-    cost, loss = _cost(metrics, stored(config, "run.iterations", int)), finite(metrics, "sft/held_out_loss")
-    learning, rows = _success(metrics), _rows(metrics)
+    loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
+    cost = _cost(metrics, stored(config, "run.iterations", int), unit="update" if loss else "iteration")
     return (_held_out_loss(loss), cost) if loss else (learning, rows, cost, *limited)
 
 
@@ -186,13 +186,13 @@ def _held_out_loss(loss: Series) -> Tile:
     return Tile(LEARNING, words, note)
 
 
-def _cost(metrics: Metrics, limit: int | None) -> Tile:
+def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
     seconds, rates = finite(metrics, "time/iteration"), dict(finite(metrics, "speed/tokens_per_second"))
     if not seconds:
         return Tile(COST, _plain("not measured"), "No iteration was finished.")
     total = sum(value for _, value in seconds)
     of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
-    note = f"training time {duration(total)}, {len(seconds):,}{of_limit} iterations, evaluations not counted"
+    note = f"training time {duration(total)}, {len(seconds):,}{of_limit} {unit}s, evaluations not counted"
     facts = []
     for part in ("collect", "update"):
         if spent := sum(value for _, value in finite(metrics, f"time/{part}")):
@@ -204,7 +204,7 @@ def _cost(metrics: Metrics, limit: int | None) -> Tile:
     if memory := finite(metrics, "actor/peak_memory_gb"):
         facts.append(("peak memory", f"{max(value for _, value in memory):.3g} GB on the GPU"))
     each = duration(total / len(seconds))
-    return Tile(COST, ((each, "plain"), ("per iteration", "unit")), note, tuple(facts))
+    return Tile(COST, ((each, "plain"), (f"per {unit}", "unit")), note, tuple(facts))
 
 
 def _rows(metrics: Metrics) -> Tile:

@@ -144,6 +144,13 @@ def test_report_shows_text_as_text(tmp_path: Path) -> None:
     assert curve["label"] == evil
 
 
+def test_a_run_of_sft_has_a_loss_and_counts_updates() -> None:
+    learning, cost = tiles({"sft/held_out_loss": series(1.5, 0.5), "time/iteration": series(2.0, 4.0)}, {})
+    assert [word for word, _ in learning.words] == ["1.500", "\u2192", "0.500"]
+    assert [word for word, _ in cost.words] == ["3.0 s", "per update"]
+    assert cost.note == "training time 6.0 s, 2 updates, evaluations not counted"
+
+
 @pytest.mark.parametrize("metrics", [{}, {"eval/success": [(0, 0.172)]}, {"actor/entropy": [(1, float("nan"))]}])
 def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: dict[str, Any]) -> None:
     html = report(tmp_path, metrics)
