@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -125,7 +125,7 @@ class Tile(NamedTuple):
     words: tuple[tuple[str, str], ...]
     """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
     note: str
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: Sequence[tuple[str, str]] = ()
     """Further numbers, by name."""
     is_wide: bool = False
     streams: tuple[float, float] | None = None
@@ -163,9 +163,9 @@ def _success(metrics: Metrics) -> Tile:
     held_out, tasks = finite(metrics, "eval/success"), finite(metrics, "eval/tasks")
     training, reward = finite(metrics, "rollout/success"), finite(metrics, "rollout/reward")
     last = f" (newest {min(_NEWEST, len(training))} iterations)" if len(training) > 1 else ""
-    facts = (("training success", _percent(_newest_mean(training)) + last),) if training else ()
+    facts = [("training success", _percent(_newest_mean(training)) + last)] if training else []
     if reward:
-        facts += (("training reward", number(_newest_mean(reward)) + last),)
+        facts.append(("training reward", number(_newest_mean(reward)) + last))
     if not held_out:
         return Tile(LEARNING, _plain("not measured"), "No evaluation was made in this run.", facts)
     on = f"held-out success, on {tasks[-1][1]:,.0f} tasks never trained on" if tasks else "held-out success"
@@ -173,7 +173,7 @@ def _success(metrics: Metrics) -> Tile:
     if len(held_out) == 1:
         return Tile(LEARNING, _plain(_percent(start)), f"{on}, at iteration {first:,}, evaluated once", facts)
     best, at = max((value, -iteration) for iteration, value in held_out)
-    facts = (("best", "the newest" if best == end else f"{_percent(best)} at iteration {-at:,}"), *facts)
+    facts.insert(0, ("best", "the newest" if best == end else f"{_percent(best)} at iteration {-at:,}"))
     words = ((_percent(start), "plain"), ("\u2192", "arrow"), (_percent(end), "rising" if end > start else "plain"))
     return Tile(LEARNING, words, f"{on}, from iteration {first:,} to {last_at:,}", facts)
 
@@ -204,7 +204,7 @@ def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
     if memory := finite(metrics, "actor/peak_memory_gb"):
         facts.append(("peak memory", f"{max(value for _, value in memory):.3g} GB on the GPU"))
     each = duration(total / len(seconds))
-    return Tile(COST, ((each, "plain"), (f"per {unit}", "unit")), note, tuple(facts))
+    return Tile(COST, ((each, "plain"), (f"per {unit}", "unit")), note, facts)
 
 
 def _rows(metrics: Metrics) -> Tile:
@@ -218,14 +218,14 @@ def _rows(metrics: Metrics) -> Tile:
     shares = (_percent(part / (fresh + replay)) for part in (replay, total("planned_replay")))
     sources = {name: total(name.removeprefix("batch/")) for name in sorted(metrics) if name.startswith(_BY_SOURCE)}
     counts = ", ".join(f"{name.removeprefix(_BY_SOURCE)} {count:,.0f}" for name, count in sources.items())
-    facts = (("replayed by source", counts),) if sources else ()
+    facts = [("replayed by source", counts)] if sources else []
     if flat := finite(metrics, "rollout/groups_without_signal"):
         newest = f", newest {_NEWEST} iterations {_percent(_newest_mean(flat))}" if len(flat) > _NEWEST else ""
-        facts += (("groups without signal", _percent(fmean(value for _, value in flat)) + newest),)
+        facts.append(("groups without signal", _percent(fmean(value for _, value in flat)) + newest))
     if stored_rows := finite(metrics, "buffer/rows"):
         drawable = finite(metrics, "buffer/eligible")
         can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
-        facts += (("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"),)
+        facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))
     note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 
