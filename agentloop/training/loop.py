@@ -215,12 +215,13 @@ class Loop:
         """Held-out success, remembered for the target and the closing line."""
         began = time.perf_counter()
         result = self.collection.evaluate()
-        self.pace.add_evaluation(time.perf_counter() - began, episodes=result.tasks * result.samples)
+        seconds = time.perf_counter() - began
+        self.pace.add_evaluation(seconds, episodes=result.tasks * result.samples)
         self.state.evaluations.append((self.state.iteration, result.success))
         self.state.held_out_tasks = result.tasks
         if self.state.iteration == 0 and (why := result.why_none_succeeded) is not None:
             self._display.note(why)
-        return result.metrics()
+        return result.metrics() | {"time/evaluation": seconds}
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """To people and to the sinks; the database has it already."""

@@ -80,9 +80,18 @@ def app_of(
         return rendered("error.html", {"status": status, "message": message}, status=status)
 
     routes = [*others, *(Route(page.path, partial(answer, page)) for page in pages)]
-    routes.append(Mount("/static", StaticFiles(packages=[("replay.pages", "static")])))
+    routes.append(Mount("/static", _StaticFiles(packages=[("replay.pages", "static")])))
     kinds: list[type[Exception]] = [HTTPException, ReplayError, Exception]
     return Starlette(routes=routes, lifespan=_few_threads, exception_handlers=dict.fromkeys(kinds, refused))
+
+
+class _StaticFiles(StaticFiles):
+    """Kept by the browser from page to page, but hardly longer than a new version takes to be installed."""
+
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        response = super().file_response(*args, **more)
+        response.headers["Cache-Control"] = "private, max-age=60"
+        return response
 
 
 @asynccontextmanager

@@ -120,6 +120,8 @@ _STREAMS = ("fresh", "replay", "held-out", "ink")
 _ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
 FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
+OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
+"""What the first screen of a run's page answers: in numbers, and each in one panel."""
 DEMONSTRATIONS = "Is it learning what was demonstrated?"
 _SOME_RUNS = "One by one"
 """The panels here are left out where they have no curve."""
@@ -128,13 +130,14 @@ _SOME_RUNS = "One by one"
 @cache
 def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
     text = files("replay.pages").joinpath("panels.yaml").read_text(encoding="utf-8")
-    listed: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in Python takes 50 ms of somebody's first page
+    listed: dict[str, list[dict[str, Any]]] = yaml.load(text, loader)  # noqa: S506
     return listed
 
 
 def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
-    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, what
-    the run has several of. A run of sft has its own."""
+    """All panels, in reading order: the overview, how episodes go, is the update sound, how old is the data, what went
+    in; last, what the run has several of. A run of sft has its own."""
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
     some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):

@@ -6,15 +6,16 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from replay.pages.panels import DEMONSTRATIONS, FAMILIES, Config, number, panel_groups, plain_groups
+from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
 from replay.questions.diagnosis import regime
@@ -27,6 +28,10 @@ REPORT_NAME = "report.html"
 _STYLES = ("style.css", "vendor/uPlot.min.css", "charts.css", "run.css")
 _SCRIPTS = ("vendor/uPlot.iife.min.js", "scales.js", "charts.js")
 _RECENT = 12
+_NEWEST = 8
+"""Iterations whose mean says how it goes now."""
+_BY_SOURCE = "batch/source/"
+LEARNING, SOURCES, COST = OVERVIEW
 COLUMNS: Mapping[str, str] = {
     "fresh": "batch/fresh",
     "replay": "batch/replay",
@@ -78,6 +83,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         "setting": setting(run.config),
         "tiles": tiles(tile_series(store, run.id), run.config),
         **plain_groups(groups, merged=merged),
+        "overview": [question for question in OVERVIEW if question in groups],
         "is_sft": DEMONSTRATIONS in groups,
         "iterations": _newest(store, run.id),
     }
@@ -101,7 +107,7 @@ def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL)
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:
     """The metrics of the tiles, of every iteration."""
-    return metric_series(store, run, names=_names_read(tiles))
+    return metric_series(store, run, names=_names_read(tiles), families=(_BY_SOURCE,))
 
 
 def _static(name: str) -> str:
@@ -119,19 +125,20 @@ class Tile(NamedTuple):
     words: tuple[tuple[str, str], ...]
     """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
     note: str
-    hero: bool = False
+    facts: Sequence[tuple[str, str]] = ()
+    """Further numbers, by name."""
+    is_wide: bool = False
     streams: tuple[float, float] | None = None
     """Fresh and replayed, drawn as a bar."""
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """Held-out success, training time, the trajectories that fed updates, and what limits the run; of one of sft,
-    held-out loss and training time."""
+    """The answers to the questions of `OVERVIEW`, and what limits the run; of one of sft, held-out loss and cost."""
     found = regime(metrics, config)
-    limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text),)
-    first, seconds, rows = _success(metrics), _time(metrics, stored(config, "run.iterations", int)), _rows(metrics)
-    loss = finite(metrics, "sft/held_out_loss")
-    return (_held_out_loss(loss), seconds) if loss else (first, seconds, rows, *limited)
+    limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
+    loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
+    cost = _cost(metrics, stored(config, "run.iterations", int), unit="update" if loss else "iteration")
+    return (_held_out_loss(loss), cost) if loss else (learning, rows, cost, *limited)
 
 
 def _plain(text: str) -> tuple[tuple[str, str], ...]:
@@ -148,44 +155,79 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def _newest_mean(series: Series) -> float:
+    return fmean(value for _, value in series[-_NEWEST:])
+
+
 def _success(metrics: Metrics) -> Tile:
-    name, held_out = "held-out success", finite(metrics, "eval/success")
+    held_out, tasks = finite(metrics, "eval/success"), finite(metrics, "eval/tasks")
+    training, reward = finite(metrics, "rollout/success"), finite(metrics, "rollout/reward")
+    last = f" (newest {min(_NEWEST, len(training))} iterations)" if len(training) > 1 else ""
+    facts = [("training success", _percent(_newest_mean(training)) + last)] if training else []
+    if reward:
+        facts.append(("training reward", number(_newest_mean(reward)) + last))
     if not held_out:
-        return Tile(name, _plain("not measured"), "No evaluation was made in this run.", hero=True)
-    (first, start), (last, end) = held_out[0], held_out[-1]
+        return Tile(LEARNING, _plain("not measured"), "No evaluation was made in this run.", facts)
+    on = f"held-out success, on {tasks[-1][1]:,.0f} tasks never trained on" if tasks else "held-out success"
+    (first, start), (last_at, end) = held_out[0], held_out[-1]
     if len(held_out) == 1:
-        return Tile(name, _plain(_percent(start)), f"at iteration {first:,}, evaluated once", hero=True)
+        return Tile(LEARNING, _plain(_percent(start)), f"{on}, at iteration {first:,}, evaluated once", facts)
+    best, at = max((value, -iteration) for iteration, value in held_out)
+    facts.insert(0, ("best", "the newest" if best == end else f"{_percent(best)} at iteration {-at:,}"))
     words = ((_percent(start), "plain"), ("\u2192", "arrow"), (_percent(end), "rising" if end > start else "plain"))
-    return Tile(name, words, f"from iteration {first:,} to {last:,}, on tasks never trained on", hero=True)
+    return Tile(LEARNING, words, f"{on}, from iteration {first:,} to {last_at:,}", facts)
 
 
 def _held_out_loss(loss: Series) -> Tile:
     (first, start), (last, end) = loss[0], loss[-1]
     words = ((f"{start:.3f}", "plain"), ("\u2192", "arrow"), (f"{end:.3f}", "plain"))
-    note = f"nats per trained token, from update {first:,} to {last:,}, on demonstrations never trained on"
-    return Tile("held-out loss", words, note, hero=True)
+    on = "held-out loss, nats per trained token of demonstrations never trained on"
+    note = f"{on}, from update {first:,} to {last:,}"
+    return Tile(LEARNING, words, note)
 
 
-def _time(metrics: Metrics, limit: int | None) -> Tile:
-    seconds = [value for _, value in finite(metrics, "time/iteration")]
+def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
+    seconds, rates = finite(metrics, "time/iteration"), dict(finite(metrics, "speed/tokens_per_second"))
     if not seconds:
-        return Tile("training time", _plain("not measured"), "No iteration was finished.")
+        return Tile(COST, _plain("not measured"), "No iteration was finished.")
+    total = sum(value for _, value in seconds)
     of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
-    each = duration(sum(seconds) / len(seconds))
-    note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
-    return Tile("training time", _plain(duration(sum(seconds))), note)
+    note = f"training time {duration(total)}, {len(seconds):,}{of_limit} {unit}s, evaluations not counted"
+    facts = []
+    for part in ("collect", "update"):
+        if spent := sum(value for _, value in finite(metrics, f"time/{part}")):
+            facts.append((part, f"{duration(spent / len(seconds))}, {_percent(spent / total)}"))
+    if evaluations := [value for _, value in finite(metrics, "time/evaluation")]:
+        facts.append(("evaluation", f"{duration(fmean(evaluations))} each, {len(evaluations):,} made"))
+    if tokens := sum(rates.get(at, 0.0) * value for at, value in seconds):
+        facts.append(("tokens in batches", f"{tokens:,.0f}, {tokens / total:,.0f} per second"))
+    if memory := finite(metrics, "actor/peak_memory_gb"):
+        facts.append(("peak memory", f"{max(value for _, value in memory):.3g} GB on the GPU"))
+    each = duration(total / len(seconds))
+    return Tile(COST, ((each, "plain"), (f"per {unit}", "unit")), note, facts)
 
 
 def _rows(metrics: Metrics) -> Tile:
     def total(name: str) -> float:
         return sum(value for _, value in finite(metrics, f"batch/{name}"))
 
-    name, fresh, replay = "trajectories in batches", total("fresh"), total("replay")
+    fresh, replay = total("fresh"), total("replay")
     if not fresh + replay:
-        return Tile(name, _plain("none"), "No iteration was finished.")
+        return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.")
     words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
     shares = (_percent(part / (fresh + replay)) for part in (replay, total("planned_replay")))
-    return Tile(name, words, "{} from the buffer, configured {}".format(*shares), streams=(fresh, replay))
+    sources = {name: total(name.removeprefix("batch/")) for name in sorted(metrics) if name.startswith(_BY_SOURCE)}
+    counts = ", ".join(f"{name.removeprefix(_BY_SOURCE)} {count:,.0f}" for name, count in sources.items())
+    facts = [("replayed by source", counts)] if sources else []
+    if flat := finite(metrics, "rollout/groups_without_signal"):
+        newest = f", newest {_NEWEST} iterations {_percent(_newest_mean(flat))}" if len(flat) > _NEWEST else ""
+        facts.append(("groups without signal", _percent(fmean(value for _, value in flat)) + newest))
+    if stored_rows := finite(metrics, "buffer/rows"):
+        drawable = finite(metrics, "buffer/eligible")
+        can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
+        facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))
+    note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
+    return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 
 
 def _percent(share: float) -> str:

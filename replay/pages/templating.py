@@ -59,10 +59,10 @@ def _seen(value: Any) -> Any:
 
 
 def digits(value: float | None, places: int = 3) -> str:
-    """A fixed number of decimals; a dash where nothing is known."""
-    return _DASH if value is None else f"{value:,.{places}f}"
+    """A fixed number of decimals, the minus as wide as a plus; a dash where nothing is known."""
+    return _DASH if value is None else f"{value:,.{places}f}".replace("-", "\u2212")
 
 
 def signed(value: float | None, places: int = 3) -> str:
-    """The value with its sign; the minus is as wide as the plus."""
-    return digits(value, places) if value is None else f"{value:+,.{places}f}".replace("-", "\u2212")
+    """`digits`, a plus too."""
+    return _DASH if value is None else f"{value:+,.{places}f}".replace("-", "\u2212")

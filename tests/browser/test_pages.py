@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from replay.pages.app import create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from tests.browser.demonstration import OTHER
-from tests.browser.legible import FAINT, NAMELESS
+from tests.browser.legible import FAINT, found_by_axe, missed_by_tab
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import Served, missing_pages, page_addresses, served
 
@@ -34,6 +34,12 @@ def demonstrated(run_folder: Path) -> list[str]:
     return [target for target in targets if ".json" not in target]
 
 
+def open_whole(page: Page, address: str) -> None:
+    """Until all its parts are fetched and drawn."""
+    page.goto(address)
+    page.wait_for_function("() => !document.querySelector('.chart:not(:has(.legend)), [aria-busy=true], .loading')")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_render_fit_and_can_be_read(page: Page, server: Served, run_folder: Path, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -48,7 +54,23 @@ def test_pages_render_fit_and_can_be_read(page: Page, server: Served, run_folder
             fits = page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert fits, (target, width)
         assert page.evaluate(FAINT) == [], target
-        assert page.evaluate(NAMELESS) == [], target
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_nothing_on_any_page(
+    page: Page, server: Served, run_folder: Path, scheme: Literal["light", "dark"], width: int
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    for target in [*demonstrated(run_folder), "/buffer?where=rewrd", "/buffer?where=reward>7"]:
+        open_whole(page, server.address + target)
+        assert found_by_axe(page) == [], target
+
+
+def test_a_keyboard_reaches_every_action_and_shows_where_it_is(page: Page, server: Served, run_folder: Path) -> None:
+    for target in demonstrated(run_folder):
+        open_whole(page, server.address + target)
+        assert missed_by_tab(page) == [], target
 
 
 def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_address(page: Page, run_folder: Path) -> None:

@@ -236,7 +236,7 @@ class Drawn {
   }
 
   size() {
-    return { width: Math.max(120, this.canvas.clientWidth), height: 210 };
+    return { width: Math.max(120, this.canvas.clientWidth), height: Number(this.element.dataset.height) };
   }
 
   resize() {
@@ -388,9 +388,13 @@ export function update(element, chart) {
   drawn.get(element).show(chart);
 }
 
-function drawAll() {
+// One at a time, so that keys and clicks are answered in between.
+async function drawAll() {
   const charts = JSON.parse(document.getElementById("charts")?.textContent ?? "{}");
-  for (const element of document.querySelectorAll(".chart[data-key]")) update(element, charts[element.dataset.key]);
+  for (const element of document.querySelectorAll(".chart[data-key]")) {
+    if (!drawn.has(element)) update(element, charts[element.dataset.key]);
+    await new Promise((resolve) => setTimeout(resolve));
+  }
   fit();
 }
 
@@ -405,4 +409,5 @@ function recolour() {
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
-if (typeof uPlot !== "undefined") drawAll();
+// Numbers are painted first: nobody waits for curves to read them.
+if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll));

@@ -16,6 +16,8 @@ from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
 from replay.questions.runs import ALL
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The one in Python takes longer than the rest of the page."""
 _MOST_OTHERS = 12
 _MOST_PARTICIPANTS = 100
 """Rows of a table: those that have been silent for longest."""
@@ -40,7 +42,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "progress": {**progress, "mark": mark},
         "duration": duration,
         "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
-        "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
+        "config_text": yaml.dump(dict(record.config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
         "by_workers": questions.is_collected_by_workers(source.store, record),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
-from replay.exchange import ExchangeError, export_file, import_file
-from replay.exchange.teacher import import_chat, teaching_of
-from replay.questions.filters import condition
-from context.authors import AuthorTable
 from replay.exchange import ExchangeError
-from replay.records import Trajectory
-from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_llama, small_config

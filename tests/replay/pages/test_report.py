@@ -30,6 +30,14 @@ def series(*values: float, first: int = 1) -> list[tuple[int, float]]:
 
 TWO_STREAMS = {
     "eval/success": [(0, 0.172), (3, 0.961)],
+    "eval/tasks": [(0, 256.0), (3, 256.0)],
+    "time/evaluation": [(0, 6.0), (3, 10.0)],
+    "batch/source/self": series(24.0, 20.0, first=2),
+    "batch/source/teacher": series(8.0, 12.0, first=2),
+    "buffer/rows": series(128.0, 224.0, 320.0),
+    "buffer/eligible": series(100.0, 200.0, 250.0),
+    "rollout/groups_without_signal": series(0.5, 0.25, 0.0),
+    "actor/peak_memory_gb": series(12.5, 12.0, 12.0),
     **dict.fromkeys(("rollout/success", "rollout/reward"), series(0.2, 0.5, 0.9)),
     **{
         f"actor/{stream}/{name}": series(1.0, 1.1, 1.2)
@@ -87,7 +95,18 @@ def text_of(html: str) -> str:
 def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = report(tmp_path)
     seen = text_of(html)
-    for part in ("17.2 % → 96.1 %", "1 min 48 s", "seed 7", "run: {}", "Is it learning?"):
+    for part in (
+        "Is it learning? 17.2 % → 96.1 % held-out success, on 256 tasks never trained on, from iteration 0 to 3",
+        "best the newest training success 53.3 % (newest 3 iterations)",  # (0.2 + 0.5 + 0.9) / 3
+        "From what? 320 fresh + 64 replayed trajectories in batches, 16.7 % from the buffer, configured 25.0 %",
+        "replayed by source self 44, teacher 20 groups without signal 25.0 % in the buffer 320 rows, 250 can be drawn",
+        "At what cost? 36 s per iteration training time 1 min 48 s, 3 of at most 60 iterations, evaluations not",
+        # 0.5 s of 36; 36 x (20,000 + 21,000 + 22,000) tokens
+        "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",
+        "tokens in batches 2,268,000, 21,000 per second peak memory 12.5 GB on the GPU",
+        "seed 7",
+        "run: {}",
+    ):
         assert part in seen, part
     found = charts_of(html)
     loss = {curve["label"]: curve["points"] for curve in found["policy-loss"]["curves"]}
@@ -125,13 +144,21 @@ def test_report_shows_text_as_text(tmp_path: Path) -> None:
     assert curve["label"] == evil
 
 
+def test_a_run_of_sft_has_a_loss_and_counts_updates() -> None:
+    learning, cost = tiles({"sft/held_out_loss": series(1.5, 0.5), "time/iteration": series(2.0, 4.0)}, {})
+    assert [word for word, _ in learning.words] == ["1.500", "\u2192", "0.500"]
+    assert [word for word, _ in cost.words] == ["3.0 s", "per update"]
+    assert cost.note == "training time 6.0 s, 2 updates, evaluations not counted"
+
+
 @pytest.mark.parametrize("metrics", [{}, {"eval/success": [(0, 0.172)]}, {"actor/entropy": [(1, float("nan"))]}])
 def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: dict[str, Any]) -> None:
     html = report(tmp_path, metrics)
     seen = text_of(html)
     assert "No finished iteration logged it." in json.dumps(charts_of(html))
     assert "nan" not in seen.lower().split() and html.rstrip().endswith("</html>")
-    assert ("17.2 % at iteration 0, evaluated once" in seen) == ("eval/success" in metrics) and "\u2192" not in seen
+    once = "17.2 % held-out success, at iteration 0, evaluated once" in seen
+    assert once == ("eval/success" in metrics) and "\u2192" not in seen
 
 
 def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
@@ -143,7 +170,7 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_c
     (replayed,) = [curve for curve in charts_of(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
     assert '<p class="setting soft">seed 7 \u00b7 replay 25\u00a0%</p>' in html
-    assert "3 iterations, 36 s each" in text_of(html)
+    assert "36 s per iteration training time 1 min 48 s, 3 iterations, evaluations not counted" in text_of(html)
 
 
 def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:

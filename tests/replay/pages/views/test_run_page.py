@@ -80,8 +80,8 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert "<h1>quickstart-001</h1>" in html
     assert "seed 7 \u00b7 replay 25\u00a0%, success sampler \u00b7 ends at 90\u00a0% held-out success" in html
     assert "12.5 %" in html and "50.0 %" in html
-    assert "2 of at most 4 iterations, 2.0 s each" in html
-    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 19
+    assert "training time 4.0 s, 2 of at most 4 iterations, evaluations not counted" in html
+    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 20
     assert f'<a href="/runs/{RUN}/iterations/2">2</a>' in html
     assert f'href="/buffer?run={RUN}&amp;where=not%20success"' in html
     assert f'href="/?all=1&amp;show={RUN}&amp;show={OTHER}"' in html
@@ -118,7 +118,7 @@ def test_points_of_a_long_run_are_several_iterations_and_of_a_stretch_fewer(
     assert {panel["merged"] for panel in charts_of(html).values()} == {4}
     assert points(html, "policy-loss", "fresh") == [[first, -0.5 * (first + 1.5)] for first in range(1, 601, 4)]
     # Tiles and the newest iterations stay as they were.
-    assert "600 iterations, 2.0 s each, evaluations not counted" in html
+    assert "training time 20 min 0 s, 600 iterations, evaluations not counted" in html
     assert ">Each point is 4 iterations: their mean" in html
     closer = inspector.page(f"{HERE}?first=297&last=304")
     assert points(closer, "largest-ratio", "fresh") == [[300, 9.0]]
