@@ -10,7 +10,7 @@ from replay import questions
 from replay.locate import own_folder
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
-from replay.pages.reading import shown_message
+from replay.pages.reading import label_form, shown_message
 from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
@@ -42,6 +42,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
         "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
+        "label_form": label_form(source, questions.run_labels_of(source.store, run), "runs", run),
         "by_workers": questions.is_collected_by_workers(source.store, record),
     }
 
