@@ -40,7 +40,7 @@ _LATE = {
     ),
     "inspect": (
         "page_commands",
-        "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
+        "Show a buffer and its runs in a browser, live: on this machine, without a model.",
     ),
     "report": (
         "page_commands",
