@@ -13,11 +13,9 @@ from markupsafe import Markup
 from context.authors import DISCARD_SUFFIX
 from context.tokens.codec import TokenCodec
 from replay import questions
-from replay.pages.addresses import address
 from replay.pages.templating import visible_text
 from replay.questions import CodecOf, QueryResult
 from replay.questions.open_buffer import OpenBuffer
-from replay.storage.labels import this_user
 
 _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
@@ -189,13 +187,3 @@ def rescore_command(source: OpenBuffer, id: str) -> str:
     has_weights = source.folder is not None and source.own_run is not None
     run = source.named if has_weights and source.named else "RUN"
     return typed(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])
-
-
-def form_of(source: OpenBuffer) -> QueryResult:
-    """Whether labels and views can be changed, and who does unless somebody else says so."""
-    return {"writes": source.location is not None, "by": this_user()}
-
-
-def label_form(source: OpenBuffer, labels: Sequence[QueryResult], *place: str) -> QueryResult:
-    """The labels of what has this address, and where they are changed."""
-    return {**form_of(source), "labels": labels, "action": address(*place, "labels")}

@@ -11,21 +11,14 @@ from replay.store import ReplayStore
 
 
 def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult]:
-    """Each label of a run and of its trajectories, or of all: how many have it, how many notes, and the newest."""
-    mine, newest = trajectory_labels.c, sa.func.max
-    count, notes = sa.func.count(), sa.func.count(mine.note)
-    rows = sa.select(mine.label, count, notes, newest(mine.created_at)).join(trajectories)
-    rows = rows.where(run_is(run, trajectories.c.run)).group_by(mine.label)
-    of = run_labels.c
-    of_runs = sa.select(of.label, count, sa.func.count(of.note), newest(of.created_at)).where(run_is(run, of.run))
-    found: dict[str, QueryResult] = {}
+    """Each label of a run and of its trajectories, or of all, and how many have it."""
+    mine, of, count = trajectory_labels.c, run_labels.c, sa.func.count()
+    rows = sa.select(mine.label, count).join(trajectories).where(run_is(run, trajectories.c.run)).group_by(mine.label)
+    of_runs = sa.select(of.label, count).where(run_is(run, of.run)).group_by(of.label)
     with store.reading() as connection:
-        for on, query in (("trajectories", rows), ("runs", of_runs.group_by(of.label))):
-            for label, number, noted, created_at in connection.execute(query):
-                nothing = {"label": label, "trajectories": 0, "runs": 0, "notes": 0, "newest": ""}
-                line = found.setdefault(label, nothing)
-                line |= {on: number, "notes": line["notes"] + noted, "newest": max(line["newest"], created_at)}
-    return [found[label] for label in sorted(found)]
+        found = [{row[0]: int(row[1]) for row in connection.execute(query)} for query in (rows, of_runs)]
+    names = sorted({*found[0], *found[1]})
+    return [{"label": name, "trajectories": found[0].get(name, 0), "runs": found[1].get(name, 0)} for name in names]
 
 
 def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:

@@ -19,8 +19,6 @@ _COUNTED: dict[str, Cell] = {
     "label": "label",
     "trajectories": lambda row: f"{row['trajectories']:,}",
     "runs": lambda row: f"{row['runs']:,}",
-    "notes": lambda row: f"{row['notes']:,}",
-    "newest": "newest",
 }
 
 

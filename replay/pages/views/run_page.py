@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from replay import questions
 from replay.locate import own_folder
+from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
-from replay.pages.reading import label_form, shown_message
+from replay.pages.reading import shown_message
 from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer

@@ -10,19 +10,10 @@ from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.errors import ReplayError
+from replay.pages.actions import label_form
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import (
-    codec_of,
-    label_form,
-    requests,
-    rescore_command,
-    shown_message,
-    spelled,
-    style_of,
-    turns,
-    unread,
-)
+from replay.pages.reading import codec_of, requests, rescore_command, shown_message, spelled, style_of, turns, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
