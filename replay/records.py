@@ -85,6 +85,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, Field(pattern=r"^[\w.:-]+( [\w.:-]+)*$")]
 """With one space between each two."""
+LabelName = Annotated[Words, Field(max_length=64)]
 _AGENTS = TypeAdapter(dict[str, tuple[Finite, Finite]])
 
 
@@ -356,6 +357,27 @@ class IterationRecord:
     """Configured for this iteration, after the schedule."""
     optimizer_steps: Count
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What somebody says of a trajectory or a run; it never changes what is trained on."""
+
+    label: LabelName
+    note: Annotated[str, Field(max_length=10_000)] | None
+    made_by: str
+    created_at: str
+
+
+@dataclass(frozen=True)
+class SavedView:
+    """A list of trajectories that somebody named: its conditions and its order."""
+
+    name: LabelName
+    query: Annotated[str, Field(max_length=10_000)]
+    """Of the list's address."""
+    made_by: str
+    created_at: str
 
 
 ESS_BY_AGE = "actor/replay/ess/age_"

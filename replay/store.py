@@ -38,6 +38,7 @@ from replay.storage.databases import Database, Location, Result, create_database
 from replay.storage.draws import ResumeReport
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
+from replay.storage.labels import Labels
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.sessions import Sessions
 from replay.storage.tombstones import Forgotten
@@ -67,6 +68,7 @@ class ReplayStore:
         self.tickets = Tickets(database, self._write, self._author_table)
         self.roles = Roles(database)
         self.sessions = Sessions(database)
+        self.labels = Labels(self._write)
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:

@@ -31,7 +31,7 @@ _LATE = {
         "gateway": "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."
     },
     "page_commands": {
-        "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
+        "inspect": "Show a buffer and its runs in a browser, live: on this machine, without a model.",
         "report": "Write a run's page as one file to send to somebody: all curves, and nothing is fetched.",
     },
     "env_commands": {"env": "Look at an environment before anything is trained on it."},

@@ -31,7 +31,7 @@ def inspect(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
-    """Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.
+    """Show a buffer and its runs in a browser, live: on this machine, without a model.
 
     RUN may be a folder of runs: all of them in one list, their curves in the same charts, and the pages of each.
     """

@@ -195,6 +195,8 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
         raise ExchangeError(
             f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import it again to go on."
         ) from error
+    store.labels.keep({bundle.trajectory.id: bundle.labels for bundle in bundles})
+    store.labels.keep({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
     report.without_log_probs += sum(math.isnan(row.trajectory.record.mean_behavior_log_prob) for row in bundles)
     report.inserted += appended.inserted

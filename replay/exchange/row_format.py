@@ -36,10 +36,10 @@ from context.tokens.session_nodes import Fork, Node, Place, Status, checked_node
 from context.tokens.token_sequence import Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
-from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, Label, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
 
-FORMAT = 4
+FORMAT = 5
 """Raised when a column changes its meaning, or one is added or goes."""
 
 _BYTES_OF_TOKEN = 13
@@ -63,6 +63,8 @@ class Bundle:
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
     """Those that sampled it or had its tokenizer, as far as the run says."""
+    labels: tuple[Label, ...] = ()
+    run_labels: tuple[Label, ...] = ()
 
     def with_record(self, **changes: Any) -> Bundle:
         record = replace(self.trajectory.record, **changes)
@@ -189,6 +191,7 @@ _TASK = {"task_environment": str, "task_payload": Payload}
 _RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
 _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
+_LABELS = _list(_part("LabelColumns", column_types(Label)))
 _CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
 _ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
 _NODE = {"number": int, **column_types(Place), "fork": Literal[*map(str, Fork)] | None}
@@ -196,6 +199,8 @@ _NODE |= {"status": Literal[*map(str, Status)], "agent": str, "offered": Annotat
 _NODE |= {"num_messages": int, "num_sampled": int}
 _PARTS = {
     "policies": _list(_part("PolicyColumns", {name: column_types(PolicyRecord)[name] for name in _POLICY})),
+    "labels": _LABELS,
+    "run_labels": _LABELS,
     "segments": _list(_part("SegmentColumns", {"reason": str, "behavior_context": str} | _ARRAYS)),
     "nodes": _list(_part("NodeColumns", _NODE | _ARRAYS)),
     "messages": _list(_part("MessageColumns", _MESSAGE | {"tool_calls": _list(_CALL)})),
@@ -219,6 +224,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
     messages = [_plain_message(message) for message in bundle.trajectory.messages]
     row["messages_hash"] = _messages_hash(messages)
     row["policies"] = [{name: getattr(policy, name) for name in _POLICY} for policy in bundle.policies]
+    row |= {name: [*map(vars, getattr(bundle, name))] for name in ("labels", "run_labels")}
     row["segments"] = [
         {"reason": part.reason, "behavior_context": part.behavior_context}
         | {name: getattr(part.tokens, name) for name in ARRAYS}
@@ -270,7 +276,8 @@ def from_plain(row: PlainRow) -> Bundle:
     if trajectory.nodes:
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload)
-    return Bundle(trajectory, group, task, run, policies)
+    labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))
+    return Bundle(trajectory, group, task, run, policies, *labels)
 
 
 @lru_cache(maxsize=8)

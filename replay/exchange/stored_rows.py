@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import sqlalchemy as sa
 
@@ -17,6 +17,7 @@ from replay.exchange.row_format import Bundle
 from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
+from replay.storage.labels import labels_of
 from replay.storage.read import load, task_records
 from replay.storage.statements import selected
 from replay.store import ReplayStore
@@ -78,7 +79,16 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     of_groups = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
     by_group = {row[0]: GroupRecord(*list(row)) for row in of_groups}
     by_task = task_records(connection, [row.record.task for row in rows])
-    return [_bundle(row, by_group[row.record.group], by_task[row.record.task], known[row.record.run]) for row in rows]
+    labels = labels_of(connection, [row.id for row in rows])
+    of_runs = labels_of(connection, list({row.record.run for row in rows}), "run")
+    return [
+        replace(
+            _bundle(row, by_group[row.record.group], by_task[row.record.task], known[row.record.run]),
+            labels=tuple(labels.get(row.id, ())),
+            run_labels=tuple(of_runs.get(row.record.run, ())),
+        )
+        for row in rows
+    ]
 
 
 def _bundle(

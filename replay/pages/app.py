@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from replay.pages.actions import ACTIONS
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
 from replay.pages.page import Page, app_of
@@ -47,19 +48,20 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
 
 
 def create_app(source: OpenBuffer, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """The inspector of one buffer, for any ASGI server. Reads, and never writes."""
+    """The inspector of one buffer, for any ASGI server. It reads, and writes labels and saved views alone."""
     return guarded(_of_buffer(source), token=token, host=host)
 
 
 def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """The inspector of a folder of runs, for any ASGI server. Reads, and never writes."""
+    """The inspector of a folder of runs, for any ASGI server. It reads, and writes labels and saved views alone."""
     of_each = Mount("/in/{folder}", app=partial(_of_one_run, runs))
     app = app_of((runs_page.OF_FOLDER,), runs, of_each, place=str(runs.folder), has_buffer=False)
     return guarded(app, token=token, host=host)
 
 
 def _of_buffer(source: OpenBuffer) -> ASGIApp:
-    return app_of(PAGES, source, place=source.store.url, naming_damage=source.store.naming_damage)
+    damage = source.store.naming_damage
+    return app_of(PAGES, source, actions=ACTIONS, place=source.store.url, naming_damage=damage)
 
 
 async def _of_one_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,7 +22,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Without any, a browser would not say either that a form is one of ours: see `is_own_form`.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -45,6 +46,12 @@ def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) 
         await inner(scope, receive, send_with_headers)
 
     return answer
+
+
+def is_own_form(headers: Headers) -> bool:
+    """Whether a page of this inspector sent it: another site's pages can send a form, and can't say that it is ours."""
+    host = headers.get("host")
+    return headers.get("origin") in (f"http://{host}", f"https://{host}")
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from context.wording import excerpt
 from replay import questions
-from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
+from replay.errors import DatabaseFailed, DatabaseRefused, InvalidRecord, ReplayError
 from replay.pages.addresses import BadQuery, text
+from replay.pages.guard import is_own_form
 from replay.pages.templating import environment
 from replay.questions.filters import WrongFilter
-from replay.questions.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer, ReadOnly
 
 Source = TypeVar("Source")
 """What pages ask: a buffer that was opened, or a folder of runs."""
 _JSON = ".json"
 _LONGEST_MESSAGE = 1000
 """Characters: a message holds what was asked, which may be long."""
+_LONGEST_FORM = 64 << 10
 _THREADS = 3
 """Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
 
@@ -45,10 +48,20 @@ class Page(Generic[Source]):
     tab: str = ""
 
 
+@dataclass(frozen=True)
+class Action(Generic[Source]):
+    """What a form of a page does."""
+
+    path: str
+    does: Callable[[Source, Request, Mapping[str, str]], str]
+    """Given the fields of the form: the address to go on at."""
+
+
 def app_of(
     pages: Sequence[Page[Source]],
     source: Source,
     *others: BaseRoute,
+    actions: Sequence[Action[Source]] = (),
     place: str,
     has_buffer: bool = True,
     naming_damage: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -72,6 +85,12 @@ def app_of(
                 return found
             return _json(found) if page.template is None else rendered(page.template, found, tab=page.tab)
 
+    async def act(action: Action[Source], request: Request) -> Response:
+        if not is_own_form(request.headers):
+            raise ReadOnly("A form must be sent by a page of this inspector, got one of another site or program.")
+        form = await _form(request)
+        return RedirectResponse(await to_thread.run_sync(action.does, source, request, form), 303)
+
     def refused(request: Request, error: Exception) -> Response:
         status, message = _problem(error)
         message = excerpt(message, _LONGEST_MESSAGE)
@@ -80,6 +99,7 @@ def app_of(
         return rendered("error.html", {"status": status, "message": message}, status=status)
 
     routes = [*others, *(Route(page.path, partial(answer, page)) for page in pages)]
+    routes += [Route(action.path, partial(act, action), methods=["POST"]) for action in actions]
     routes.append(Mount("/static", _StaticFiles(packages=[("replay.pages", "static")])))
     kinds: list[type[Exception]] = [HTTPException, ReplayError, Exception]
     return Starlette(routes=routes, lifespan=_few_threads, exception_handlers=dict.fromkeys(kinds, refused))
@@ -94,6 +114,16 @@ class _StaticFiles(StaticFiles):
         return response
 
 
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form; raises BadQuery for more of it than a person writes."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_FORM:
+            raise BadQuery(f"form must have at most {_LONGEST_FORM:,} bytes, got more. Write less.")
+    return dict(parse_qsl(body.decode(errors="replace")))
+
+
 @asynccontextmanager
 async def _few_threads(app: Starlette) -> AsyncIterator[None]:
     to_thread.current_default_thread_limiter().total_tokens = _THREADS
@@ -106,8 +136,10 @@ def _problem(error: Exception) -> tuple[int, str]:
     if not isinstance(error, ReplayError):
         # The server prints the error; it may hold what nobody else should read.
         return 500, "The inspector failed to answer; its terminal says why. Other pages may work."
-    if isinstance(error, BadQuery | WrongFilter):
+    if isinstance(error, BadQuery | WrongFilter | InvalidRecord):
         return 400, str(error)
+    if isinstance(error, ReadOnly):
+        return 403, str(error)
     return 503 if isinstance(error, DatabaseFailed | DatabaseRefused) else 404, str(error)
 
 

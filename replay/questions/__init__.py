@@ -3,6 +3,7 @@
 from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
+from replay.questions.labels import label_counts, run_labels_of, views
 from replay.questions.listing import Patience, page
 from replay.questions.preview import empty_sources, preview
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
@@ -29,12 +30,14 @@ __all__ = [
     "held_out_task",
     "is_collected_by_workers",
     "iteration",
+    "label_counts",
     "merging",
     "metric_series",
     "overview",
     "page",
     "preview",
     "progress",
+    "run_labels_of",
     "run_names",
     "runs",
     "same_tokenizer",
@@ -44,4 +47,5 @@ __all__ = [
     "task_success",
     "tokens",
     "trajectory",
+    "views",
 ]

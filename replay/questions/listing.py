@@ -21,6 +21,7 @@ from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
 from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, TOKEN_GAP_MAX
+from replay.storage.labels import labels_of
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 
@@ -148,4 +149,5 @@ def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[
     columns = (*_SHOWN, age.label("staleness"))
     found = {row.id: dict(row._mapping) for row in selected(connection, columns, _rows.id, ids)}
     said = excerpts_of(connection, ids)
-    return [{**found[id], **said.get(id, NONE)} for id in ids]
+    labels = labels_of(connection, ids)
+    return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]

@@ -11,7 +11,12 @@ from context.tokens.codec import TokenCodec
 from replay.errors import ReplayError
 from replay.locate import place, run_identity, tokenizer
 from replay.questions import run_names, runs
+from replay.storage.databases import Location
 from replay.store import ReplayStore
+
+
+class ReadOnly(ReplayError):
+    """Nothing may be written to the buffer that was opened."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,16 @@ class OpenBuffer:
     """The run's own; None: tokens are shown by their ids."""
     named: str | None = None
     """RUN as it was given; it may hold a password."""
+    location: Location | None = None
+    """Where labels and saved views are written; None: they are not."""
+
+    @contextmanager
+    def writing(self) -> Iterator[ReplayStore]:
+        """The database, opened to be written, however this one was opened."""
+        if self.location is None:
+            raise ReadOnly("Labels and views must be changed where the buffer may be written: it is read only here.")
+        with closing(ReplayStore.open(self.location)) as store:
+            yield store
 
     @property
     def own_run(self) -> str | None:
@@ -59,7 +74,7 @@ def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuff
         return found
 
     with closing(ReplayStore.open(location, read_only=read_only)) as store, store.naming_damage():
-        yield OpenBuffer(store, folder, id, own_tokenizer, run or str(folder))
+        yield OpenBuffer(store, folder, id, own_tokenizer, run or str(folder), location)
 
 
 def asked_run(buffer: OpenBuffer, name: str | None) -> str:

@@ -26,6 +26,7 @@ from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import known, messages_of
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
+from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
 from replay.storage.statements import selected
 from replay.storage.tombstones import COLLECTED, with_collected
@@ -73,7 +74,8 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         if id in loaded.gone.keys() - loaded.without_tokens:
             return answer | _left(connection, id)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
-        answer |= {"state": state, "state_reason": reason}
+        labels = [vars(label) for label in labels_of(connection, [id]).get(id, ())]
+        answer |= {"state": state, "state_reason": reason, "labels": labels}
         if id in loaded.corrupt:
             return answer | {"problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
         found = loaded.without_tokens.get(id) or loaded.whole[id]
@@ -95,7 +97,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
 _MOST_CHILDREN = 20
 _NOTHING: QueryResult = {
     **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
-    **{name: [] for name in ("authors", "members", "segments", "messages", "requests")},
+    **{name: [] for name in ("authors", "members", "segments", "messages", "requests", "labels")},
 }
 
 

@@ -90,7 +90,8 @@ def ls(
         asked = questions.Query(buffer.run, chosen, sort, ascending)
         answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
     rows = answer["rows"]
-    say_json(rows) if as_json else say(row_table(rows, _LISTED) if rows else "no trajectories")
+    cells = _LISTED | (_LABELS if any(row["labels"] for row in rows) else {})
+    say_json(rows) if as_json else say(row_table(rows, cells) if rows else "no trajectories")
     if answer["after"]:
         say(f"further rows: add --after {answer['after']}", error=True)
 
@@ -192,6 +193,7 @@ _LISTED: dict[str, Cell] = {
     "prompt": quoted("prompt", 48),
     "last answer": quoted("answer", 32),
 }
+_LABELS: dict[str, Cell] = {"labels": lambda row: ", ".join(row["labels"]) or "-"}
 _USES: dict[str, Cell] = {
     "iter": "iteration",
     "slot": "slot",
@@ -257,6 +259,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
             ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
             ("log-probs", f"mean {means}", f"least {least}"),
         ]
+    for label in answer["labels"]:
+        note = [] if label["note"] is None else [repr(label["note"])]
+        lines.append(("labelled", label["label"], *note, f"by {label['made_by']}", label["created_at"][:10]))
     return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
 
 

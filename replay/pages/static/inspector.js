@@ -83,6 +83,8 @@ const said = new WeakMap(); // button -> what will give it back its name
 
 async function copy(button) {
   const source = document.querySelector(button.dataset.copy);
+  // As the address is now: the page may have changed it. A token has left it before (see guard.py).
+  if (source.id === "link") source.textContent = location.href;
   const text = source.value ?? source.textContent;
   // A second click within the time must not take what the first one says for the button's name.
   const name = button.dataset.name ??= button.textContent;

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
+from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
@@ -64,6 +65,9 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "sorts": {sort: sorted_by(sort) for sort in Sort},
         "kept": list(kept.items()),
         "command": _command(source, query),
+        "saved_views": [(each["name"], view_address(each["query"])) for each in questions.views(source.store)],
+        "this_view": address("buffer", **base).partition("?")[2],
+        "form": form_of(source),
         "overview": address("buffer", "overview", **base),
         "first_page": address("buffer", **base) if after or before else None,
         "next_page": address("buffer", **base, after=found["after"]) if found["after"] else None,

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from replay import questions
 from replay.locate import own_folder
+from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
 from replay.pages.reading import shown_message
@@ -44,6 +45,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
         "config_text": yaml.dump(dict(record.config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
+        "label_form": label_form(source, questions.run_labels_of(source.store, run), "runs", run),
         "by_workers": questions.is_collected_by_workers(source.store, record),
     }
 

@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.errors import ReplayError
+from replay.pages.actions import label_form
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, requests, rescore_command, shown_message, spelled, style_of, turns, unread
@@ -56,6 +57,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "compare_all": address("compare", id=[id, *(row["id"] for row in others[: _MOST_COMPARED - 1])]),
         "unread": unread(source, record["run"]) if record else None,
         "rescore": rescore_command(source, id),
+        "label_form": label_form(source, found["labels"], "trajectories", id),
         "view": view,
         "views": _VIEWS,
         "color": choice(request, "color", _COLORS),

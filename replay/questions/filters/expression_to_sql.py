@@ -32,7 +32,7 @@ from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
 from replay.storage.format.column_types import ExactText, is_storable
-from replay.storage.format.schema import groups, messages, nodes, trajectories
+from replay.storage.format.schema import groups, messages, nodes, trajectories, trajectory_labels
 
 _LONGEST = 3_000
 """Characters of all filters together: SQLite takes expressions of depth 1,000."""
@@ -56,6 +56,8 @@ _SIGNS = {
     FieldKind.messages: (*_EQUAL, *_SEARCH),
     FieldKind.calls: _EQUAL,
     FieldKind.requests: _EQUAL,
+    FieldKind.labels: (*_EQUAL, "is"),
+    FieldKind.notes: (*_EQUAL, *_SEARCH, "is"),
 }
 _SHOWN = {
     "==": "==, !=",
@@ -258,6 +260,8 @@ _ENDS = {
     FieldKind.messages: "'words' in {}",
     FieldKind.calls: "{} == 'lookup'",
     FieldKind.requests: "{} == 'planner'",
+    FieldKind.labels: "{} == 'good'",
+    FieldKind.notes: "'words' in {}",
 }
 
 
@@ -287,6 +291,10 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
         return trajectories.c.group.in_(sa.select(groups.c.id).where(_holds(field.of_group, sign, values)))
     if field.of_request is not None:
         return trajectories.c.id.in_(sa.select(nodes.c.trajectory).where(_holds(field.of_request, sign, values)))
+    if field.of_label is not None:
+        holds = field.of_label.is_not(None) if sign == "is" else _holds(field.of_label, sign, values)
+        some = trajectories.c.id.in_(sa.select(trajectory_labels.c.trajectory).where(holds))
+        return sa.not_(some) if sign == "is" else some
     expression = known.get(field.name, field.expression)
     assert expression is not None
     if field.kind is FieldKind.word and sign != "is":

@@ -11,7 +11,7 @@ from sqlalchemy.sql.functions import coalesce
 
 from context.tokens.session_nodes import Fork, Status
 from replay.records import STATES
-from replay.storage.format.schema import groups, nodes, trajectories
+from replay.storage.format.schema import groups, nodes, trajectories, trajectory_labels
 from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, STALENESS, TOKEN_GAP_MAX
 
 _rows = trajectories.c
@@ -28,6 +28,8 @@ class FieldKind(Enum):
     messages = "a text in quotes, searched in the messages"
     calls = "the name of a called tool in quotes"
     requests = "a text in quotes, of a request"
+    labels = "a label in quotes"
+    notes = "a text in quotes, searched in the notes"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Field:
     of_group: sa.Column[Any] | None = None
     """A column of the row's group."""
     of_request: sa.Column[Any] | None = None
-    """A column of the requests of an agent's session. With none of these it asks the messages: see
-    `expression_to_sql.compared`."""
+    """A column of the requests of an agent's session."""
+    of_label: sa.Column[Any] | None = None
+    """A column of the row's labels. With none of these it asks the messages: see `expression_to_sql.compared`."""
     choices: tuple[str, ...] = ()
 
     @property
@@ -123,6 +126,8 @@ _ALL = (
         of_request=nodes.c.status,
         choices=tuple(map(str, Status)),
     ),
+    Field("label", FieldKind.labels, "a label that somebody gave it", of_label=trajectory_labels.c.label),
+    Field("note", FieldKind.notes, "what a note on it says", of_label=trajectory_labels.c.note),
     Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
 )
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}

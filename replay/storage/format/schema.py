@@ -322,6 +322,18 @@ workers, engines = (
     for name in ("workers", "engines")
 )
 
+# What people say of trajectories and of runs: no draw, hash or checksum looks at it.
+trajectory_labels, run_labels = (
+    sa.Table(f"{kind}_labels", metadata, key, *_fields(records.Label, label=_key("label", primary_key=True)))
+    for kind, key in {
+        "trajectory": _key("trajectory", "trajectories.id", primary_key=True),
+        "run": _run_key(),
+    }.items()
+)
+
+# Lists of trajectories that somebody named.
+saved_views = sa.Table("saved_views", metadata, *_fields(records.SavedView, name=_key("name", primary_key=True)))
+
 # Counters: see `replay.storage.counters`.
 buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _counter("value"))
 

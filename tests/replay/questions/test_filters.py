@@ -99,7 +99,16 @@ def odd_rows(module_store: ReplayStore) -> ReplayStore:
             used = {"run": run, "iteration": iteration, "slot": index, "state": state}
             add_draw(store, to_storable(each.id), **used, mean=mean, largest=None if mean is None else 2 * mean)
         add_draw(store, to_storable(each.id), iteration=3, slot=index, state="reserved")
+        for label, note in labels_of(each).items():
+            store.labels.add([each.id], label, note)
     return store
+
+
+def labels_of(row: Any) -> dict[str, str | None]:
+    """Notes by label: none, one or two."""
+    index = ROWS.index(row)
+    odd = ODD[index % len(ODD)]
+    return dict([("good", odd if is_storable(odd) else None), ("bad", "a second note")][: index % 3])
 
 
 def drift(index: int) -> float | None:
@@ -176,6 +185,8 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "text": lambda row: AnyOf(as_stored(text) for said in row.messages for text in (said.content, said.reasoning)),
     "agent": lambda row: AnyOf(node.agent for node in row.nodes),
     "fork": lambda row: AnyOf(node.place.fork for node in row.nodes if node.place.fork),
+    "label": lambda row: AnyOf(labels_of(row)) or None,
+    "note": lambda row: AnyOf(note for note in labels_of(row).values() if note is not None) or None,
     "reply": lambda row: AnyOf(node.status for node in row.nodes),
     "tool": lambda row: AnyOf(call.name for said in row.messages for call in said.tool_calls),
 }
@@ -231,6 +242,8 @@ LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
     FieldKind.messages: texts,
     FieldKind.calls: texts,
     FieldKind.requests: texts,
+    FieldKind.labels: st.one_of(st.sampled_from(["good", "bad"]), texts),
+    FieldKind.notes: texts,
 }
 
 
@@ -260,6 +273,8 @@ FORMS = {
     FieldKind.messages: ("equality", "membership", "search"),
     FieldKind.calls: ("equality", "membership"),
     FieldKind.requests: ("equality", "membership"),
+    FieldKind.labels: ("equality", "membership", "none"),
+    FieldKind.notes: ("equality", "membership", "search", "none"),
 }
 
 
@@ -284,6 +299,8 @@ def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> Non
         "  success  # of any run",
         "(success and\tnum_turns > 1)",
         "fork == 'thinking' and reply == 'refused' and agent != 'PLAIN'",
+        "label == 'good' and label != 'bad' and note is not None and '%' not in note",
+        "label is None and 'a' not in note",
         "error_kind != 'raised' and 'x' not in state_reason",
     ],
 )

@@ -1,0 +1,125 @@
+"""Labels and notes on trajectories and runs, and saved views. What is trained never depends on them."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import sqlalchemy as sa
+
+from replay.errors import ReplayError
+from replay.records import Label, SavedView
+from replay.storage.format.rows import chunked, now
+from replay.storage.format.schema import run_labels, runs, saved_views, trajectories, trajectory_labels
+from replay.storage.statements import insert, selected
+from replay.storage.validate import checked
+
+Labelled = Literal["trajectory", "run"]
+"""What a label is on."""
+_TABLES = {"trajectory": (trajectory_labels, trajectories.c.id), "run": (run_labels, runs.c.id)}
+
+
+def this_user() -> str:
+    """Who makes a label where nobody says so."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "unknown"
+
+
+class Labels:
+    """A part of the store. Every method is one transaction: done when it returns, not begun when it raises. All may be
+    done again."""
+
+    def __init__(self, write: Callable[[Callable[[sa.Connection], int]], int]) -> None:
+        self._write = write
+
+    def add(
+        self,
+        ids: Sequence[str],
+        label: str,
+        note: str | None = None,
+        *,
+        by: str | None = None,
+        on: Labelled = "trajectory",
+    ) -> int:
+        """Label what is stored, in place of the same label with another note; how many that are.
+
+        `by`: who says so; None: the user of this process. Raises InvalidRecord for what is no label, and ReplayError
+        for an id that is not stored, or not any more.
+        """
+        (values,) = checked([Label(label, note, by or this_user(), now())], "label", "label")
+        wanted = list(dict.fromkeys(ids))
+
+        def work(connection: sa.Connection) -> int:
+            stored = _stored(connection, wanted, on)
+            if missing := [id for id in wanted if id not in stored]:
+                raise ReplayError(f"id must be that of a stored {on}, got {missing[0]!r}. See: agentloop replay ls")
+            _remove(connection, wanted, label, on)
+            insert(connection, _TABLES[on][0], [{on: id, **values} for id in wanted])
+            return len(wanted)
+
+        return self._write(work)
+
+    def remove(self, ids: Sequence[str], label: str, *, on: Labelled = "trajectory") -> int:
+        """Take a label and its notes away; how many had it."""
+        return self._write(lambda connection: _remove(connection, ids, label, on))
+
+    def keep(self, given: Mapping[str, Sequence[Label]], *, on: Labelled = "trajectory") -> int:
+        """Labels of an import, which has checked them, by id: those of stored rows without that label; how many."""
+
+        def work(connection: sa.Connection) -> int:
+            known = labels_of(connection, [*given], on)
+            there = {(id, label.label) for id, found in known.items() for label in found}
+            wanted = {(id, label.label): label for id in _stored(connection, [*given], on) for label in given[id]}
+            rows = [{on: id, **vars(label)} for (id, _), label in wanted.items() if (id, label.label) not in there]
+            insert(connection, _TABLES[on][0], rows)
+            return len(rows)
+
+        return self._write(work)
+
+    def save_view(self, name: str, query: str, *, by: str | None = None) -> None:
+        """In place of the one of the same name."""
+        (values,) = checked([SavedView(name, query, by or this_user(), now())], "view", "name")
+
+        def work(connection: sa.Connection) -> int:
+            _drop_view(connection, name)
+            insert(connection, saved_views, [values])
+            return 1
+
+        self._write(work)
+
+    def remove_view(self, name: str) -> None:
+        self._write(lambda connection: _drop_view(connection, name))
+
+
+def labels_of(connection: sa.Connection, ids: Sequence[str], on: Labelled = "trajectory") -> dict[str, list[Label]]:
+    """By id, those of each in the order of their names; an id without any is not there."""
+    table, _ = _TABLES[on]
+    found: dict[str, list[Label]] = {}
+    for id, *values in sorted(map(tuple, selected(connection, [*table.c], table.c[on], ids))):
+        found.setdefault(id, []).append(Label(*values))
+    return found
+
+
+def remove_labels_of(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Of trajectories that go: notes are text."""
+    connection.execute(trajectory_labels.delete().where(trajectory_labels.c.trajectory.in_(ids)))
+
+
+def _stored(connection: sa.Connection, ids: Sequence[str], on: Labelled) -> set[str]:
+    _, id = _TABLES[on]
+    return {row[0] for row in selected(connection, [id], id, ids)}
+
+
+def _remove(connection: sa.Connection, ids: Sequence[str], label: str, on: Labelled) -> int:
+    table, _ = _TABLES[on]
+    return sum(
+        connection.execute(table.delete().where(table.c[on].in_(chunk), table.c.label == label)).rowcount
+        for chunk in chunked(ids)
+    )
+
+
+def _drop_view(connection: sa.Connection, name: str) -> int:
+    return connection.execute(saved_views.delete().where(saved_views.c.name == name)).rowcount

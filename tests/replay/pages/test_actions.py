@@ -1,0 +1,90 @@
+"""What pages may write: labels, notes and saved views, by forms of their own alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from replay.pages.addresses import address
+from replay.pages.app import create_app
+from replay.questions.open_buffer import open_buffer
+from tests.fakes.records import RUN, new_store, put, sql, trajectory
+from tests.replay.pages.conftest import TOKEN
+from tests.replay.pages.serving import Served, inspecting, served
+
+ONE = address("trajectories", "one")
+RUN_PAGE = address("runs", RUN)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        put(store, trajectory("one"), trajectory("two", success=False))
+    return path
+
+
+@pytest.fixture
+def writable(path: Path) -> Iterator[Served]:
+    with open_buffer(str(path)) as source, served(create_app(source)) as server:
+        yield server
+
+
+def sent(server: Served, target: str, *, origin: str | None = "", cookie: str = "", **form: str) -> tuple[int, str]:
+    """Status, and where to go on or what is wrong; as a page of the inspector sends it, unless `origin` is given."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Cookie": cookie}
+    if origin is not None:
+        headers["Origin"] = origin or server.address
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
+        connection.request("POST", target, urlencode(form), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("location") or answer.read().decode()
+
+
+def test_a_trajectory_and_a_run_are_labelled_and_unlabelled(writable: Served, path: Path) -> None:
+    for page, table in ((ONE, "trajectory_labels"), (RUN_PAGE, "run_labels")):
+        given = {"label": " good ", "note": "<b>right</b>", "by": "ann"}
+        assert sent(writable, f"{page}/labels", **given) == (303, f"{page}#labels")
+        assert sql(path, f"select label, note, made_by from {table}") == [("good", "<b>right</b>", "ann")]
+        assert "good <b>right</b> ann" in writable.words(page)
+        sent(writable, f"{page}/labels", remove="good")
+        assert "right" not in writable.words(page)
+    status, problem = sent(writable, f"{ONE}/labels", label="")
+    assert (status, "label must" in problem) == (400, True)
+    assert sent(writable, address("trajectories", "none", "labels"), label="x")[0] == 404
+    assert sent(writable, f"{ONE}/labels", label="x", note="n" * 70_000)[0] == 400
+
+
+def test_a_list_is_saved_by_name_opened_and_removed(writable: Served) -> None:
+    here = address("buffer", sort="reward", where=["success", "label is None"])
+    (query,) = set(re.findall(r'name="query" value="([^"]*)"', unescape(writable.page(here))))
+    assert sent(writable, "/views", name="to read", query=query) == (303, here)
+    assert f'<a href="{here.replace("&", "&amp;")}">to read</a>' in writable.page("/buffer")
+    sent(writable, "/views", name="elsewhere", query="//evil.example?where=x&token=y")
+    assert re.findall(r'href="([^"]*)">elsewhere', writable.page("/buffer")) == ["/buffer"]
+    sent(writable, "/views", remove="to read", query=query)
+    assert "to read" not in writable.words("/buffer")
+
+
+def test_forms_of_other_sites_and_programs_are_refused(writable: Served, path: Path) -> None:
+    for origin in (None, "null", "http://evil.example", f"http://127.0.0.1:{writable.port + 1}"):
+        assert sent(writable, f"{ONE}/labels", origin=origin, label="x")[0] == 403, origin
+    with open_buffer(str(path)) as source, served(create_app(source, token=TOKEN, host="0.0.0.0")) as locked:
+        assert sent(locked, f"{ONE}/labels", label="x")[0] == 401
+        assert sent(locked, f"{ONE}/labels", label="x", cookie=f"agentloop_inspector_{locked.port}={TOKEN}")[0] == 303
+    assert sql(path, "select label from trajectory_labels") == [("x",)]
+
+
+def test_where_the_buffer_is_read_only_one_line_says_so(path: Path) -> None:
+    with inspecting(path) as server:
+        for page in (ONE, RUN_PAGE, "/buffer"):
+            assert ("is read only here" in server.words(page), 'method="post"' in server.page(page)) == (True, False)
+        status, problem = sent(server, f"{ONE}/labels", label="x")
+        assert (status, "it is read only here" in problem) == (403, True)
