@@ -43,9 +43,9 @@ def paired(one: Callable[[], object], other: Callable[[], object], rounds: int) 
 
 
 _PEAK = """
-import resource, sys, replay
+import re, sys, replay
 replay.open(sys.argv[1]).trajectories().to_pandas()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024)  # its own, not its parent's
 """
 
 
@@ -62,8 +62,8 @@ def measure(folder: Path, *, size: int = SIZE, rounds: int = 5) -> dict[str, flo
     ours, raw = paired(
         lambda: buffer.trajectories().to_arrow(), lambda: by_hand(file, "select * from v_trajectories"), rounds
     )
-    counted = [partial(by_hand, file, _COUNTED.format(of)) for of in ("v_trajectories", "trajectories")]
-    view, table = paired(*counted, rounds)
+    on_view, on_table = [partial(by_hand, file, _COUNTED.format(of)) for of in ("v_trajectories", "trajectories")]
+    view, table = paired(on_view, on_table, rounds)
     lists = buffer.trajectories(f"run == '{RUN}' and iteration <= {TOKEN_ROWS // 64 + 1}", ["id", "token_id", "author"])
     return {
         "frame_s": ours,

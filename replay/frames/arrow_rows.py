@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
     import polars
     import pyarrow
 

@@ -152,7 +152,8 @@ class Buffer:
         query = VIEWS[name]
         columns = [column.label(name) for name, column in query.selected_columns.items()]
         of = {column.name: column for column in columns}
-        query = query.where(run_is(self._run, of["run"].element)).order_by(*(of[name].element for name in order))
+        mine = sa.true() if self._run is None else of["run"].element == self._run
+        query = query.where(mine).order_by(*(of[name].element for name in order))
 
         def batches() -> Iterator[pyarrow.RecordBatch]:
             with self._buffer.store.reading() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class TokenReader:
     def _scores(self, ids: Sequence[str]) -> dict[tuple[str, int], bytes]:
         columns = [token_scores.c[name] for name in ("trajectory", "position", "log_probs")]
         rows = selected(self._connection, columns, token_scores.c.trajectory, ids)
-        return {(id, position): blob for id, position, blob in rows}
+        return {(row[0], row[1]): row[2] for row in rows}
 
     def _arrays(self, row: Trajectory, scores: Mapping[tuple[str, int], bytes]) -> _Arrays:
         run = row.record.run
@@ -64,17 +64,15 @@ class TokenReader:
             self._authors[run] = author_table(self._connection, run)
         authors = self._authors[run]
         parts = [
-            _segment(segment, at, authors, lambda count, at=at: _score(scores, row.id, at, count))
+            _segment(segment, at, authors, _score(scores, row.id, at, len(segment.tokens)))
             for at, segment in enumerate(row.segments)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in TOKEN_COLUMNS}
 
 
-def _segment(
-    segment: Segment, at: int, authors: AuthorTable, score: Callable[[int], npt.NDArray[np.float32]]
-) -> _Arrays:
+def _segment(segment: Segment, at: int, authors: AuthorTable, current: npt.NDArray[np.float32]) -> _Arrays:
+    """`current`: [T] log-probs, NaN where nobody scored the segment."""
     tokens, n = segment.tokens, len(segment.tokens)
-    current = score(n)
     codes, places = np.unique(tokens.authors, return_inverse=True)
     names = np.array([authors.name(int(code)) for code in codes], object)
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Self, get_type_hints
 
@@ -55,6 +55,27 @@ class AuthorSection(Section):
     action: bool = Field(False, description="Its replies are in the policy's place: response_mask, no log-probs.")
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
+
+
+def author_table(registered: Iterable[Author]) -> AuthorTable:
+    """The built-in authors and then the registered ones. Raises ValueError for a name that is taken.
+
+    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+    """
+    built_in = default_authors()
+    rows = [*built_in.authors]
+    for author in registered:
+        if author == built_in.author(DEMONSTRATION):
+            continue
+        if author.action and not author.shown:
+            raise ValueError(
+                f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
+                "What no prompt shows has no tokens: set shown: true, or action: false."
+            )
+        if author.name in {row.name for row in rows}:
+            raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
+        rows.append(author)
+    return AuthorTable(rows)
 
 
 class ContextSection(Section):
@@ -126,24 +147,8 @@ class ContextSection(Section):
         return self
 
     def author_table(self) -> AuthorTable:
-        """The built-in authors and then `authors`: what is stored with the run. Raises ValueError for a taken name.
-
-        `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
-        """
-        built_in = default_authors()
-        rows = [*built_in.authors]
-        for author in self.registered_authors():
-            if author == built_in.author(DEMONSTRATION):
-                continue
-            if author.action and not author.shown:
-                raise ValueError(
-                    f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
-                    "What no prompt shows has no tokens: set shown: true, or action: false."
-                )
-            if author.name in {row.name for row in rows}:
-                raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
-            rows.append(author)
-        return AuthorTable(rows)
+        """What is stored with the run."""
+        return author_table(self.registered_authors())
 
     def registered_authors(self) -> tuple[Author, ...]:
         """Those that messages of an environment may name."""
