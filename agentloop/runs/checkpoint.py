@@ -91,7 +91,10 @@ def save_checkpoint(
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
     with readable(folder):
-        return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), json.loads((folder / _VALUES).read_text()))
+        values = json.loads((folder / _VALUES).read_text())
+        if not isinstance(values, dict):
+            raise ValueError(f"{_VALUES} holds no mapping")
+        return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)
 
 
 @contextmanager

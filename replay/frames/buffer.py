@@ -148,6 +148,11 @@ class Buffer:
         batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=names)
         return ArrowRows(batch.schema, lambda: iter([batch]))
 
+    def label(self, ids: Sequence[str], label: str, note: str | None = None, *, by: str | None = None) -> int:
+        """Label trajectories, all or none; how many. All else here only reads. See `ReplayStore.labels`."""
+        with self._buffer.writing() as store:
+            return store.labels.add(ids, label, note, by=by)
+
     def _view(self, name: str, *order: str) -> ArrowRows:
         query = VIEWS[name]
         columns = [column.label(name) for name, column in query.selected_columns.items()]

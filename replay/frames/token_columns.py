@@ -56,7 +56,7 @@ class TokenReader:
     def _scores(self, ids: Sequence[str]) -> dict[tuple[str, int], bytes]:
         columns = [token_scores.c[name] for name in ("trajectory", "position", "log_probs")]
         rows = selected(self._connection, columns, token_scores.c.trajectory, ids)
-        return {(row[0], row[1]): row[2] for row in rows}
+        return {(id, position): blob for id, position, blob in map(tuple, rows)}
 
     def _arrays(self, row: Trajectory, scores: Mapping[tuple[str, int], bytes]) -> _Arrays:
         run = row.record.run

@@ -20,7 +20,7 @@ from replay.questions import Query
 from replay.storage.format.column_types import to_storable
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, new_store, put, sql, trajectory
-from tests.replay.storage.damaged_buffers import fill
+from tests.replay.storage.filled_buffers import fill
 
 pytestmark = pytest.mark.every_database
 
@@ -124,7 +124,7 @@ def test_what_else_is_asked_is_a_view(opened: tuple[Buffer, ReplayStore]) -> Non
     mine, groups = tasks[RUN, "task-1"], tried["groups"]
     assert (mine["attempts"], mine["num_groups"]) == (tried["attempts"], tried["groups_in_all"])
     assert mine["success_rate"] == pytest.approx(tried["successes"] / tried["attempts"])
-    assert mine["latest_iteration"] == tried["last_iteration"]
+    assert mine["latest_iteration"] == tried["latest_iteration"]
     assert mine["best_success"] == max(group["success_rate"] for group in groups)
 
 
@@ -146,6 +146,8 @@ def test_rows_are_those_of_the_moment_and_damage_is_named(location: Any) -> None
         assert len(rows.to_arrow()) == 1
         put(store, trajectory("b", slot=1))
         assert len(rows.to_arrow()) == 2
+        assert buffer.label(["b"], "odd", "look again", by="ann") == 1
+        assert buffer.trajectories("label == 'odd'", ["id"]).to_arrow().to_pylist() == [{"id": "b"}]
         sql(store, "update segments set tokens = ? where trajectory = 'b'", b"x" * 40)
         with pytest.raises(CorruptTrajectory):
             buffer.tokens().to_arrow()
