@@ -161,7 +161,12 @@ def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serving_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
-    given = {"rollout": {"engine": "vllm"}, "engine": {"serve": True}, "checkpoint": {"every": 10}, **sections}
+    given: dict[str, Any] = {
+        "rollout": {"engine": "vllm"},
+        "engine": {"serve": True},
+        "checkpoint": {"every": 10},
+        **sections,
+    }
     return small_config(folder / "runs", model, run={"iterations": 2}, **given)
 
 
