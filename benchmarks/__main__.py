@@ -1,8 +1,8 @@
-"""Every benchmark of this folder in one table: `make bench`, or `python -m benchmarks --json` for programs.
+"""Every benchmark of this folder: `make bench`, or `python -m benchmarks --json` for programs.
 
-`python -m benchmarks store` runs those whose names begin so. A benchmark is a module whose `main()` prints what it
-measured and returns its figures by name, or none where the machine lacks what it needs; `GOALS` has those that are
-promised. It compares ways in alternating rounds of one run, so that a noisy machine disturbs all alike.
+`python -m benchmarks store` runs those whose names begin so. A benchmark is a module whose `main()` returns its figures
+by name, or none where the machine lacks what it needs; `GOALS` has those that are promised. It compares ways in
+alternating rounds of one run, so that a noisy machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -69,24 +69,23 @@ def main() -> None:
         print("\n".join(f"{name:<9} {value}" for name, value in found.items()), flush=True)
     figures: dict[str, dict[str, float]] = {}
     for name in chosen:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table, or the JSON
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the tables, or the JSON
             figures[name] = import_module(f"benchmarks.{name}").main()
-    print(json.dumps({"environment": found, "benchmarks": figures}, indent=1) if as_json else table(figures))
+        if not as_json:
+            print(table(name, figures[name]), flush=True)
+    if as_json:
+        print(json.dumps({"environment": found, "benchmarks": figures}, indent=1))
 
 
-def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """One line per figure under what its benchmark compares, with its goal and whether it is met."""
-    width = max((len(figure) for each in figures.values() for figure in each), default=0)
-    lines: list[str] = []
-    for name, each in figures.items():
-        module = import_module(f"benchmarks.{name}")
-        lines += ["", f"{name}: {(module.__doc__ or '').splitlines()[0]}"]
-        goals = getattr(module, "GOALS", {})
-        lines += [
-            f"  {key:<{width}}  {value:12,.2f}  {verdict(key, value, goals)}".rstrip() for key, value in each.items()
-        ]
-        lines += [] if each else ["  left out: this machine lacks what it needs, which is told above"]
-    return "\n".join(lines)
+def table(name: str, figures: Mapping[str, float]) -> str:
+    """One line per figure under what the benchmark compares, with its goal and whether it is met."""
+    module, width = import_module(f"benchmarks.{name}"), max(map(len, figures), default=0)
+    goals = getattr(module, "GOALS", {})
+    lines = [
+        f"  {key:<{width}}  {value:12,.2f}  {verdict(key, value, goals)}".rstrip() for key, value in figures.items()
+    ]
+    head = f"\n{name}: {(module.__doc__ or '').splitlines()[0]}"
+    return "\n".join([head, *(lines or ["  left out: this machine lacks what it needs, which is told above"])])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,3 @@ def verdict(name: str, value: float, goals: Mapping[str, str]) -> str:
     sign, _, bound = goals.get(name, "").partition(" ")
     met = sign != "" and (value <= float(bound) if sign == "<=" else value >= float(bound))
     return f"goal {goals[name]:<8} {'PASS' if met else 'miss'}" if name in goals else ""
-
-
-def show(figures: Mapping[str, float], goals: Mapping[str, str]) -> None:
-    width = max(map(len, figures), default=0)
-    for name, value in figures.items():
-        print(f"  {name:<{width}}  {value:12,.2f}  {verdict(name, value, goals)}".rstrip(), flush=True)

@@ -80,10 +80,7 @@ def prompt_rows(source: TaskSource, count: int) -> list[dict[str, Any]]:
 
 
 class RenderedTrainer(GRPOTrainer):
-    """Writes prompts and tool results in the tokens that the model knows.
-
-    No content of theirs becomes a control token.
-    """
+    """Writes prompts and tool results in the model's tokens; none of their content becomes a control token."""
 
     renderer: Renderer
     tool_descriptions: Sequence[Mapping[str, Any]]
@@ -116,10 +113,7 @@ class EachBatch(TrainerCallback):
 
 
 def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) -> GRPOConfig:
-    """The run's settings in TRL's words, on one CPU thread but where others say otherwise; `rows` are those of a pass.
-
-    `others` are GRPOConfig's own.
-    """
+    """The run's settings in TRL's words, on one CPU thread, with `rows` a pass; `others` are GRPOConfig's own."""
     batch, loss, optimizer = config.batch, config.loss.fresh.objective, config.optimizer
     assert isinstance(loss, PpoClip)
     passes = batch.trajectories // rows

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from agentloop.models.tiny import END_OF_TURN, build_tokenizer
-from benchmarks._goals import show
 from context import ChatTemplate, ContextManager, HermesParser, Message, Renderer, TokenCodec, ToolCall, default_authors
 from context.messages import to_template
 
@@ -148,10 +146,4 @@ def measure(
 
 
 def main() -> dict[str, float]:
-    found = measure()
-    show(found, GOALS)
-    return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(main()), file=sys.stderr)
+    return measure()

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 import replay
 from benchmarks._buffer import fill
-from benchmarks._goals import show
 from benchmarks._rows import RUN, seconds
 from replay import ReplayStore
 
@@ -76,10 +75,4 @@ def measure(folder: Path, *, size: int = SIZE, rounds: int = 5) -> dict[str, flo
 
 def main() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder))
-    show(found, GOALS)
-    return found
-
-
-if __name__ == "__main__":
-    main()
+        return measure(Path(folder))

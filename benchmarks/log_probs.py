@@ -24,7 +24,6 @@ from torch import Tensor
 
 from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.models.token_log_probs.chunked import How, head_log_probs
-from benchmarks._goals import show
 
 VOCABULARY = 151_936
 TOKENS, ENTROPY_TOKENS = 8192, 2048
@@ -178,12 +177,8 @@ def main(rounds: int = 2) -> dict[str, float]:
     print(f"log-probs over {VOCABULARY:,} words, forward and backward, {where}, {rounds} rounds")
     found = compare(TOKENS, entropy=False, rounds=rounds)
     found |= compare(TOKENS if on_gpu else ENTROPY_TOKENS, entropy=True, rounds=rounds)
-    show(found, GOALS)
     return found
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), entropy=sys.argv[3] == "1")))
-    else:
-        main()
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), entropy=sys.argv[3] == "1")))

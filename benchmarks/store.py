@@ -15,12 +15,11 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks._goals import show
 from benchmarks._rows import ROWS, RUN, TASK, TOKENS, make_group, make_trajectory, seconds
 from context.messages import to_template
 from context.tokens.token_sequence import TokenSequence
@@ -32,14 +31,6 @@ FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
 DTYPES = (np.int32, np.uint8, np.float32, np.int32)
 Times = dict[str, dict[str, list[float]]]
 """Seconds of every round, by what was done and by store."""
-
-
-class Store(Protocol):
-    """What is compared with the buffer."""
-
-    def append(self, rows: Sequence[Trajectory]) -> None: ...
-
-    def draw(self, ids: Sequence[str]) -> object: ...
 
 
 def raw_values(row: Trajectory) -> tuple[str | bytes, ...]:
@@ -98,7 +89,7 @@ def measure(rounds: int, folder: Path) -> Times:
     """
     random = np.random.default_rng(0)
     store = add_run(ReplayStore.create(folder / "store.sqlite"), RUN)
-    others: dict[str, Store] = {"raw": Raw(folder / "raw.sqlite")}
+    others: dict[str, Raw | TorchRL] = {"raw": Raw(folder / "raw.sqlite")}
     if all(importlib.util.find_spec(name) is not None for name in ("torchrl", "tensordict")):
         others["torchrl"] = TorchRL(folder / "torchrl", rounds * ROWS)
     sampler = make_sampler("success", 0)
@@ -143,10 +134,4 @@ def figures(times: Times, folder: Path) -> dict[str, float]:
 def main(rounds: int = 30) -> dict[str, float]:
     print(f"replay buffer, {ROWS} trajectories of {TOKENS:,} tokens, {rounds} paired rounds, medians")
     with tempfile.TemporaryDirectory() as folder:
-        found = figures(measure(rounds, Path(folder)), Path(folder))
-    show(found, GOALS)
-    return found
-
-
-if __name__ == "__main__":
-    main()
+        return figures(measure(rounds, Path(folder)), Path(folder))

@@ -1,10 +1,8 @@
 """Tokens per CPU-second of one optimizer step: rows by length, packed, and in one padded batch.
 
 Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of three kinds: episodes as the
-quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), a long tail (the same with results of up
-to 400 tokens), and groups (episodes of which 8 have one prompt). All ways are given the same tokens, masks, advantages
-and old log-probs, and their losses and gradients are compared before they are timed. Real tokens count, padding does
-not.
+quickstart's are, a long tail (results of up to 400 tokens), and groups (8 episodes have one prompt). All ways are given
+the same tokens, masks, advantages and old log-probs; their losses and gradients are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from benchmarks._goals import show
 from context.authors import ENV, LLM, USER
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
@@ -132,10 +129,7 @@ def check_alike(found: Mapping[str, Step]) -> None:
 
 
 def measure(kind: str, *, names: Sequence[str] = tuple(WAYS), rows: int = ROWS, rounds: int = 5) -> dict[str, float]:
-    """Median tokens per CPU-second of each way over alternating rounds, and medians of the paired ratios.
-
-    `names` are those of the ways, by_length among them.
-    """
+    """Medians of each way's real tokens per CPU-second, and of the paired ratios; by_length is one of `names`."""
     torch.set_num_threads(1)
     model = tiny_model()
     scored = scored_batch(model, kind, rows=rows)
@@ -162,9 +156,4 @@ def main() -> dict[str, float]:
     found: dict[str, float] = {}
     for kind in KINDS:
         found |= measure(kind)
-    show(found, {})
     return found
-
-
-if __name__ == "__main__":
-    main()

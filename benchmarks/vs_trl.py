@@ -36,7 +36,7 @@ from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.starting_model import starting_model
-from benchmarks._goals import show
+from benchmarks.__main__ import table
 from benchmarks._peer import GO_ON, MOST_ITERATIONS, QUICKSTART, ROOT
 
 GOALS = {"cpu_ratio": ">= 5"}
@@ -161,7 +161,6 @@ def figures(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
     for arm, each in runs.items():
         found[f"{arm}_cpu_s_to_90"] = statistics.fmean(run.to_target("cpu_s") for run in each)
         found[f"{arm}_fresh_to_90"] = statistics.fmean(run.to_target("fresh") for run in each)
-        found[f"{arm}_wall_s_to_90"] = statistics.fmean(run.to_target("wall_s") for run in each)
         found[f"{arm}_peak_mib"] = max(run.peak_mib for run in each)
         found[f"{arm}_iteration_cpu_s"] = statistics.fmean(run.of_iteration() for run in each)
     for name, figure in (("cpu", "cpu_s_to_90"), ("fresh", "fresh_to_90"), ("iteration", "iteration_cpu_s")):
@@ -176,12 +175,10 @@ def main(seeds: Sequence[int] = SEEDS[:1]) -> dict[str, float]:
         print(f"vs_trl needs {', '.join(missing)}: pip install -e '.[dev]', and trl with --no-deps")
         return {}
     print(f"{', '.join(ARMS)} to {TARGET:.0%} held-out success")
-    found = figures(measure(seeds))
-    show(found, GOALS)
-    return found
+    return figures(measure(seeds))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_trl")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    main(parser.parse_args().seeds)
+    print(table("vs_trl", main(parser.parse_args().seeds)))

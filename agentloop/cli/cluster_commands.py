@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ import typer
 
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
 from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.remote.ended_engine import noted_end
 from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
@@ -27,6 +29,7 @@ from agentloop.engines.serving.vllm_command import (
 from agentloop.errors import UserError
 from agentloop.launch.role_commands import load_run_config, role_members
 from agentloop.launch.roles_file import load_roles
+from agentloop.launch.supervised_role import MARK
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
@@ -89,17 +92,19 @@ def engine(
             return
         folder = Path("runs") if run is None else run
         environment = serve_environment(options, key, os.environ)
-        command = serve_command(find_vllm(vllm, environment), options)
-        log = folder / f"engine-{port}.log"
-        say(f"starting {' '.join(command[:3])} (log: {log})")
-        process = EngineProcess(command, environment, port=port, log=log)
-        try:
-            watch.serve(process, start_timeout_s=start_timeout)
-        except EngineEnded as error:
-            say(str(error))
-            raise typer.Exit(1) from error
-        finally:
-            process.end()
+        # A learner that waits is to give up where nobody starts this again.
+        with nullcontext() if MARK in os.environ else noted_end(folder, port):
+            command = serve_command(find_vllm(vllm, environment), options)
+            log = folder / f"engine-{port}.log"
+            say(f"starting {' '.join(command[:3])} (log: {log})")
+            process = EngineProcess(command, environment, port=port, log=log)
+            try:
+                watch.serve(process, start_timeout_s=start_timeout)
+            except EngineEnded as error:
+                say(str(error))
+                raise typer.Exit(1) from error
+            finally:
+                process.end()
 
 
 def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:

@@ -51,7 +51,7 @@ def test_every_call_of_an_engine_is_paired_with_one_through_the_gateway(tmp_path
 
 def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:
     """Evaluated after every second iteration."""
-    told = {"cpu_s": seconds, "wall_s": seconds, "fresh": fresh, "peak_mib": 500.0}
+    told = {"cpu_s": seconds, "fresh": fresh, "peak_mib": 500.0}
     rates = [(2 * number, rate) for number, rate in enumerate(success, 1)]
     return Run([dict(told) for _ in range(2 * len(success))], rates)
 

@@ -9,12 +9,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import httpx2
 
 from agentloop.config import RunConfig
 from agentloop.engines.generator import GenerationRequest
+from agentloop.engines.remote.ended_engine import ended_before
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
     EngineAway,
@@ -270,16 +272,19 @@ class RemoteEngine:
 
 
 def connect_engine(
-    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
+    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, run: Path, note: Callable[[str], None]
 ) -> RemoteEngine:
-    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
+    """Wait until each of `engine.urls` answers, unless the `agentloop engine` that was to start it ends before.
+
+    `run` is the run's folder. Raises UserError where one does not answer, or can't be this run's engine.
+    """
     section, key = config.engine, read_key(config.engine.api_key_env)
     limits = EngineLimits(
         concurrency=section.concurrency,
         turn_timeout_s=section.turn_timeout_s,
         restart_timeout_s=section.restart_timeout_s,
     )
-    servers = _answering(config, key, note)
+    servers = _answering(config, key, (run, run.parent), note)
     engine = RemoteEngine(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
     longest = min((s.max_model_len for s in servers if s.max_model_len is not None), default=None)
     if longest is not None and longest < config.context.max_tokens:
@@ -290,17 +295,20 @@ def connect_engine(
     return engine
 
 
-def _answering(config: RunConfig, key: str | None, note: Callable[[str], None]) -> list[ServerFacts]:
-    section = config.engine
+def _answering(
+    config: RunConfig, key: str | None, folders: Sequence[Path], note: Callable[[str], None]
+) -> list[ServerFacts]:
+    section, began = config.engine, time.time()
     deadline, say_at = time.monotonic() + section.restart_timeout_s, 0.0
     while True:
         try:
             return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
         except EngineAway as error:
+            ended = ended_before(section.urls, folders, since=began)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise
             if time.monotonic() >= say_at:
-                note(f"waiting for the engines, for {left:.0f} s at most: {error}")
+                note(f"waiting for the engines, for {left:.0f} s at most: {error}{ended}")
                 say_at = time.monotonic() + _SAY_AGAIN_S
             time.sleep(_WAIT_S)
