@@ -89,7 +89,7 @@ def test_streamed_file_is_that_of_safetensors(tmp_path: Path) -> None:
     stream_tensors(tmp_path / "ours", tensors, ALONE)
     save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    with pytest.raises(ValueError, match=r"weights must be of one of .* got torch.complex64 for c"):
+    with pytest.raises(ValueError, match="complex64"):
         stream_tensors(tmp_path / "c", {"c": torch.zeros(1, dtype=torch.complex64)}, ALONE)
 
 
