@@ -59,7 +59,7 @@ def measure(folder: Path, *, size: int = SIZE, rounds: int = 5) -> dict[str, flo
         fill(store, size, np.random.default_rng(0))
     buffer = replay.open(str(file))
     ours, raw = paired(
-        lambda: buffer.trajectories().to_arrow(), lambda: by_hand(file, "select * from v_trajectories"), rounds
+        lambda: buffer.trajectories().to_arrow(), lambda: by_hand(file, "select * from trajectories"), rounds
     )
     on_view, on_table = [partial(by_hand, file, _COUNTED.format(of)) for of in ("v_trajectories", "trajectories")]
     view, table = paired(on_view, on_table, rounds)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import sqlalchemy as sa
 
 from context.messages import Message
-from context.wording import suggest
+from context.wording import excerpt, suggest
 from replay.errors import CorruptTrajectory, ReplayError, shortened
 from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 _rows = trajectories.c
 _ORDER = (_rows.run, _rows.iteration, _rows.slot, _rows.id)
 _MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "tool_call_id", "error_kind", "note")
+_READS = re.compile(r"\s*(select|with|values|explain)\b", re.IGNORECASE)
 Where = str | Sequence[str] | None
 """A filter, or several that all hold: docs/replay.md#filters."""
 
@@ -42,7 +46,11 @@ def open_run(run: str | None = None) -> Buffer:
 
 
 class Buffer:
-    """Its answers are lazy (`ArrowRows`): `.to_pandas()`, `.to_polars()` or `.to_arrow()` reads them."""
+    """Its answers are lazy (`ArrowRows`): `.to_pandas()`, `.to_polars()` or `.to_arrow()` reads them.
+
+    Trajectories, messages and tokens are all of the database's, attached and imported ones too (filters know `run` and
+    `source`); groups, draws, iterations, tasks and metrics are those of the run whose folder was opened.
+    """
 
     def __init__(self, opening: AbstractContextManager[OpenBuffer]) -> None:
         self._opening = opening
@@ -62,8 +70,10 @@ class Buffer:
         """A row a trajectory, in the order of run, iteration and slot. `columns`: of `v_trajectories`, which are all of
         them by default, and of tokens (`token_id`, `author`, ...: see `tokens`), each a list; null where a row's tokens
         are gone. Raises ReplayError, CorruptTrajectory among them."""
-        names = list(TRAJECTORY_COLUMNS) if columns is None else list(columns)
         known = [*TRAJECTORY_COLUMNS, *TOKEN_COLUMNS]
+        names = list(TRAJECTORY_COLUMNS) if columns is None else list(columns)
+        if not names or isinstance(columns, str):
+            raise ReplayError(f'columns must be a list of at least one name, got {columns!r}. Write ["id"], say.')
         if unknown := [name for name in names if name not in known]:
             raise ReplayError(f"columns must name columns, got {unknown[0]!r}. {suggest(unknown[0], known)}")
         lists = [name for name in names if name in TOKEN_COLUMNS]
@@ -93,10 +103,13 @@ class Buffer:
 
         def batches() -> Iterator[pyarrow.RecordBatch]:
             with self._buffer.store.reading() as connection:
-                for id, found in self._tokens_of(connection, self._ids(connection, where)):
-                    columns = [column_array(name, found[name]) for name in TOKEN_COLUMNS]
-                    ids = pa.array([id] * len(found["token_id"]), pa.string())
-                    yield pa.RecordBatch.from_arrays([ids, *columns], schema=schema)
+                for ids, rows in in_chunks(self._ids(connection, where), TokenReader(connection)):
+                    found = [(id, row) for id, row in zip(ids, rows, strict=True) if row is not None]
+                    if found:
+                        named = np.repeat([id for id, _ in found], [len(row["token_id"]) for _, row in found])
+                        parts = {name: np.concatenate([row[name] for _, row in found]) for name in TOKEN_COLUMNS}
+                        arrays = [pa.array(named), *(column_array(name, part) for name, part in parts.items())]
+                        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
         return ArrowRows(schema, batches)
 
@@ -118,6 +131,10 @@ class Buffer:
         """A row for each use of a trajectory by an update: `v_draws`."""
         return self._view("v_draws", "run", "iteration", "slot")
 
+    def groups(self) -> ArrowRows:
+        """A row for each group of attempts at a task: `v_groups`."""
+        return self._view("v_groups", "run", "iteration", "id")
+
     def iterations(self) -> ArrowRows:
         """`v_iterations`."""
         return self._view("v_iterations", "run", "iteration")
@@ -135,7 +152,11 @@ class Buffer:
         return question(self._buffer.store, self._buffer.own_run, *arguments, **more)
 
     def sql(self, query: str) -> ArrowRows:
-        """What a query answers, all of it at once. It can't write. docs/schema.md has the views."""
+        """What one query answers, all of it at once. docs/schema.md has the views. Raises ReplayError."""
+        if not _READS.match(query) or ";" in query.rstrip().rstrip(";"):
+            raise ReplayError(
+                f"query must be one that begins with select, with, values or explain, got {excerpt(query, 60)!r}."
+            )
         with self._buffer.store.reading() as connection:
             try:
                 found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
@@ -145,7 +166,13 @@ class Buffer:
                 raise ReplayError(f"query must be SQL that reads, got one that fails: {said}.") from error
         pa = arrow()
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=names)
+        try:
+            arrays = [pa.array([_number(value) for value in column]) for column in columns]
+        except pa.ArrowException as error:
+            raise ReplayError(
+                f"query must give values of one type in each column, got {shortened(str(error))}."
+            ) from None
+        batch = pa.RecordBatch.from_arrays(arrays, names=names)
         return ArrowRows(batch.schema, lambda: iter([batch]))
 
     def label(self, ids: Sequence[str], label: str, note: str | None = None, *, by: str | None = None) -> int:
@@ -157,7 +184,8 @@ class Buffer:
         query = VIEWS[name]
         columns = [column.label(name) for name, column in query.selected_columns.items()]
         of = {column.name: column for column in columns}
-        mine = sa.true() if self._run is None else of["run"].element == self._run
+        run = self._buffer.own_run
+        mine = sa.true() if run is None else of["run"].element == run
         query = query.where(mine).order_by(*(of[name].element for name in order))
 
         def batches() -> Iterator[pyarrow.RecordBatch]:
@@ -178,14 +206,15 @@ class Buffer:
         query, _ = self._chosen(connection, where)
         return list(connection.scalars(query.with_only_columns(_rows.id)))
 
-    def _tokens_of(self, connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        for chunk, found in in_chunks(ids, TokenReader(connection)):
-            yield from ((id, one) for id, one in zip(chunk, found, strict=True) if one is not None)
-
 
 def _columns(names: Sequence[str], instead: dict[str, Any] | None = None) -> list[sa.Label[Any]]:
     known = {**TRAJECTORY_COLUMNS, **(instead or {})}
     return [known[name].label(name) for name in names]
+
+
+def _number(value: Any) -> Any:
+    """A server's sums and means are decimals."""
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _with_lists(

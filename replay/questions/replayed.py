@@ -10,11 +10,11 @@ import numpy as np
 import sqlalchemy as sa
 
 from replay.questions.filters.query import QueryResult, run_is
-from replay.questions.tasks import UNDONE
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, groups, token_scores
+from replay.storage.format.views import OF_ATTEMPTS
 from replay.storage.read import load
 from replay.storage.statements import selected
 from replay.storage.tombstones import with_collected
@@ -58,7 +58,7 @@ def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
     """
     size = sa.func.sum(groups.c.size)
     means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
-    fresh = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, ~UNDONE)
+    fresh = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, OF_ATTEMPTS)
     fresh = fresh.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
     used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
     drawn = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))

@@ -18,6 +18,7 @@ from replay.questions.filters.query import Query, QueryResult, chosen, newest_ve
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
+from replay.storage.format.views import WITHOUT_SIGNAL
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -89,8 +90,6 @@ def _reclaimed(connection: sa.Connection, run: str | None) -> int:
     return connection.scalar(query) or 0
 
 
-WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
-"""Groups whose rewards are all equal, whatever they are: there is nothing to compare."""
 _GROUP_COUNTS = (
     sa.func.count(sa.distinct(groups.c.task)).label("tasks"),
     sa.func.count(groups.c.id).label("groups"),

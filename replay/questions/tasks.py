@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, run_is
-from replay.questions.summary import WITHOUT_SIGNAL, mean, total
+from replay.questions.summary import mean, total
 from replay.questions.trajectory import NONE, excerpts_of, opening
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
@@ -21,6 +21,7 @@ from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
+from replay.storage.format.views import OF_ATTEMPTS, WITHOUT_SIGNAL
 from replay.storage.statements import selected
 from replay.storage.tombstones import with_collected
 from replay.store import ReplayStore
@@ -36,7 +37,6 @@ _LISTED = (
 )
 
 
-UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
 _TRIED = _rows.state != ORPHANED
 """Attempts of iterations that were undone count for nothing; they are listed with their state."""
 _COUNTS = (
@@ -145,7 +145,7 @@ def _groups_of(
     used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
     query = sa.select(*(groups.c[name] for name in _GROUP), _MADE)
-    query = query.where(groups.c.task == task, ~UNDONE, run_is(run, groups.c.run))
+    query = query.where(groups.c.task == task, OF_ATTEMPTS, run_is(run, groups.c.run))
     order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
     return [
         {
@@ -253,7 +253,7 @@ _MOST_POINTS = 32
 def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """How every task that was tried at least once came out, by its hash."""
     columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
-    query = sa.select(*columns).where(~UNDONE, run_is(run, groups.c.run))
+    query = sa.select(*columns).where(OF_ATTEMPTS, run_is(run, groups.c.run))
     found = {}
     for hash, of_task in groupby(
         connection.execute(query.order_by(groups.c.task, groups.c.iteration, groups.c.id)), key=lambda row: row[0]

@@ -132,9 +132,18 @@ def test_what_can_not_be_asked_is_one_line(opened: tuple[Buffer, ReplayStore]) -
     buffer, store = opened
     with pytest.raises(ReplayError, match="columns must name columns, got 'turns'. Did you mean num_turns"):
         buffer.trajectories(columns=["turns"])
-    for statement in ("delete from draws", "selec 1"):
-        with pytest.raises(ReplayError, match="query must be SQL that reads, got one that fails: "):
+    for statement, message in [
+        ("delete from draws", "be one that begins with select, with, values or explain, got 'delete from"),
+        ("select 1; delete from draws", "be one that begins with"),
+        ("with gone as (delete from draws returning 1) select 1 from gone", "be SQL that reads, got one that fails: "),
+        ("select nothing", "be SQL that reads, got one that fails: "),
+        ("select 1 as a union all select 'x'", "(give values of one type in each column|be SQL that reads), got "),
+    ]:
+        with pytest.raises(ReplayError, match=f"query must {message}"):
             buffer.sql(statement)
+    for columns in ([], "id"):
+        with pytest.raises(ReplayError, match="columns must be a list of at least one name"):
+            buffer.trajectories(columns=columns)
     assert sql(store, "select count(*) from draws") == [(len(buffer.draws().to_arrow()),)] != [(0,)]
 
 

@@ -221,6 +221,7 @@ reclaimed = sa.Table(
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
+    sa.Index("reclaimed_hindsight", "group", **_part(f"source = '{records.HINDSIGHT}'")),
 )
 
 segments = sa.Table(

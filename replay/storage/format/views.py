@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
-from replay.records import COMMITTED, ORPHANED
+from replay.records import COMMITTED, HINDSIGHT, ORPHANED
 from replay.staleness import publishes_since
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
 
@@ -29,6 +29,19 @@ DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.toke
 """NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
 _SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
 NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
+
+
+def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Groups of episodes that were played and count: of no iteration that a resume undid, and not of hindsight."""
+    relabelled = sa.literal_column(f"'{HINDSIGHT}'")  # as an index has it
+    no_attempt = sa.or_(_rows.state == ORPHANED, _rows.source == relabelled)
+    stored = sa.exists().where(_rows.group == of.c.id, no_attempt).correlate(of)
+    return ~stored & ~sa.exists().where(_left.group == of.c.id, _left.source == relabelled).correlate(of)
+
+
+OF_ATTEMPTS = of_attempts(groups)
+WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
+"""Groups whose members' rewards are all equal, whatever they are: nothing to compare."""
 
 
 def _of_group(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
@@ -69,11 +82,9 @@ def _draws() -> sa.Select[Any]:
 
 
 def _tasks() -> sa.Select[Any]:
-    """A row for each run and task; groups that a resume undid count for nothing."""
-    undone = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED).correlate(groups)
+    """A row for each run and task that was tried."""
     one = groups.alias("one")
-    undone_one = sa.exists().where(_rows.group == one.c.id, _rows.state == ORPHANED).correlate(one)
-    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & ~undone_one
+    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & of_attempts(one)
 
     def success(order: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
         query = sa.select(one.c.success_rate).where(mine).order_by(order, one.c.id).limit(1)
@@ -93,12 +104,13 @@ def _tasks() -> sa.Select[Any]:
         "latest_success": success(one.c.iteration.desc()),
         "best_success": sa.func.max(groups.c.success_rate),
     }
-    return sa.select(*_labelled(columns)).where(~undone).group_by(groups.c.run, groups.c.task)
+    return sa.select(*_labelled(columns)).where(OF_ATTEMPTS).group_by(groups.c.run, groups.c.task)
 
 
 VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_runs": sa.select(runs.c.id.label("run"), runs.c.name, runs.c.started_at, runs.c.ended, runs.c.code_version),
     "v_trajectories": sa.select(*_labelled(TRAJECTORY_COLUMNS)),
+    "v_groups": sa.select(*groups.columns, WITHOUT_SIGNAL.label("without_signal")).where(OF_ATTEMPTS),
     "v_draws": _draws(),
     "v_tasks": _tasks(),
     "v_iterations": sa.select(*iterations.columns),
@@ -108,9 +120,10 @@ VIEWS: Mapping[str, sa.Select[Any]] = {
 _OF_THE_ROW = {name: f"{name.capitalize()} of the trajectory." for name in ("source", "reward", "success", "task")}
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "v_draws": {**_OF_THE_ROW, "group_id": "Group of the trajectory.", "trajectory": "Its id; the row may be gone."},
+    "v_groups": {"without_signal": "Whether all rewards are equal, so that there is nothing to compare."},
     "v_tasks": {
         "task": "Hash of the task.",
-        "num_groups": "Groups that were collected, but for those of iterations that a resume undid.",
+        "num_groups": "Groups of its episodes, without those of hindsight or of iterations that a resume undid.",
         "attempts": "Episodes of these groups.",
         "success_rate": "Share of successful attempts.",
         "reward_mean": "Mean reward of the attempts.",

@@ -252,3 +252,15 @@ def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
     for prefix, which in (("nope", "none"), ("", "none"), ("task-", "more than one: task-1, task-2")):
         with pytest.raises(ReplayError, match=f"HASH must be the beginning of one task's hash in .* begins {which}"):
             questions.task(store, prefix)
+
+
+def test_what_hindsight_says_of_a_failed_task_is_no_attempt_at_it(file_store: ReplayStore) -> None:
+    lost = {"group": "failed", "reward": 0.0, "success": False}
+    failed = [trajectory(f"f{slot}", slot=slot, member=slot, **lost) for slot in (0, 1)]
+    put(file_store, *failed, trajectory("told", slot=2, group="a-told", source="hindsight", parent="f0"))
+    for _ in range(2):  # while the row is there, and once a few numbers are left of it
+        (found,) = questions.task_list(file_store, RUN)["rows"]
+        assert (found["attempts"], found["best_success"], found["num_groups"]) == (2, 0.5, 1)
+        assert sql(file_store, "select attempts, latest_success from v_tasks") == [(2, 0.5)]
+        assert sql(file_store, "select count(*) from v_groups") == [(1,)]
+        file_store.forget(schema.trajectories.c.id == "told", dry_run=False)
