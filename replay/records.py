@@ -365,7 +365,7 @@ class Label:
 
     label: LabelName
     note: Annotated[str, Field(max_length=10_000)] | None
-    made_by: str
+    made_by: Annotated[str, Field(max_length=200)]
     created_at: str
 
 

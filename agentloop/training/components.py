@@ -113,6 +113,9 @@ def build_components(
     """
     config = folder.config
     seed_process(config)
+    if checkpoint is None:  # a run that goes on has the rows
+        for place in config.replay.attach.values():
+            check_attachable(place)
     with ExitStack() as opened:
         acting = _acting(folder, opened, environment_changed=environment_changed)
         if acting.source.summary is not None:
@@ -142,8 +145,6 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     scorer = open_scorer(config, environments)
     _check_environment(config, environments)
-    for place in config.replay.attach.values():
-        check_attachable(place)
     store = opened.enter_context(closing(ReplayStore.create(folder.database)))
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes))

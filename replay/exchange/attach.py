@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -100,23 +100,28 @@ def _file_of_rows(place: str) -> Path | None:
 
 
 def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
-    """Its first line says what a file holds: exported rows name a format, conversations may name a reward.
+    """Exported rows name a format, conversations may name a reward: all of a file, or none.
 
     Where they name none they are demonstrations, each a success with an advantage of 1.
     """
-    first = _first_line(file) if file.is_file() and not is_parquet(file) else {"format": None}
-    if "format" in first:
+    if not file.is_file() or is_parquet(file) or "format" in next(_rows(file), {}):
         return import_file(store, file, name=name, progress=progress)
-    own = None if "reward" in first else 1.0
+    named = {row.get("reward") is not None for row in _rows(file)}
+    if len(named) > 1:
+        raise ExchangeError(
+            f"replay.attach.{name} must name a reward in every line or in none, got some without one in {file}. "
+            "Name each, or divide the file."
+        )
+    own = None if True in named else 1.0
     return import_chat(store, file, teach(reward=own, advantage=own), name=name, progress=progress)
 
 
-def _first_line(file: Path) -> dict[str, Any]:
-    try:
-        row = json_line(next(lines(file), b"{}"))
-    except BadRow:
-        return {}  # the import says what is wrong with it
-    return row if isinstance(row, dict) else {}
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines that can be read: the import says what is wrong with others."""
+    for line in lines(file):
+        with suppress(BadRow):
+            if isinstance(row := json_line(line), dict):
+                yield row
 
 
 @contextmanager

@@ -35,7 +35,8 @@ configs:
 {table}
 
 {note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
-(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on.
+(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on,
+and so are labels and notes, with the names of those who made them.
 """
 _NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
 

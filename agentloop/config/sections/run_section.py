@@ -33,7 +33,7 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
-    trajectories: int = Field(8, ge=0, description="Conversations that wandb and trackio get after an evaluation.")
+    trajectories: int = Field(0, ge=0, description="Conversations that wandb and trackio get after an evaluation.")
 
 
 class SftSection(Section):
