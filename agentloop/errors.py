@@ -1,7 +1,5 @@
 """Failures that end a run, a call or an iteration, by name."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

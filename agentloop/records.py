@@ -1,7 +1,5 @@
 """What acting and learning share, so that neither needs to know the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

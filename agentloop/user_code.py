@@ -1,7 +1,5 @@
 """Classes and functions people bring themselves, named `path/to/file.py:Name` and called within `users_code`."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib.util

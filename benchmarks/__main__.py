@@ -5,8 +5,6 @@ by name, or none where the machine lacks what it needs; `GOALS` has those that a
 alternating rounds of one run, so that a noisy machine disturbs all alike.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

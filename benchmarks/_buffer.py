@@ -1,7 +1,5 @@
 """A buffer as a long run leaves it: tasks in groups, rewards and lengths that differ, and draws of its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

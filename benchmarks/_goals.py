@@ -1,7 +1,5 @@
 """A goal is a text such as `<= 3.5`, so that what is printed is what is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """agentloop's side of `gpu`: `agentloop train` of one work, with what it takes of time, tokens and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any

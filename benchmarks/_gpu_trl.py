@@ -4,8 +4,6 @@ No gradient checkpointing but where agentloop's side has it, too, and nothing lo
 (bfloat16, and with vLLM the weights that correct its log-probs). vLLM does not sleep, which is quickest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import defaultdict

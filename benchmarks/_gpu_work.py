@@ -5,8 +5,6 @@ weights and SmolLM2's tokenizer, tasks of one long prompt and one reply, and a r
 random model would have none.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ the iteration took and waits until the judge, the process that began it, says wh
 waited is not counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

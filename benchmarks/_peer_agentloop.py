@@ -1,7 +1,5 @@
 """agentloop's side of `vs_trl`: the loop of `agentloop train`, buffer included, without evaluations and checkpoints."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import torch

@@ -4,8 +4,6 @@ Set as kindly as could be found: no gradient checkpointing and no bfloat16 (both
 replies capped as agentloop's are, the quickest batch per pass of 8 to 64 rows, nothing logged, saved or drawn.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ would not. Intervals are the middle 95 % of a bootstrap (Efron 1979) over start 
 with it: what such seeds have in common is no evidence twice.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the buffer's benchmarks store: windows of real text, the Python standard library's own source."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Commands as people type them, in a process of their own, with their CPU-seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

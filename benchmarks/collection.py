@@ -4,8 +4,6 @@
 prompts, the reading of replies, the tools and the records. `work`: the same with a tool that takes no time.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

@@ -5,8 +5,6 @@ see the same replies of 100 tokens and tool results of 1,900, no two of them ali
 Ours also reads each reply, keeps log-probs and authors, and makes the episode's training sequence at the end.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

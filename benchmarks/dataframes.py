@@ -4,8 +4,6 @@ Both read the same columns of the same file in turn; each side is the median of 
 the peak of a process of its own that only makes the DataFrame.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import statistics
 import subprocess

@@ -5,8 +5,6 @@ records stands before it. Rounds through that, and rounds that ask the engine it
 call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -5,8 +5,6 @@ What was measured is a line of a file: a second call leaves it out, and goes on 
 call ends with the table of all that was measured of the part.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ The real server in a process of its own, asked over one connection that is kept 
 process spent on a processor meanwhile, so that other work on the machine is not counted.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

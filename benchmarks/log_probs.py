@@ -6,8 +6,6 @@ entropies there are fewer tokens, for whole logits would need 25 GB. On a GPU (b
 too, and TRL's and Liger's by token where they are installed (`pip install 'liger-kernel[cutedsl]>=0.8.5'`).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import resource

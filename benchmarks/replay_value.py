@@ -4,8 +4,6 @@
 `--report` writes the tables of docs/evidence.md. Without either: the medians of what has been measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

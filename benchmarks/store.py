@@ -4,8 +4,6 @@ Rounds alternate within one run, so that whatever slows the machine slows all; r
 less: no fsync, one length for all rows, no messages, no provenance, no check when it reads.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sqlite3

@@ -5,8 +5,6 @@ quickstart's are, a long tail (results of up to 400 tokens), and groups (8 episo
 the same tokens, masks, advantages and old log-probs; their losses and gradients are compared before they are timed.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import statistics

@@ -4,8 +4,6 @@
 `--report` writes the tables of docs/sql-agent.md and docs/coding-agent.md. Without either: the gains so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ its weights after every second iteration, with one evaluator on 256 held-out tas
 `python -m benchmarks.vs_trl` takes about ten minutes; `make bench` runs one pair.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Conversations as people keep them: a JSON file of messages, with tools or without."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A session of an agent that sends whole conversations: which exact tokens each of its requests stands for."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The one object a rollout talks to: it knows the exact tokens of an episode, and who wrote each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

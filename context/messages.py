@@ -1,7 +1,5 @@
 """Messages: who may have written them, how chat templates and people take them, their canonical JSON and hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

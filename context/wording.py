@@ -1,7 +1,5 @@
 """Text for people and stores: near names, excerpts, nothing that would act on a terminal, no half characters."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import unicodedata

@@ -4,8 +4,6 @@ What a column means is said where its owner is: at the
 field of its record, at the field of a filter, or at the column itself (`doc`).
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

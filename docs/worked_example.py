@@ -4,8 +4,6 @@ What the policies and the critic say is written out here; everything else on the
 modules. The text is that of worked-example.md.jinja; its arithmetic is carried out and compared with what they found.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Careless demonstrations, as the lines of OpenAI's chat format that `agentloop sft` reads."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence

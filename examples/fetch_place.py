@@ -6,8 +6,6 @@ leads it astray. One that carries another item, or uses another container, has d
 `achieved`. Two containers, for one that is always the only one in sight teaches to follow sight as much as the task.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

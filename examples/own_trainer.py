@@ -1,7 +1,5 @@
 """From an OpenAI-style conversation to exact tokens, their authors and masks, for a trainer of your own."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What of a run's configuration decides about its buffer: `replay`, whole, and a few other keys."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator

@@ -1,7 +1,5 @@
 """From RUN, a folder, a file or a URL, to the database, the run and its tokenizer."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers and tables as a terminal shows them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

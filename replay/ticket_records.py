@@ -1,7 +1,5 @@
 """Episodes that workers collect, and who takes part in a run: what the store is given of them, and what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 Tests run on two cores, a file on one of them, the longest first, while the other checks run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Property tests try the same examples each time in `make test`; `make soak` tries new ones."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 With VLLM_URL (and AGENTLOOP_ENGINE_KEY) the engine there has to pass the conformance suite, too.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

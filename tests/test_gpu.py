@@ -1,7 +1,5 @@
 """What `make gpu` does where there is no GPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

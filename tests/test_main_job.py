@@ -1,7 +1,5 @@
 """The job people come for, in two iterations: train, be killed, resume, look at the report."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names a stranger understands: one meaning for each, and none of the project's old private words."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The wheel has all that the packages read beside their Python files."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

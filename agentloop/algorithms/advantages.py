@@ -1,7 +1,5 @@
 """Advantages of whole trajectories: what each earned over a baseline, by a rule with a name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The objective's ratio is current over old (anchor `old`); these weights are old 
 multiply the token losses (decoupled PPO, Hilton et al. 2022, arXiv 2110.00641; Yao et al. 2025 on truncated weights).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Credit per turn: a reply is valued by what it earned itself and by what came of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Advantages from a critic over the action tokens of whole trajectories, and the loss that the critic learns by."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

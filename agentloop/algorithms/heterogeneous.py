@@ -1,7 +1,5 @@
 """One loss for rows of several kinds, each with its own objective, and how token losses become one number."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Estimators of KL(policy || reference) from tokens the policy sampled (Schulman 2
 divergence"), with d = clamp(log_probs - ref_log_probs, -20, 20) in nats.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

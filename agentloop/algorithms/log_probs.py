@@ -1,7 +1,5 @@
 """Log-probs of tokens, and ratios of them that stay finite."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

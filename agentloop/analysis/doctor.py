@@ -1,7 +1,5 @@
 """What of a run can work on this machine: optional packages, GPU, sandbox, the disk, and a vLLM server."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

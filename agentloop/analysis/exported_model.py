@@ -1,8 +1,6 @@
 """A trained policy as a folder that plain transformers loads: weights, tokenizer, template, and the page that says how
 it was trained and how well it does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

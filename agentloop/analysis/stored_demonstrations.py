@@ -1,7 +1,5 @@
 """What a run did well, as conversations that `agentloop sft` reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

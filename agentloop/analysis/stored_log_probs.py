@@ -1,7 +1,5 @@
 """Stored log-probs against models: those of the policies that sampled them, and those of one that is asked now."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """A policy that a run left on disk, evaluated, or playing one episode for people to read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`agentloop engine | worker | launch`: the programs of a run besides its learner, and what starts all of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

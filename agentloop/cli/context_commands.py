@@ -1,7 +1,5 @@
 """`agentloop context check`: what a chat template does."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

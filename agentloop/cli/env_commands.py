@@ -1,7 +1,5 @@
 """`agentloop env check | play`: what an environment is like before a run begins, and an episode of it by a model."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """`agentloop gateway`: agents that others start, recorded for later runs or as episodes of one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The front door. Heavy imports stay inside the commands, so that --help answers at once."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`agentloop inspect | report`: the pages of a buffer, in a browser and as one file."""
 
-from __future__ import annotations
-
 import secrets
 from contextlib import ExitStack, closing
 from pathlib import Path

@@ -3,8 +3,6 @@
 The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

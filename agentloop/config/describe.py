@@ -3,8 +3,6 @@
 `python -m agentloop.config.describe > configs/reference.yaml` writes the reference.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import textwrap

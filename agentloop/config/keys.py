@@ -1,7 +1,5 @@
 """Every configuration key with its rule, default and meaning, read off `RunConfig` itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache

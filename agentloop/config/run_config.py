@@ -1,7 +1,5 @@
 """The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Seeds derived from the run's seed, one per purpose, so that no purpose can disturb another."""
 
-from __future__ import annotations
-
 import hashlib
 
 

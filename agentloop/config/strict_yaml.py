@@ -5,8 +5,6 @@ keys, recurse without limit, and read YAML 1.1: `1e-5` is text there, `no` is fa
 composer gives the tree of marked nodes; values are built from it here, scalars by the YAML 1.2 core schema.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

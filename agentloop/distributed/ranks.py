@@ -4,8 +4,6 @@ Every rank is given the whole batch and computes the weights of all its tokens, 
 whole step without a word between ranks. Each takes its share of the passes, and what passes add up to is summed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

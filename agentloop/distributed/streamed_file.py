@@ -3,8 +3,6 @@
 safetensors itself writes only what is whole in memory: see docs/decisions/0013-streamed-weights.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 What several ranks wrote any number of ranks reads, each its own part; torch's distributed checkpoint does the cutting.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What torchrun says of this process; nothing heavy is imported for it."""
 
-from __future__ import annotations
-
 import os
 
 from agentloop.errors import UserError

@@ -1,7 +1,5 @@
 """What a rollout asks of an engine: token ids in; token ids and log-probs out, checked before they are stored."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

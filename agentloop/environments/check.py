@@ -1,7 +1,5 @@
 """Checks an environment before a run starts: what would fail at the first call is an error of one line."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rows of a user's data set: read from JSONL, Parquet or the `datasets` library, split, and known by their content."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import hashlib

@@ -1,7 +1,5 @@
 """What an environment is: it makes tasks or reads them, offers tools, and rewards the whole conversation."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

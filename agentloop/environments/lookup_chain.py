@@ -5,8 +5,6 @@ at the end of a chain. Following `next` from the asked key ends at the right cod
 look alike and end in wrong codes, and no way leads back.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

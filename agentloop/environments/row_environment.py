@@ -1,7 +1,5 @@
 """The environment `rows`: each row of `tasks.data` is a task, and functions of the user's are tools and judges."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shlex

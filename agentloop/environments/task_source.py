@@ -1,7 +1,5 @@
 """Which tasks a run trains on, in which order, and which it is judged by."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What an agent asks and is given, whichever protocol it speaks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Sessions of agents: each reply is sampled from the policy, kept with its tokens, and then given."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

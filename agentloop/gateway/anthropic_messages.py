@@ -1,7 +1,5 @@
 """Anthropic's messages and its count of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

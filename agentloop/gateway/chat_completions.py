@@ -1,7 +1,5 @@
 """OpenAI's chat completions. Thinking travels in `reasoning_content`, as vLLM and others write it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The addresses below /e/EPISODE that agents and their runners ask, for any ASGI server."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

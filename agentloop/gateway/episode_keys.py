@@ -3,8 +3,6 @@
 A module of its own: nothing else may hold the secret.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 

@@ -1,7 +1,5 @@
 """JSON over HTTP: bodies that every reader takes the same way, answers by providers' types, events of a stream."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, get_args

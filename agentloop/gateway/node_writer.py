@@ -1,7 +1,5 @@
 """Stores what is sampled for agents: all that waits at one moment in one transaction, in a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Thinking travels as the summary of a reasoning item, which clients send back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The fields of requests: which are read, which the run's settings stand above, and which are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A server beside a program: in a thread of its own, with its own event loop."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Replies of another model, asked by text over OpenAI's chat completions: their tokens are those that the policy would
 say them with, and have no log-probs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ One actor per member of a role, in one placement group. The actor supervises its
 does. Ray starts an actor again that died, or whose machine did; the new one first ends what is left of the old.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections import deque

@@ -1,7 +1,5 @@
 """What is started: each member of each role as one command. No other module knows what these are made of."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a file of roles may say: which roles a run has, how many of each, and what each of them needs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One member of a role: started, started again when it dies, and ended with all it started."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

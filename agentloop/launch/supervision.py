@@ -1,7 +1,5 @@
 """From the first role's start to the last one's end, wherever they run; `--on local`: as children of this program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The critic learns, one optimizer step with each of the policy's; and what distance from the reference costs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

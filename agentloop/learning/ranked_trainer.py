@@ -1,7 +1,5 @@
 """The trainer of a run: in this process alone, or one on every rank, all doing what rank 0 does."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One batch, one update: fresh and replayed rows together, under one heterogeneous loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

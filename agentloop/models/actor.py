@@ -1,7 +1,5 @@
 """The policy as the trainer sees it: tokens in, log-probs out."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """LoRA adapters on a frozen model: new ones, saved ones, and the model without them as the KL's reference."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

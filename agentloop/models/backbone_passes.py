@@ -1,7 +1,5 @@
 """A backbone is run: in which type it multiplies, and what it keeps for backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

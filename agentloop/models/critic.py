@@ -1,7 +1,5 @@
 """Values of states: a value head on a copy of the policy, or on the policy itself."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Load a Hugging Face causal LM with its tokenizer and chat template."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping

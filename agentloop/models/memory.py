@@ -1,7 +1,5 @@
 """Whether what a pass keeps for its backward fits next to what else is in memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

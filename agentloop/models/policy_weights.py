@@ -4,8 +4,6 @@ The policy may be whole in this process, or sharded over ranks. Then every rank 
 none has a whole copy at any moment; the files are byte for byte those of a policy that is whole.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise

@@ -4,8 +4,6 @@ transformers calls attention functions by name. A model runs under the name of t
 and under its own else: it samples as it always does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

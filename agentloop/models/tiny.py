@@ -6,8 +6,6 @@ Everything is made from a seed and written with `save_pretrained`, so that it is
 Wide initial weights (0.08) matter: at 0.02 a model this small does not learn to copy within minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Many episodes at once, rewarded, compared with their group and written down as trajectories."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter, defaultdict

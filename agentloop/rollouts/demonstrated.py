@@ -1,7 +1,5 @@
 """Conversations of an environment's own scripted demonstrator."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

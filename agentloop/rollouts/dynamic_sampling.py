@@ -1,7 +1,5 @@
 """Dynamic sampling: groups without a signal are replaced by groups of further tasks."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 

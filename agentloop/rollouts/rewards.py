@@ -1,7 +1,5 @@
 """The rewards of ended episodes: the environment's score, functions of one's own, its length."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Episodes become records: one group a task, one trajectory an episode, with ids that a repeated run finds again."""
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """What survives a crash: a new directory per checkpoint, fsynced, renamed, marked complete last; never in place."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """How far a figure of an evaluation can be trusted: 95 % confidence intervals, each named by its kind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What people watch while a run goes: a line for each iteration, and now and then one about a phase that takes long."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

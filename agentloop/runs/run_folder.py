@@ -1,7 +1,5 @@
 """Where a run lives on disk: <run.folder>/<run.name>-001 and what is inside."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The report of a run, with its configuration as `agentloop config` prints it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

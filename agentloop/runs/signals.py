@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: once, finish the iteration, commit, checkpoint; twice, end at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue

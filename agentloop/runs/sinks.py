@@ -1,7 +1,5 @@
 """Where numbers go besides the database: each sink is checked before the run starts, and loses only its own numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

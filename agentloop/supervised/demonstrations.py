@@ -1,7 +1,5 @@
 """Conversations of a file as training sequences, in the context that the policy will sample in."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

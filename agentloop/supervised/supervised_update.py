@@ -1,7 +1,5 @@
 """Supervised learning of written tokens: the warm-up of the built-in model and `agentloop sft` share it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

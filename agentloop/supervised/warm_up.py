@@ -3,8 +3,6 @@
 Muon on the hidden matrices finds copying within seconds; it ends after the last reply's hardest token became easy.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Advantages as a run is configured: of what is collected, and of a batch with replayed rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Build the parts of a run: from nothing, or from its last checkpoint."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing

@@ -1,7 +1,5 @@
 """`agentloop.train`: a run from functions and rows as they are in Python, and what has become of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The sentence: collect, append, draw, update, publish, log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """One iteration's batch: planned, then mixed from what was collected and what was drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

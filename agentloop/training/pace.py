@@ -1,7 +1,5 @@
 """How long the parts of a run take, and what comes of the rest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

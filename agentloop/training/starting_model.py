@@ -1,7 +1,5 @@
 """The first weights of a run: those that `model.path` names, or the built-in model, warmed up on demonstrations."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -1,7 +1,5 @@
 """What would spoil a run in silence is looked for before it begins."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

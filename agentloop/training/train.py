@@ -1,7 +1,5 @@
 """From a configuration to a trained agent: start or resume, run the loop, write the report."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The tickets that a worker holds, how many more it may claim, and the tasks that they are of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 

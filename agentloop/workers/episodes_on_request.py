@@ -1,8 +1,6 @@
 """Episodes of a run for agents that others start: each asks for a ticket, plays it at a base URL of its own, and says
 its reward. All else is a worker's."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The episodes that a worker runs at the same time, from their claim to a result that can be stored."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

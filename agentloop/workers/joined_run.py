@@ -1,7 +1,5 @@
 """A worker joins a run: it waits until the run is there, and has what the learner has, or is refused by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

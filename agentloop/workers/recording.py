@@ -1,7 +1,5 @@
 """A gateway that only records: agents ask an engine of somebody's own, or another model, and nothing is trained yet."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

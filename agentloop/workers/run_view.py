@@ -1,7 +1,5 @@
 """What a worker sees of its run: how often it looks while it waits, and which weights the engines serve."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which parser reads a model's calls: the chat template writes some, and the parsers read them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile

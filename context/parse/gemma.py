@@ -1,7 +1,5 @@
 """Gemma 4's tool calls: its own notation of an object behind a tag, with texts in quotation marks that are tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """GPT-OSS: a reply is several messages, each with a channel and, where it calls a tool, a recipient."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

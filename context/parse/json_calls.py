@@ -1,7 +1,5 @@
 """Tool calls as JSON: one object, or a list of them, read so that every later reader takes it the same way."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

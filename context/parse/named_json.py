@@ -1,7 +1,5 @@
 """Tool calls as a tool's name and then its arguments as JSON, each behind tags of its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Tool calls written as Python: `lookup(key="pearl")`, in a list or a line each. Read as literals, never evaluated."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

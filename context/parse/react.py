@@ -1,7 +1,5 @@
 """Tool calls in plain text (ReAct), for models without a format of their own."""
 
-from __future__ import annotations
-
 import re
 
 from context.messages import ToolCall

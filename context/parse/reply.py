@@ -1,7 +1,5 @@
 """What a parser answers, and what every parser shares: thinking split off, limits, outcomes instead of exceptions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

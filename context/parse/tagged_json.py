@@ -1,7 +1,5 @@
 """Tool calls as JSON behind a tag or a label: one object for each, or a list; most families write them so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

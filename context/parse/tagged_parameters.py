@@ -4,8 +4,6 @@ Plain text has no types. Of a tool that is known, its schema says whether `3` is
 reads as JSON is JSON, and what doesn't is text. Templates that print with Python write True, False and None.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Strategies that ask the policy itself what to keep in sight."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Strategies that follow a rule: they keep every turn, or make room by leaving things out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

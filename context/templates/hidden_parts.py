@@ -1,7 +1,5 @@
 """What a chat template leaves out (tools, messages of a role, calls, thoughts): a sentence for each, with a remedy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A model's tokenizer, chat template and stop tokens from its folder, without the model; or from a template alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

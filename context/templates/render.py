@@ -1,7 +1,5 @@
 """Messages -> exact tokens with their authors. The only place where a chat template is applied."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

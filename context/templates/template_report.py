@@ -1,7 +1,5 @@
 """What a template and its tokenizer can be trusted with: one conversation per case, rendered and grown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Text to token ids and back. What a template wrote may hold control tokens, contents never do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

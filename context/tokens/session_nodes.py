@@ -1,7 +1,5 @@
 """An agent's session at rest: a tree of exact tokens, and the training sequences that follow from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The training sequences of an episode while they grow, and which sampled tokens are kept out of training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

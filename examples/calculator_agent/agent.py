@@ -1,7 +1,5 @@
 """An agent that solves word problems with a calculator."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

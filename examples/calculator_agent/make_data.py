@@ -1,7 +1,5 @@
 """Writes what the calculator agent learns from and is judged by: demonstrations, and word problems."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Iterator, Sequence

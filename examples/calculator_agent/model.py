@@ -4,8 +4,6 @@ The package holds SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) in 4 bits, wh
 again: close to `HuggingFaceTB/SmolLM2-135M-Instruct` of the hub, and not equal to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Word problems in English, each with the sum that solves it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An agent that writes a Python function, tries it on an example, and hands it in to hidden tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

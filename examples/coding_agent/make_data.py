@@ -1,7 +1,5 @@
 """Writes what the coding agent learns from and is judged by: demonstrations, and problems with hidden tests."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Problems about lists of numbers in English, each with code that solves it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The row has a `prompt`, `files` by their names, and a `check`: Python that fails where the task is not done.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

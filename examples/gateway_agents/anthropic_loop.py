@@ -1,7 +1,5 @@
 """The same with Anthropic's client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

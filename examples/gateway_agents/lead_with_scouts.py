@@ -1,7 +1,5 @@
 """An agent with a sub-agent and compaction: a lead sends scouts, and goes on from a summary of its conversation."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

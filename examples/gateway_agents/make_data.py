@@ -4,8 +4,6 @@ The agent runs as it does in training, and asks at a gateway of the same code. W
 are the conversations that a model begins with: in the agent's own words, whatever client it uses.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """An agent as people write them: OpenAI's client in a loop. A function, and a program of the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

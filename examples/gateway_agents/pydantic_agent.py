@@ -1,7 +1,5 @@
 """The same as an agent of pydantic-ai."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from openai import AsyncOpenAI

@@ -1,7 +1,5 @@
 """Writes what the shop's agent learns from and is judged by: questions as rows, and demonstrations."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A shop: a tool that looks an article up, and the reward of an answer."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from agentloop import Task

@@ -1,7 +1,5 @@
 """An agent that answers questions about a database by writing SQL, as long as it takes to get it right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

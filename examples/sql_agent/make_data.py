@@ -1,7 +1,5 @@
 """Writes what the SQL agent learns from and is judged by: demonstrations, questions, and their databases."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Questions of several joins in English, each with the query that answers it."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from collections.abc import Sequence

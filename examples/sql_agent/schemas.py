@@ -1,7 +1,5 @@
 """Small databases: random ones to learn on, and what one on disk is made of."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 chats.jsonl FOLDER` of what `agentloop replay demonstrations` wrote. Rewards stand in `extra`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A row names the task's `folder`, which whoever runs in the sandbox may read.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

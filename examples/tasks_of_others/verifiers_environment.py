@@ -3,8 +3,6 @@
 Without a name it plays the row on standard input: its client asks the policy, and its rubric is the reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

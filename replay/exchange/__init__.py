@@ -1,7 +1,5 @@
 """Experience as files: lossless export and import, JSONL and Parquet, folders of the hub, and other people's data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path

@@ -3,8 +3,6 @@
 A copy, because a draw is on record with its trajectory, and both have to be in one database to stay true.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which file holds what, and how it is written and read: whole or not at all, and never more than fits in memory."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import os

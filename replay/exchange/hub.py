@@ -1,7 +1,5 @@
 """Rows to and from a dataset repository of Hugging Face's hub, `hf:NAME`, through its own client."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Rows as a folder that is a dataset repository of Hugging Face's hub: Parquet, and a card that says what is in it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping

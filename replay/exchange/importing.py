@@ -1,7 +1,5 @@
 """Rows of a file into the store: all of them are checked before any is stored, and one stored already stays one."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

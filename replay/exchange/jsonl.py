@@ -1,7 +1,5 @@
 """Exchanged rows as lines of JSON: shortest decimals that read back to the same float32, null for what is unknown."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Conversations as OpenAI's chat format has them, one per line, and the context in which their replies are trained."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

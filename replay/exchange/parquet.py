@@ -1,7 +1,5 @@
 """Exchanged rows as Parquet: the columns of JSONL in their own types, lists of numbers, NaN for unknown log-probs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path

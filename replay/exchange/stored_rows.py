@@ -4,8 +4,6 @@ It is read in short transactions, for a long one keeps a database from tidying u
 and as it was at one moment, and the rows are not all of the same moment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace

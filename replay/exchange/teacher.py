@@ -4,8 +4,6 @@ Replies are written by author `demonstration`, which is trained and has no log-p
 log-prob for each token, and its tokens are ours one by one, the reply is `llm`'s, with these log-probs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Tokens of trajectories as Arrow columns: a list a trajectory, or a row a token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole parts of a total, exactly: rounded by largest remainder, at once or over many iterations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 

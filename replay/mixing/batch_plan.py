@@ -3,8 +3,6 @@
 Nothing here is random and nothing is read: the same calls in the same order give the same batches, on any machine.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What is configured about what a batch is made of, and the rule a run has of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self

@@ -1,7 +1,5 @@
 """What an iteration asks of the buffer, and what the buffer says it can give."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """What people may write while they look: labels on trajectories and runs, and lists by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from urllib.parse import parse_qs

@@ -1,7 +1,5 @@
 """The inspector of one buffer; and of a folder of runs, with the pages of each below /in/FOLDER."""
 
-from __future__ import annotations
-
 from functools import partial
 from urllib.parse import unquote
 

@@ -4,8 +4,6 @@ Pages show what agents said and saw. Without a token only this machine is answer
 site could bind its name to this address, but a browser then still asks for that name. With a token, whoever brings it.
 """
 
-from __future__ import annotations
-
 from hmac import compare_digest
 from urllib.parse import quote, urlencode
 

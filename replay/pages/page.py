@@ -1,7 +1,5 @@
 """What a page is: an address, what it shows, and the template that shows it; and the app of some pages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext

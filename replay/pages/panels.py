@@ -1,7 +1,5 @@
 """Charts as data: curves over iterations, in panels that `panels.yaml` lists; of one run or of several."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

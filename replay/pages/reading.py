@@ -1,7 +1,5 @@
 """Tokens as text, and texts as people read them: by which tokenizer, by which author, what is folded away."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

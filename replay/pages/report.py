@@ -1,7 +1,5 @@
 """What a run's page shows, and the page saved as one file (`report.html`), which needs no server and no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Listens, tells the address, and opens a browser."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

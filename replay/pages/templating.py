@@ -1,7 +1,5 @@
 """Templates, and how values are shown in them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

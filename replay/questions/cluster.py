@@ -1,7 +1,5 @@
 """A run that workers collect: its learner, workers and engines, and why episodes ended without a row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

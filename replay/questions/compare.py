@@ -1,7 +1,5 @@
 """Several trajectories token by token; and several runs by their numbers and configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any

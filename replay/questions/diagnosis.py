@@ -1,7 +1,5 @@
 """What goes badly in a run, or what it waits for, by its metrics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

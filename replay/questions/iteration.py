@@ -1,7 +1,5 @@
 """One update: what it planned and got, every row that fed it, what it did to them; and the episodes of evaluations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Which labels there are, and the lists that somebody named."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 from replay.questions.filters.query import QueryResult, run_is

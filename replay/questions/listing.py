@@ -4,8 +4,6 @@ Pages are found by the last row of the one before (keyset paging): rows appended
 thousandth page takes as long as the first.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A buffer that was opened to be asked, and which of its runs is meant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What failed episodes have in common, beside the successful ones."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 The run, its database and its sampler stay as they are.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import typing

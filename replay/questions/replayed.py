@@ -1,7 +1,5 @@
 """What replay did: how much of the updates it was, how tasks went after it, and where tokens have drifted most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The runs of a database: a line each, whether one still goes on, and its curves."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

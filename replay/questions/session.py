@@ -1,7 +1,5 @@
 """The session of an agent that asks by a base URL: its requests in their order, and how each begins."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

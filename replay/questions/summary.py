@@ -1,7 +1,5 @@
 """The buffer in numbers; and how the rows of a query are spread: bars to click on, and what there is to choose from."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """One task: how it was tried over time, what is stored of it, how hard it has been; and the list of all tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum

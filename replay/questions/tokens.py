@@ -1,7 +1,5 @@
 """The tokens of a trajectory, stretch by stretch: text, author, masks, log-probs, drift, advantage, version, turn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One trajectory: what is known of it, where it stands among others, every update that used it; and in few words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """The rows a run may draw, in memory: columns that follow the database a change at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """What a sampler is given and what it answers. A sampler of one's own is a subclass of `Sampler`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields

@@ -1,7 +1,5 @@
 """The built-in samplers: which stored rows are drawn. They say how much each row weighs, and are seeded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """What every row weighs for one sampler under the limits, and what rests by use, cooldown or as its task is solved."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

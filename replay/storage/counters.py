@@ -2,8 +2,6 @@
 that a number that can be read has no smaller one still in flight. A run's epoch tells which process writes it: whoever
 resumes it takes it over, and the one before can write nothing more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

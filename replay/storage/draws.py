@@ -1,7 +1,5 @@
 """Which experience fed which update: reserved by the draw, committed with the update, rolled back by a resume."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

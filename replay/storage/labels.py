@@ -1,7 +1,5 @@
 """Labels and notes on trajectories and runs, and saved views. What is trained never depends on them."""
 
-from __future__ import annotations
-
 import getpass
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Taking whole trajectories out, or finding out that they are no longer whole."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections import defaultdict

@@ -3,8 +3,6 @@
 them. They go once every checkpoint that a resume could start from is newer: until then a resume gives them back their
 state, so that a resumed run draws what the uninterrupted one did."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Sessions of agents that are under way: what was sampled is stored before the agent is given it. Once a session has
 ended it is a trajectory, and no more is left of it here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Statements compiled once: SQLAlchemy takes longer to build one than the database to answer it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,8 +1,6 @@
 """What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went. Draws name it
 for ever, so that lineage still says which updates it fed; the payload of a task goes with its last row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 numbers that follow from tokens are computed here alone, for all rows at once: one after another takes longer than
 storing them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Whether everything stored is still what was written, and every name still names something."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

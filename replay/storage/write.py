@@ -1,7 +1,5 @@
 """Putting rows in: whole or not at all, and the same row only once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Whatever code of the user's raises is that code's error, in one line with its place; the run's own stop is not."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

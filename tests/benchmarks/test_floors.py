@@ -1,7 +1,5 @@
 """Floors under the reported figures: ratios of CPU-seconds within one run, far below those of a quiet machine."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

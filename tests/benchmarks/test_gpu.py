@@ -1,7 +1,5 @@
 """What `python -m benchmarks gpu` does, with tiny models on a CPU: all but the figures of a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the evidence says is what its runs gave, and what a figure of it means."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@ errors, several segments, replies that were cut off, tasks tried again; some of 
 run stands in the same database.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Of a run that has replayed; tokens are coloured by drift, which `agentloop replay rescore` measures.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

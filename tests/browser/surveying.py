@@ -1,7 +1,5 @@
 """An environment and a parser that give a model with random weights something to show: tool calls, errors, rewards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Labels, saved views and the link to a view, by keyboard, in a browser that sends what browsers send."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path

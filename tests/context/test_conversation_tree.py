@@ -1,7 +1,5 @@
 """Whole conversations in, exact tokens out: what an agent's requests stand for, and what of them is trained."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence

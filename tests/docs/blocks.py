@@ -1,7 +1,5 @@
 """The fenced blocks of the documentation, and the tables of its pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

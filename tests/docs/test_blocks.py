@@ -1,7 +1,5 @@
 """What the documentation tells people to type works: each fenced block is run here, or says why it is not."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sqlite3

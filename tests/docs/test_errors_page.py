@@ -1,7 +1,5 @@
 """docs/errors.md lists what the code can answer with, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import re
 import signal

@@ -1,7 +1,5 @@
 """docs/reading-a-run.md explains every metric that a run logs, and no other."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

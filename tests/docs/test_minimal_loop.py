@@ -1,7 +1,5 @@
 """examples/minimal_loop.py remembers, replays, learns from both streams, and says which rows fed which update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

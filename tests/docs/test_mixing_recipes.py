@@ -1,7 +1,5 @@
 """Every recipe of the page on mixing draws what it says, from a buffer that has some of everything."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The example notebook runs from its first cell to its last, with a model and batches that take seconds."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path

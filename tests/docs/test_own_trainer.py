@@ -1,7 +1,5 @@
 """The documented example of `context` with another trainer does what the page says."""
 
-from __future__ import annotations
-
 import json
 from itertools import compress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation is one path of short paragraphs, and its generated pages are what their commands write."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The numbers of docs/reading-a-run.md and docs/worked-example.md are what the project's own functions give."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

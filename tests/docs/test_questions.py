@@ -1,7 +1,5 @@
 """docs/questions.md: each block answers on a run that was trained, and each address shows the part that it names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/schema.md is what the tables, and the code that says what they hold, are today."""
 
-from __future__ import annotations
-
 from docs.schema import page
 from tests.docs.blocks import ROOT
 

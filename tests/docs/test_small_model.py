@@ -1,7 +1,5 @@
 """The commands of docs/small-model.md, typed in their order on a model of a test's size, print what the page shows."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The calculator agent's problems have the answers of their sums, and none that it is judged by is learned."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

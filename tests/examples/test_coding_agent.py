@@ -1,7 +1,5 @@
 """The coding agent's problems are solved by their code, judged by hidden tests, and held out by template."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Coding programs of others, where they are installed, mend a file: one sequence of exact tokens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Agents with clients of their own learn by what they ask: from the commands of their page to rows of exact tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The shop's agent is judged by the value that was asked for, in words and of articles that it does not learn on."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

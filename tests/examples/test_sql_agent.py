@@ -1,7 +1,5 @@
 """The SQL agent's questions are answered by their queries, and judged by rows; none that it is judged by is learned."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from collections.abc import Sequence

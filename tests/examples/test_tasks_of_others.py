@@ -1,7 +1,5 @@
 """Tasks of other projects, in the formats of theirs, are played by the policy and rewarded by their own tests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The commands of the pages of the two agents, from the data to a trained model; and the pages' tables."""
 
-from __future__ import annotations
-
 import shlex
 from importlib import import_module
 from pathlib import Path

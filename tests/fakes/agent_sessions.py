@@ -1,7 +1,5 @@
 """Sessions behind a gateway that give what a test has written down, and remember what they were asked."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Rows of JSON with something wrong in them: what files from elsewhere hold."""
 
-from __future__ import annotations
-
 import math
 import random
 from copy import deepcopy

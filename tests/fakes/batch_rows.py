@@ -1,7 +1,5 @@
 """Small models and hand-made trajectories for tests of the update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

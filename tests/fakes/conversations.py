@@ -1,7 +1,5 @@
 """Scripted episodes over any template, and the laws that hold for what they leave behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ server as well. One that asks for `postgres` or `new_database` runs on the serve
 server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

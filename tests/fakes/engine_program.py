@@ -1,7 +1,5 @@
 """`engine_program.py serve MODEL --port N --served-model-name NAME ...`: the test server, started as vLLM is."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 Between two pieces weights may be replaced, as vLLM does between two steps, and each token says which weights it is of.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

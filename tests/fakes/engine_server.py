@@ -5,8 +5,6 @@ know, cuts `max_tokens` to what fits, stops at the model's own end tokens too, a
 `/inference` alone. Every trap of `engine_traps` is a switch of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import inspect

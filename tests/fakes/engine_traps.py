@@ -1,7 +1,5 @@
 """What goes wrong with engines, each as a switch of the test server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Three model families in miniature: a tokenizer trained on the spot, a template in the family's manner."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

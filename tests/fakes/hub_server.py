@@ -1,7 +1,5 @@
 """Dataset repositories as Hugging Face's hub answers for them: making one, commits, and reading."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`agentloop launch` in a process of its own, with small commands as roles."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

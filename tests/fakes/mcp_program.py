@@ -3,8 +3,6 @@
 `python mcp_program.py` speaks over its pipes, `python mcp_program.py PORT` over HTTP.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

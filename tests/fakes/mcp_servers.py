@@ -1,7 +1,5 @@
 """The MCP server of `mcp_program`, as configurations name it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

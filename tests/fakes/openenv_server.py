@@ -1,7 +1,5 @@
 """A server that speaks as OpenEnv 0.10 does: its schema, and a session for each WebSocket."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

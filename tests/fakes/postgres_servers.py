@@ -4,8 +4,6 @@ They listen on a Unix socket in a folder of their own, on no port, and run as an
 as root, for a server refuses to. When the tests end, however they end, the servers do and their folders go.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """`agentloop train` in a process of its own: started, watched step by step, killed; and whether two runs are one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tiny policies on disk, published as a learner publishes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

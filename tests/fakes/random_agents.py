@@ -1,7 +1,5 @@
 """Agents that do what people's programs were seen to do with a conversation: each session from its own seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

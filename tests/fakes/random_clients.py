@@ -1,7 +1,5 @@
 """Official clients that say what random agents say, over HTTP, streamed or whole: each protocol by its own types."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

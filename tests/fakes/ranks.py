@@ -1,7 +1,5 @@
 """Processes that learn together, started as torchrun starts them but without its agent, which takes seconds."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -2,8 +2,6 @@
 written here after the models' documentation, where no package has the family.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """`agentloop replay ...` as people type it, and the list it prints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """A run with all its roles in processes of their own: a learner, an engine and workers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

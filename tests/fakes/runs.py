@@ -1,7 +1,5 @@
 """Runs small enough for a test: seconds from nothing to a trained agent, with all the real parts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

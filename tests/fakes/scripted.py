@@ -1,7 +1,5 @@
 """A policy that says what a test has written down, sampled from no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands as people type them, at the real entry point but without a new process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

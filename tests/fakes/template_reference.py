@@ -1,7 +1,5 @@
 """A template with a tokenizer, as `context` loads a model's folder and as transformers has it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 every control token that a template spells.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

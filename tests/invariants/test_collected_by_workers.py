@@ -1,7 +1,5 @@
 """A run that workers collect for: staleness is bounded, the mix exact, and nothing that was collected is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A GPU learns what a CPU learns."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Padded rows and packed ones, whole logits and chunks of them, in passes of any size: the same numbers."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any, get_args

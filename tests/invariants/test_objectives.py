@@ -1,7 +1,5 @@
 """Every objective and correction: how rows are cut, ordered and split into segments changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whoever collects, and whatever fails or is late: shares stay exact to half a row, and a run and its resume go on."""
 
-from __future__ import annotations
-
 from collections import Counter, namedtuple
 from collections.abc import Iterator
 from fractions import Fraction

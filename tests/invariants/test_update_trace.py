@@ -1,7 +1,5 @@
 """Which files one update goes through."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import FrameType

@@ -1,7 +1,5 @@
 """DataFrames hold what the store and the questions say, on every kind of database."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

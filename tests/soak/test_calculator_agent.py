@@ -1,7 +1,5 @@
 """A pretrained model learns from rewards what its demonstrations did not show, by the commands of its page."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

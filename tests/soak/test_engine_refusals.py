@@ -1,7 +1,5 @@
 """A real vLLM that died comes back proved, and serves nothing until then."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

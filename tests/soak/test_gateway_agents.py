@@ -1,7 +1,5 @@
 """Unmodified clients learn the quickstart's task through the gateway, with replay, by the commands of their page."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

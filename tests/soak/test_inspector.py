@@ -2,8 +2,6 @@
 not in their way. AGENTLOOP_SOAK_MINUTES says about how long; in the first ones caches fill, which counts as growth.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """kill -9 of a trainer at its tender moments, and --resume: the run ends as if nothing had happened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

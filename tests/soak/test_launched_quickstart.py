@@ -1,7 +1,5 @@
 """`agentloop launch` with the real roles: a learner of two ranks, a vLLM and two workers."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from pathlib import Path

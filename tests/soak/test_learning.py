@@ -1,7 +1,5 @@
 """Every algorithm, context strategy, notebook and example learns, through the front door."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quickstart learns, on every seed, through the front door."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

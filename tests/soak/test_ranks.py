@@ -1,7 +1,5 @@
 """torchrun, as people start it: two ranks learn what one does, and a killed rank costs no more than its time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

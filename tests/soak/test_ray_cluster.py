@@ -1,7 +1,5 @@
 """Roles on a real Ray: each is killed and comes back, all leave with the learner, and what can't fit is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

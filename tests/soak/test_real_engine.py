@@ -3,8 +3,6 @@
 `make setup-vllm` first.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

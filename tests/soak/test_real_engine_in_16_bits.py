@@ -1,7 +1,5 @@
 """A real vLLM in bfloat16: moving policies pass, and weights of before are refused once they can be told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

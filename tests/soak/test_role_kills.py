@@ -1,7 +1,5 @@
 """Workers, the learner, the engine and the database of a run are killed again and again: nothing collected is lost."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

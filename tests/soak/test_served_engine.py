@@ -1,7 +1,5 @@
 """A run with a real vLLM of its own: killed, it leaves no process; resumed, it learns with another. And one sleeps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real vLLM on this machine's CPU, for the length of a `with`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

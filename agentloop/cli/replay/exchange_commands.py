@@ -1,7 +1,5 @@
 """`replay export | import | demonstrations`: experience to files and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict

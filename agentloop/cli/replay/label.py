@@ -1,7 +1,5 @@
 """`replay label`: what people say of trajectories and runs, in one word, with a note where they have more to say."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import sqlalchemy as sa

@@ -1,7 +1,5 @@
 """`replay stats | ls | show | tasks | lineage`: what is there, and which experience fed which update."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

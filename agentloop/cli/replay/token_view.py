@@ -1,7 +1,5 @@
 """A training sequence in a terminal: tokens coloured by author, trained ones underlined, log-probs behind them."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """What the configuration says about what the policy sees and whose tokens are trained, and the parts that makes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Self, get_type_hints

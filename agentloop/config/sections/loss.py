@@ -1,7 +1,5 @@
 """What the configuration says about the loss: objectives, ratios and corrections of each kind of row."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator

@@ -1,7 +1,5 @@
 """What the configuration says about how numbers are made; none of it changes what they are, beyond rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

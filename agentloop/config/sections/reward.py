@@ -1,7 +1,5 @@
 """What the configuration says about rewards: who gives them, and how much each counts."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator

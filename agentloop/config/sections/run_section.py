@@ -1,7 +1,5 @@
 """What the configuration says about the run itself, its checkpoints and metrics, and about supervised training."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

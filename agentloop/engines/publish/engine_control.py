@@ -3,8 +3,6 @@
 Control routes ask for no key and change the policy: a server that has them must be reachable from its own machine only.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

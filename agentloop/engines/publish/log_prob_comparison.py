@@ -6,8 +6,6 @@ y = engine - before, both by the learner's word, the share = sum(x y) / sum(x x)
 those before, up to noise that is not correlated with x.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ An engine may answer 200 to a reload and keep some of its old weights, report lo
 have been started again with the weights it began with. Its own word is no evidence; its log-probs are.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -3,8 +3,6 @@
 Nothing here imports torch; `agentloop.training.policies.publish` writes what this reads.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Why an `agentloop engine` that somebody started has ended: a file tells those that wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an engine's server is asked before anything is sampled: which vLLM it is, which model, how long a text."""
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

@@ -1,7 +1,5 @@
 """Which engines may be asked, for which weights, and which of them an episode asks."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence

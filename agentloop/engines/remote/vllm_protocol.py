@@ -3,8 +3,6 @@
 A reply is recorded, and so trained, only if everything it says of itself holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """One `vllm serve` under way, with all the processes it starts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

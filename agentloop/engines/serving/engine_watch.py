@@ -1,7 +1,5 @@
 """`agentloop engine` stays with one engine: the newest policy is published to it, and proved."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine that a run has for itself: started with it, and gone with it, however the run ends."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

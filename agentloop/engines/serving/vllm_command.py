@@ -1,7 +1,5 @@
 """How `vllm serve` is started so that a policy can be published to it: its words, and its environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

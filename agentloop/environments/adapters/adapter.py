@@ -1,7 +1,5 @@
 """What environments of other libraries have in common: their options say which tool they offer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """MCP servers of an environment: what they offer, as its tools; and its instances, with servers of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

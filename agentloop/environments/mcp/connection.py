@@ -1,7 +1,5 @@
 """One MCP server as one episode has it. All of it happens on the event loop of the servers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping

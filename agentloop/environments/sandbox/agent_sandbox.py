@@ -1,7 +1,5 @@
 """Contains an agent that is a program: it can reach the gateway, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

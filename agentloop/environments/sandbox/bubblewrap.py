@@ -1,7 +1,5 @@
 """Starts a program so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Runs a Python program that nobody has read, in a sandbox or without one, and says what became of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Calls a tool for the policy. Whatever the tool or the policy does wrong becomes an observation."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Coroutine, Mapping

@@ -3,8 +3,6 @@
 Only the calling thread lives on in the child, so a tool must not use torch. This contains accidents, not attacks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """What the policy is shown of a tool call: bounded text that every encoder can take."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Awaitable, Callable

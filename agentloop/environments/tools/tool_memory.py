@@ -1,7 +1,5 @@
 """Calls of deterministic tools are answered by what an equal call answered before (as TVCache, arXiv 2602.10986)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """An environment's tools from their signatures and docstrings: JSON schemas, and the types that check calls."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Where code of the user's runs: coroutines on an event loop, plain functions in threads that no exit waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

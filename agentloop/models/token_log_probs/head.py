@@ -3,8 +3,6 @@
 It happens inside the model's own forward: there tied weights are one tensor, and sharded ones are whole.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

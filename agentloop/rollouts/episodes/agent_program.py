@@ -1,7 +1,5 @@
 """Runs somebody's agent for one episode: a program, or a function, that asks the policy at a base URL."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Many episodes at once, and who waits for whom between their turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass

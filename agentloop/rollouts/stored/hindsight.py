@@ -1,7 +1,5 @@
 """Ends of failed episodes as successes of tasks that they did solve (Andrychowicz et al. 2017, arXiv 1707.01495)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

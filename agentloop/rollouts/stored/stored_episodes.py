@@ -1,7 +1,5 @@
 """Trajectories as their environment knows them: the task that was asked, and the whole conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

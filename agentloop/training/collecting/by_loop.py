@@ -1,7 +1,5 @@
 """The loop runs the episodes itself: it acts, then it learns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Workers run the episodes: the learner issues tickets for batches ahead, and learns from each batch that is whole."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

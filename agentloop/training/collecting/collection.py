@@ -1,7 +1,5 @@
 """What the loop asks for: a plan, the fresh rows of it, and their slots in the batch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

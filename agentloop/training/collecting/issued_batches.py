@@ -1,7 +1,5 @@
 """What workers are to collect becomes tickets: batches are planned once, and found again after a crash."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines elsewhere sample from the policy: they are found, and get each new version with a proof."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import time

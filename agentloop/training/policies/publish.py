@@ -1,8 +1,6 @@
 """Make the updated weights the sampling policy, and keep a snapshot that stored log-probs can be checked against;
 to an engine on the same GPU they go through its memory."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

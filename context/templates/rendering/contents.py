@@ -1,7 +1,5 @@
 """The texts of messages: as a template is given them, and where it wrote them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

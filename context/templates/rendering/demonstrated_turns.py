@@ -5,8 +5,6 @@ calls among it, up to and with the stop token. Texts here are renderings with a 
 content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from context.parse.choose import shared_opening

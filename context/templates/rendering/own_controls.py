@@ -5,8 +5,6 @@ A template's own are marked where its source holds them as a whole. Others were 
 content is broken that could take part in them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Where a reply's turn ends in the text that shows it and what follows, and whether it is shown as it was said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The buffer as a list, filtered, sorted, page by page; how its rows are spread; and one task."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """One iteration: what went in, what it taught, what was clipped, and how far the policy had moved from its data."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What was learned, and from what: tasks over time, failures against successes, and what replay did."""
 
-from __future__ import annotations
-
 from starlette.requests import Request
 
 from replay import questions

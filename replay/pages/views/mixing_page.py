@@ -1,7 +1,5 @@
 """The next batch of a run under settings that are chosen here: what it would be made of."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

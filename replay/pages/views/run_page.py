@@ -1,7 +1,5 @@
 """One run: its curves and batches, who collects it, and what its evaluations were asked and answered."""
 
-from __future__ import annotations
-
 import yaml
 from starlette.requests import Request
 from starlette.responses import Response

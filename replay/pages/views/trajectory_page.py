@@ -1,7 +1,5 @@
 """One trajectory: what was said, its tokens, every update that used it; and several side by side."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby, zip_longest
 

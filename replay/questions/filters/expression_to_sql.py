@@ -10,8 +10,6 @@ Both databases compare text by its bytes, and case matters. A text that no datab
 is stored as JSON: `==` and `in [...]` are exact for these too, and a search within one looks at that JSON.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import operator

@@ -1,7 +1,5 @@
 """What a filter can ask about a trajectory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any

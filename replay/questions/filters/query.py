@@ -1,7 +1,5 @@
 """Which trajectories a query is about."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

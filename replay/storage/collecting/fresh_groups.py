@@ -1,8 +1,6 @@
 """Groups that workers collected: closed by the learner when all members have ended, then fresh once within a bound on
 staleness, or too late and for replay."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

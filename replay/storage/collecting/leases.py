@@ -2,8 +2,6 @@
 heartbeats write nothing but tickets, and wait for nobody who stores rows: a server's rows are locked one by one, in the
 order of their place. A ticket ends in the transaction that stores its row, and whoever is first counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

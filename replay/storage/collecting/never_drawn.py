@@ -1,7 +1,5 @@
 """What no draw takes: episodes of evaluations, and what deterministic tools answered (`ObservationRecord`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

@@ -1,8 +1,6 @@
 """Who takes part in a run: its one learner, and the workers and engines that report themselves. A silence, measured by
 the database's clock, says who is gone; it never decides which rows an update learns from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """The episodes that workers collect for a run, as a part of the store. The learner issues them, closes groups and draws
 fresh ones, checked against a resume by others; workers claim, extend and finish, checked against their claim."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

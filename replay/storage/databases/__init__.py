@@ -1,7 +1,5 @@
 """Where the buffer stands, a SQLite file or a PostgreSQL database with one behaviour: from a path or a URL to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import sqlalchemy as sa

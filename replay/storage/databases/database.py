@@ -1,7 +1,5 @@
 """What the store asks of a database, whichever it is."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

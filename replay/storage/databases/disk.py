@@ -1,7 +1,5 @@
 """What a disk must be asked: whether it is of another machine, and to have written what it was given."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 so that writers come one after another, each seeing what those before it committed (READ COMMITTED takes a snapshot per
 statement). Text is compared by its bytes, whatever the server's collation, as SQLite and Python do."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress

@@ -1,8 +1,6 @@
 """A buffer in a file: every SQLite particular of the project. A write transaction begins with BEGIN IMMEDIATE: a
 deferred one that reads first would lose updates or fail with "database is locked", which no timeout mends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Texts that no database takes as they are, and what each column of the schema may hold."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields

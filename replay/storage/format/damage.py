@@ -2,8 +2,6 @@
 trajectories have checksums, which whoever loads them compares; what any other damaged cell raises, or `verify` asks
 for, is looked for here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ header implies, or with a limit, before anything is decompressed. A segment's fo
 costs more than what it holds. Log-probs are NaN where no policy sampled the token, which compresses to almost
 nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import sys

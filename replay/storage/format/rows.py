@@ -1,8 +1,6 @@
 """Records as table rows, and back. What was said in a trajectory is one JSON text with a checksum, in which a text that
 no database can hold stands as it would in a column (`column_types.to_storable`): SQL can search every value in it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -2,8 +2,6 @@
 tables of their own, so that questions about rewards never read a token. A database of another `REVISION` is refused:
 whoever changes a table, or a record, raises it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any

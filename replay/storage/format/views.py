@@ -1,7 +1,5 @@
 """Views for people: a fact has the name here that filters, pages and DataFrames call it by. See docs/schema.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +31,7 @@ NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigIn
 
 def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
     """Groups of episodes that were played and count: of no iteration that a resume undid, and not of hindsight."""
-    relabelled = sa.literal_column(f"'{HINDSIGHT}'")  # as an index has it
+    relabelled: sa.ColumnElement[str] = sa.literal_column(f"'{HINDSIGHT}'")  # as an index has it
     no_attempt = sa.or_(_rows.state == ORPHANED, _rows.source == relabelled)
     stored = sa.exists().where(_rows.group == of.c.id, no_attempt).correlate(of)
     return ~stored & ~sa.exists().where(_left.group == of.c.id, _left.source == relabelled).correlate(of)

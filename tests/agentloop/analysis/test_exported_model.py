@@ -1,7 +1,5 @@
 """A policy leaves its run: what plain transformers loads is what was trained."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

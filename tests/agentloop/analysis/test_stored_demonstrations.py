@@ -1,7 +1,5 @@
 """What a run did well is written as conversations that `agentloop sft` reads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`agentloop context check` on templates and model folders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`agentloop engine` says in one line what it needs, and leaves when it is asked to."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

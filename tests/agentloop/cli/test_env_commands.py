@@ -1,7 +1,5 @@
 """`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What people and programs type, and what is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

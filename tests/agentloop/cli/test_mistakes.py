@@ -1,7 +1,5 @@
 """Whatever people get wrong is said in one line: what must hold, what was found, what to do. Never a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

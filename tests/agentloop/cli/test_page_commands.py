@@ -1,7 +1,5 @@
 """`agentloop report | inspect`: the page of a run as one file, and all pages in a browser."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

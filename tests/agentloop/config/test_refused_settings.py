@@ -1,7 +1,5 @@
 """Settings that can't be meant, a line for each rule: what a configuration says, and how it is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How a run is told what to draw, and that it draws so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

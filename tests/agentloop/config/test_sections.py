@@ -1,7 +1,5 @@
 """What single sections of the configuration mean: contexts, losses, and the composition of batches."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Policies that two ranks hold in parts and publish, before an update and after it; this file starts the ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

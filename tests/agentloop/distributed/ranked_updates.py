@@ -1,7 +1,5 @@
 """Recorded batches, updated on: by a process alone, or by the two ranks that this file starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

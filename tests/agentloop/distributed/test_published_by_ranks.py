@@ -1,7 +1,5 @@
 """What two ranks publish is what one rank publishes, and no rank has the policy whole meanwhile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The same learning on one rank and on two."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

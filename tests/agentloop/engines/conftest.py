@@ -1,7 +1,5 @@
 """A learner, and the test server started with its version 0, which is in the folder `000000`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

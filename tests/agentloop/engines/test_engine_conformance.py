@@ -5,8 +5,6 @@ needs a server of float32 weights with `--logprobs-mode processed_logprobs` whos
 `VLLM_MODEL` names the folder where the server calls it something else.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator

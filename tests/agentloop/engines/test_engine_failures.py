@@ -1,7 +1,5 @@
 """An engine that fails: nothing of the reply is learned, nothing half is stored, and people are told."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """Engines that fail: nothing wrong is ever returned, each fault has its name, and every call ends in time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """The engine's cache across turns must be invisible: same tokens, same log-probs as a plain forward."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

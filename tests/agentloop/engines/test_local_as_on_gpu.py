@@ -1,7 +1,5 @@
 """What a GPU samples by: keys and values in fixed buffers, a rounded copy of weights. On a CPU no step is recorded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

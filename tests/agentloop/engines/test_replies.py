@@ -1,7 +1,5 @@
 """Answers of vLLM: what a right one says, and what is never recorded of a wrong one."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Environments of others: behind OpenEnv's protocol, and of Gymnasium."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows of a data set as tasks, and in which order tasks come."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import json

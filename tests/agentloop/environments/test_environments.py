@@ -1,7 +1,5 @@
 """Loading an environment: its tools become schemas, and what its author got wrong is refused in one line at once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """The quickstart's environment: what its stores, rewards and careless demonstrations are like."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Rows as tasks without a class, and functions as their tools."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

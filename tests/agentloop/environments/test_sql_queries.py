@@ -1,7 +1,5 @@
 """A database that can only be read gives rows, ends queries at their limits, and refuses all else that they try."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """Calling a tool: whatever it or the policy does wrong becomes an observation, in time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

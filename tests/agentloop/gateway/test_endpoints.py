@@ -1,7 +1,5 @@
 """Who is given a reply and when, what streams show meanwhile, rewards, keys, and how the server begins and ends."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What the providers' own clients, with their strictest checks, make of the gateway's answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

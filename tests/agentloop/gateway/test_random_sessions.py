@@ -1,7 +1,5 @@
 """Random agents ask over HTTP by official clients: what they were given is what is stored, and is what is trained."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

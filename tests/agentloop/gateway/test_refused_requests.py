@@ -1,7 +1,5 @@
 """What the gateway does not do is refused in one line that names the field; hostile bodies are, too."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Nothing is given to an agent that is not stored, and what it goes on from was given."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence

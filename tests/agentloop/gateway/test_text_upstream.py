@@ -1,7 +1,5 @@
 """Replies of another model are stored where they are its own, whole, and what they are read as again."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Roles on this machine: what dies comes back, and everything leaves with the learner."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A file of roles: the commands that it stands for, and what is wrong with it by line and key."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

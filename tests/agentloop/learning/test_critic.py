@@ -1,7 +1,5 @@
 """A critic's values, what it makes of a batch, and how it learns beside the policy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

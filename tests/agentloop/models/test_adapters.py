@@ -1,7 +1,5 @@
 """A model with LoRA adapters: what is trained, what the reference is, and that a run goes on from its checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing

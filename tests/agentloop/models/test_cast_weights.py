@@ -1,7 +1,5 @@
 """A model with its weights rounded as an engine holds them, and with its own again afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log-probs from hidden states: the plain path's values and gradients, in chunks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

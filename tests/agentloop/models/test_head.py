@@ -1,7 +1,5 @@
 """Log-probs made inside the model's own forward: those of the plain path, whatever the model is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

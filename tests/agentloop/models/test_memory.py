@@ -1,7 +1,5 @@
 """What a pass keeps for its backward, and what follows where it does not fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How a pass is made changes speed, memory and rounding, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows one behind another: each sees itself, and what neighbours begin with is there once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton's kernels against the plain path, in its interpreter on the CPU: what they compute, not how fast."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Collecting as a run does it, with a scripted engine and without a buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from agentloop.config import RunConfig

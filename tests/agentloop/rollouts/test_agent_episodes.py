@@ -1,7 +1,5 @@
 """Agents that are programs or functions of their own: what becomes of an episode, however they end."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Figures of an evaluation against formulas written out by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Groups that tell nothing are replaced, in bounded rounds; and nothing that was collected is lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How agents end that ask without a client, and what a run makes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Whole episodes with a policy that says what is written here: bad tools, bad calls, and every end."""
 
-from __future__ import annotations
-
 import logging
 import random
 import re

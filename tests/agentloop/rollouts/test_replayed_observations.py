@@ -1,7 +1,5 @@
 """Calls of deterministic tools are answered by what equal ones answered: nothing that is recorded changes by it."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

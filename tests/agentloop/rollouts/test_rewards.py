@@ -1,7 +1,5 @@
 """What episodes are rewarded with, and what whole rewards are charged for the distance to the reference."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """Episodes that run at the same time: slow tools, tools that never return, and what is recorded all the same."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Context strategies inside the loop: collected, stored, read back and made into batches, with a scripted policy."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An environment that was started is closed once, however its episode ends; one that can't be closed costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """A checkpoint is whole or absent, whatever happens while it is written."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import signal

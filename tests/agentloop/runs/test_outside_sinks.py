@@ -1,7 +1,5 @@
 """TensorBoard and Weights & Biases, with the real libraries: what they are given is read back from their files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

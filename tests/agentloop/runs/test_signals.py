@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end a run, whatever its tools do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`agentloop sft`: what is trained, that it is learned, and that stopping changes nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

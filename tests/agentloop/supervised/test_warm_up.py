@@ -1,7 +1,5 @@
 """The built-in model and its warm-up: made from a seed, and trained on exactly what was demonstrated."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Advantages as a run is configured: functions of one's own, batch normalisation, weights, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents of one episode with rewards of their own: each is compared with the same agent of its group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole runs of each algorithm, and with several environments: what is stored and trained is what the formula says."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

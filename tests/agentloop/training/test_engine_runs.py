@@ -1,7 +1,5 @@
 """Whole runs whose policy is sampled by an engine over HTTP, given or of the run's own: each version has a proof."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What goes wrong around a run: kills, signals, full and read-only disks, bad numbers, bad sinks, bad tools."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

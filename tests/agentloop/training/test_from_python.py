@@ -1,7 +1,5 @@
 """`agentloop.train` with functions and rows, as a notebook calls it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`context.template`: a model whose own template knows no tools is refused by name, and trains with a given one."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

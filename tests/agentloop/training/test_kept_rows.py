@@ -1,7 +1,5 @@
 """Runs with a small buffer and kept evaluations: what stays, what a resume takes back, and what policies say of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Whole runs in seconds: what was planned, drawn, learned and written down agrees."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

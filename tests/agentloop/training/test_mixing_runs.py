@@ -1,7 +1,5 @@
 """Whole runs of each unit: what is in the database is what the rule says."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run says about its own length."""
 
-from __future__ import annotations
-
 from agentloop.config import RunConfig
 from agentloop.training.pace import Pace
 

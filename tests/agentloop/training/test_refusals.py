@@ -1,7 +1,5 @@
 """What would spoil a run is refused before it begins, each in one line and without a trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A learner leads its run as long as it says so; replaced, it changes nothing any more: no row and no file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A run is begun, continued and lengthened, from its folder alone, by one process at a time."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

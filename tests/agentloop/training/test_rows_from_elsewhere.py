@@ -1,7 +1,5 @@
 """Runs that learn from more than their own episodes: other buffers, conversations, what failed episodes did solve."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One GPU, learner and vLLM by turns: vLLM sleeps while the learner updates, and every policy it gets is proved."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights get into a server through memory, under the names of files, also while it is asleep; and are proved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

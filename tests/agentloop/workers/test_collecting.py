@@ -1,7 +1,5 @@
 """A worker in a process of its own collects what a learner has issued, whatever happens to it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

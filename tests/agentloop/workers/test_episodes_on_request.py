@@ -1,7 +1,5 @@
 """Agents that others start play a run's tickets at a gateway, whatever happens to them and to it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -1,7 +1,5 @@
 """A ticket that has ended two workers is run by itself: others have lost no try by it."""
 
-from __future__ import annotations
-
 from agentloop.workers.claims import HeldClaims
 from replay.records import TaskRecord
 from replay.ticket_records import Claim, TicketRecord

@@ -1,7 +1,5 @@
 """What a worker must have of its run, and what it is refused for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A worker is killed in the middle of its agents' sessions: nothing is half, and others play their tickets."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

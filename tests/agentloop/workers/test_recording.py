@@ -1,7 +1,5 @@
 """Agents ask a gateway that only records: what is stored of their sessions, whatever happens to it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

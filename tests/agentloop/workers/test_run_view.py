@@ -1,7 +1,5 @@
 """How often a worker looks at its run (a large cluster leaves the database in peace), and which engines it asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dialects of tool calls, each with the template that writes it, and generated replies for all of them."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

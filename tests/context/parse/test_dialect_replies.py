@@ -1,7 +1,5 @@
 """What a template writes is read back equal, in every dialect; and what a dialect forgives, and what it does not."""
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

@@ -1,7 +1,5 @@
 """Real templates with real kinds of tokenizers: every prompt of an episode is the one that transformers makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache

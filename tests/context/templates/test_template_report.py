@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from context.templates.model_files import from_template

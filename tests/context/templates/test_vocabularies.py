@@ -1,7 +1,5 @@
 """What tokens are called makes no difference to a prompt: it is transformers' wherever no content holds one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

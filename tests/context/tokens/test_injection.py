@@ -1,7 +1,5 @@
 """Whatever users, tools and files write, no control token comes of it: spelled in every content, in every disguise."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping

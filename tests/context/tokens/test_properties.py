@@ -1,7 +1,5 @@
 """Random conversations x real chat templates x every strategy: the laws of exact tokens hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

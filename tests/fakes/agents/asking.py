@@ -1,7 +1,5 @@
 """An agent that asks the policy once, without a client, and then does what its task says: a function, and a program."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

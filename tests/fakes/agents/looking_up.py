@@ -1,7 +1,5 @@
 """An agent as people write them: OpenAI's client in a loop. Called with a task's file, or imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Episodes that agents play against a policy which says what a function of the prompt says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

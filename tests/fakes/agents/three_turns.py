@@ -1,7 +1,5 @@
 """An agent that asks three times, and says in a file where and with which key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from openai import OpenAI

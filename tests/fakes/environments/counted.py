@@ -1,7 +1,5 @@
 """Environments that count what was taken and given back, or write down every call that is run."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """An environment with one tool per fault, and how tests call it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

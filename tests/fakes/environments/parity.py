@@ -1,7 +1,5 @@
 """Environments that a model with random weights can earn something in: replies of even length, or of a wanted one."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

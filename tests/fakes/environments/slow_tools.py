@@ -1,7 +1,5 @@
 """Environments whose tools take their time, or never end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Folders and repositories of the hub, with its own client against a server that answers as the hub does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

@@ -5,8 +5,6 @@ that turns the line around.
 address, has shown text as HTML.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

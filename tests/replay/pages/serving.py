@@ -1,7 +1,5 @@
 """An inspector that really listens, in a thread of the tests; requests as they go over the wire; addresses to ask."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What pages may write: labels, notes and saved views, by forms of their own alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import closing

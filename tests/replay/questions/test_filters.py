@@ -1,7 +1,5 @@
 """Filters against Python itself: what SQL finds is what `eval` of the same expression finds."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

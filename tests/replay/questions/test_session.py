@@ -1,7 +1,5 @@
 """What the tree of an agent's session looks like to people: its requests, its branches, and whose each token is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

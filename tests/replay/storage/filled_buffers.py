@@ -1,7 +1,5 @@
 """A small buffer with rows of every kind in every table, and what is asked of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a store promises, on every database: the same calls leave the same rows and are answered alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Killed at every statement and every commit: what was begun is done or not begun, and can be done again."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sessions of random agents, node by node through a database whose process is killed now and then."""
 
-from __future__ import annotations
-
 import random
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Labels, notes and saved views: kept and changed, gone with their rows, and never part of what is trained on."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

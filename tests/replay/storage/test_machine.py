@@ -1,7 +1,5 @@
 """What the machine does to a buffer in a file: no room, no right, no local disk, and flushes that fail."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

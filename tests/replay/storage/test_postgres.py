@@ -1,7 +1,5 @@
 """What is PostgreSQL's own: byte order, passwords, privileges, schemas; a server that dies, a way that breaks."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Processes that write one buffer at once, and that die: nothing is lost, nothing is there twice. On every database."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 

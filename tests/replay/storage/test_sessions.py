@@ -1,7 +1,5 @@
 """Sessions of agents at rest: node by node while they are under way, as a trajectory once they have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace

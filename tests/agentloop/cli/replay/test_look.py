@@ -1,7 +1,5 @@
 """`agentloop replay stats | ls | show`, and which buffer they are about."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

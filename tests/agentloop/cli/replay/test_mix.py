@@ -1,7 +1,5 @@
 """What `agentloop replay mix` prints, and what it refuses. That runs then do it is tested on the runs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

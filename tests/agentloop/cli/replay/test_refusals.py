@@ -1,7 +1,5 @@
 """What can't be done is one line and exit code 2, and leaves everything as it was."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

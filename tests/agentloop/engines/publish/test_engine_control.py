@@ -1,7 +1,5 @@
 """The control of a server: what is asked of it in which order, and what its refusals say to a person."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What log-probs say of an engine's weights: by hand, beside float64 references, and over many noisy engines."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

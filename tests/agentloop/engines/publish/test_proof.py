@@ -1,7 +1,5 @@
 """An engine samples under a version only after its log-probs have been the learner's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine that holds bfloat16 copies and multiplies in it: its rounding is told from weights that are others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A number names the same bytes for ever: what is read is what was published, or is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine ends with who started it, is given the newest policy with a proof, and one that dies says why."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

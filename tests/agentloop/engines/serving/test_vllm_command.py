@@ -1,7 +1,5 @@
 """vLLM is started with the words that proved publishing needs, on this machine only, and its key is in none of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

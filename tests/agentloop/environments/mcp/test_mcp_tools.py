@@ -1,7 +1,5 @@
 """Tools of real MCP servers: whatever one answers, or does instead, is one observation; it ends with its episode."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

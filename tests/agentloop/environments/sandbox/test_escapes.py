@@ -1,7 +1,5 @@
 """What a program in the sandbox tries, and does not get: each way out has a test. Without bubblewrap they fail."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A program runs in a sandbox, what it prints comes back, and where there is no sandbox nothing is run."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A row of hindsight is, token by token, the episode that the same replies would have made of the new task."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What others write in the policy's place: trained once, without log-probs, whatever is rewritten afterwards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
