@@ -3,8 +3,7 @@
 from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
-from replay.questions.labels import label_counts, run_labels_of, views
-from replay.questions.listing import Patience, page
+from replay.questions.listing import Patience, label_counts, page, run_labels_of, views
 from replay.questions.preview import empty_sources, preview
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary

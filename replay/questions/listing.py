@@ -149,3 +149,28 @@ def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[
     said = excerpts_of(connection, ids)
     labels = labels_of(connection, ids)
     return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]
+
+
+def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult]:
+    """Each label of a run and of its trajectories, or of all, and how many have it."""
+    mine, of, count = schema.trajectory_labels.c, schema.run_labels.c, sa.func.count()
+    rows = sa.select(mine.label, count).join(schema.trajectories).where(run_is(run, _rows.run)).group_by(mine.label)
+    of_runs = sa.select(of.label, count).where(run_is(run, of.run)).group_by(of.label)
+    with store.reading() as connection:
+        found = [{row[0]: int(row[1]) for row in connection.execute(query)} for query in (rows, of_runs)]
+    names = sorted({*found[0], *found[1]})
+    return [{"label": name, "trajectories": found[0].get(name, 0), "runs": found[1].get(name, 0)} for name in names]
+
+
+def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:
+    with store.reading() as connection:
+        return [vars(label) for label in labels_of(connection, [run], "run").get(run, ())]
+
+
+def views(store: ReplayStore) -> list[QueryResult]:
+    """Saved views by their names."""
+    with store.reading() as connection:
+        return [
+            dict(row)
+            for row in connection.execute(sa.select(schema.saved_views).order_by(schema.saved_views.c.name)).mappings()
+        ]
