@@ -1,8 +1,9 @@
 """Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
 
 32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
-records stands before it. Rounds through that, and rounds that ask the engine itself, by as many tokens, alternate; each
-call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do not go in step.
+records stands before it. Rounds through that, rounds through a bare proxy, and rounds that ask the engine itself, by as
+many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do
+not go in step.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import httpx2
 import psutil  # type: ignore[import-untyped]
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
@@ -59,6 +61,19 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> 
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
+def serve_proxy(listening: socket.socket, engine: str) -> None:
+    """The least that stands between: each request is asked again, with the same libraries, and nothing is kept."""
+    client = httpx2.AsyncClient(base_url=engine, timeout=60)
+
+    async def passed_on(request: Request) -> Response:
+        answer = await client.post(GENERATE, content=await request.body())
+        return Response(answer.content, media_type="application/json")
+
+    gc.freeze()
+    routes = [Route(GENERATE, passed_on, methods=["POST"])]
+    quiet_server(Starlette(routes=routes)).run(sockets=[listening])
+
+
 async def play(call: Callable[..., Awaitable[Any]], results: Sequence[str], *, seed: int) -> list[float]:
     """Milliseconds of each call of all sessions; `call` is given a conversation and its session's number."""
 
@@ -84,22 +99,23 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, f
     replies = [[*turn.reply_ids[: turn.reply_ids.index(stop)], stop] for turn in made.turns]
     results = [turn.result.content for turn in made.turns]
     with (
-        served(replies) as engine,
+        served(serve_engine, replies) as engine,
+        served(serve_proxy, engine) as proxy,
         Program(
             "gateway", "--upstream", engine, "--model", folder, "--port", "0", "--record", folder / "h.sqlite"
         ) as gateway,
     ):
         gateway.says("each attempt at a task")
         url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]
-        found = asyncio.run(_rounds(url, engine, gateway.id, results, rounds))
+        found = asyncio.run(_rounds(url, (engine, proxy), gateway.id, results, rounds))
     return {**found, "fsync_ms": fsync_ms(folder)}
 
 
 @contextmanager
-def served(replies: Sequence[Sequence[int]]) -> Iterator[str]:
-    """The address of an engine, in a process of its own."""
+def served(serve: Callable[[socket.socket, Any], None], given: object) -> Iterator[str]:
+    """The address of a process that serves."""
     listening = bound_socket("127.0.0.1", 0)
-    serving = multiprocessing.get_context("spawn").Process(target=serve_engine, args=(listening, replies))
+    serving = multiprocessing.get_context("spawn").Process(target=serve, args=(listening, given))
     serving.start()
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -108,8 +124,11 @@ def served(replies: Sequence[Sequence[int]]) -> Iterator[str]:
         serving.join()
 
 
-async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], rounds: int) -> dict[str, float]:
+async def _rounds(
+    url: str, engines: tuple[str, str], gateway: int, results: Sequence[str], rounds: int
+) -> dict[str, float]:
     added: list[float] = []
+    bare: list[float] = []
     cpu, number = 0.0, 0
     process = psutil.Process(gateway)
     gc.freeze()
@@ -122,21 +141,23 @@ async def _rounds(url: str, engine: str, gateway: int, results: Sequence[str], r
             said: dict[str, Any] = answer.raise_for_status().json()["choices"][0]["message"]
             return said
 
-        async def directly(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
+        async def directly(messages: list[dict[str, Any]], session: int, *, engine: str) -> dict[str, Any]:
             ids = [7] * (100 + len(messages) // 2 * (REPLY + RESULT))
             body = generate_body("m", ids, temperature=1.0, max_new_tokens=1000)
             (await client.post(engine + GENERATE, json=body)).raise_for_status().json()
             return {"role": "assistant", "tool_calls": [{"id": "c"}]}
 
         for number in range(rounds + 1):
-            before = await play(directly, results, seed=number)
+            before, between = [await play(partial(directly, engine=at), results, seed=number) for at in engines]
             used = sum(process.cpu_times()[:2])
             behind = await play(through, results, seed=number)
             if number:  # the first warms up
                 added += [b - a for a, b in zip(before, behind, strict=True)]
+                bare += [b - a for a, b in zip(before, between, strict=True)]
                 cpu += 1000 * (sum(process.cpu_times()[:2]) - used)
-    by = statistics.quantiles(added, n=100)
-    return {"added_ms_p50": by[49], "added_ms_p99": by[98], "cpu_ms": cpu / len(added)}
+    by, least = (statistics.quantiles(each, n=100) for each in (added, bare))
+    shown = {"added_ms_p50": by[49], "added_ms_p99": by[98], "bare_ms_p50": least[49], "bare_ms_p99": least[98]}
+    return {**shown, "cpu_ms": cpu / len(added)}
 
 
 def fsync_ms(folder: Path) -> float:
