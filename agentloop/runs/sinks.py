@@ -46,8 +46,8 @@ class MetricSinks:
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """To the sinks that have a place for them."""
-        for name, sink in list(self._sinks.items()):
+        """To the sinks that have a place for them, if there are some."""
+        for name, sink in list(self._sinks.items()) if trajectories else ():
             if (log := getattr(sink, "log_trajectories", None)) is not None:
                 self._attempt(name, partial(log, iteration, trajectories))
 
@@ -252,9 +252,8 @@ class WandbSink:
             _outcome(iteration, row.record) | {"conversation": conversation_text(map(plain_message, row.messages))}
             for row in trajectories
         ]
-        if rows:
-            table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
-            self._run.log({_TRAJECTORIES: table}, step=iteration)
+        table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+        self._run.log({_TRAJECTORIES: table}, step=iteration)
 
     def close(self) -> None:
         self._run.finish()

@@ -168,8 +168,8 @@ def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
 def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path) -> None:
     from trackio.sqlite_storage import SQLiteStorage
 
-    config, name = small_config(tmp_path, qwen2, metrics={"sinks": ("tensorboard", "wandb", "trackio")}), "batch/fresh"
-    display = SilentDisplay()
+    sinks, name = {"sinks": ("tensorboard", "wandb", "trackio"), "trajectories": 8}, "batch/fresh"
+    config, display = small_config(tmp_path, qwen2, metrics=sinks), SilentDisplay()
     folder = train(config, display=display).folder
     assert [note for note in display.notes if "metrics sink" in note] == []
     query = f"select iteration, value from metrics where name = '{name}' order by iteration"
