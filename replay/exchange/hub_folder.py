@@ -3,6 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ configs:
 {table}
 
 {note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
-(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on,
-and so are labels and notes, with the names of those who made them.
+(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on{labels}.
 """
+_LABELS = ",\nand so are labels and notes, with the names of those who made them"
 _NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
 
 
@@ -47,9 +48,11 @@ def export_folder(
     limit: int | None = None,
     force: bool = False,
     license: str = UNKNOWN,
+    labels: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Write the rows that `export_file` would, and the card of what was written; `license`: of the hub's list."""
+    """Write the rows that `export_file` would, with their labels or without, and the card of what was written;
+    `license`: of the hub's list."""
     file, report, contents = folder / ROWS, ExportReport(), _Contents()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +65,10 @@ def export_folder(
         replaced(file, force=force) as target,
     ):
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
-        parquet.write(target, contents.counted(bundles(store, ids, report, progress)))
-        card.write_text(contents.card(license), encoding="utf-8")
+        rows = bundles(store, ids, report, progress)
+        kept = rows if labels else (replace(row, labels=(), run_labels=()) for row in rows)
+        parquet.write(target, contents.counted(kept))
+        card.write_text(contents.card(license, _LABELS if labels else ""), encoding="utf-8")
     return report
 
 
@@ -99,12 +104,12 @@ class _Contents:
             self._names["source"].add(record.source)
             yield row
 
-    def card(self, license: str) -> str:
+    def card(self, license: str, labels: str) -> str:
         counts = {name: f"{count:,}" for name, count in {**self._totals, "tasks": len(self._tasks)}.items()}
         names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
         table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
         note = _NO_LICENSE if license == UNKNOWN else ""
-        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT)
+        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT, labels=labels)
 
 
 def _model(config: Mapping[str, Any]) -> str:

@@ -42,7 +42,9 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="--to: the license that the card names, as mit; unknown when left out.")
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="--to hf:NAME: let everybody read it.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="--to: leave labels out, and let everybody read hf:NAME.")
+    ] = False,
     filter: Filter = None,
     limit: MostRows = None,
     force: Force = False,
@@ -65,7 +67,7 @@ def export(
         elif to is not None:
             place = hub.published(to, public=public, force=force) if hub.is_on_hub(to) else nullcontext(Path(to))
             with place as folder:
-                report = export_folder(buffer.store, folder, **asked, license=license or UNKNOWN)
+                report = export_folder(buffer.store, folder, **asked, license=license or UNKNOWN, labels=not public)
                 size = (folder / ROWS).stat().st_size
     _end_with(report, str(file or to), size, as_json=as_json, license=license or UNKNOWN if to else None)
 

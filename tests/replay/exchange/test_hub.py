@@ -10,7 +10,7 @@ import pytest
 from replay import ReplayStore
 from replay.exchange import export_file, export_folder, import_file
 from tests.fakes.hub_server import TOKEN, HubServer, served
-from tests.fakes.records import new_store, put, run_record, session_row, trajectory
+from tests.fakes.records import RUN, new_store, put, run_record, session_row, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.exchange.test_exchange import filled
 
@@ -22,6 +22,8 @@ def run(tmp_path: Path) -> Path:
     """20 rows of every shape, and an agent's session."""
     with closing(filled(new_store(tmp_path / "run.sqlite"))) as store:
         put(store, session_row("agent"))
+        store.labels.add(["agent"], "good", by="mistress")
+        store.labels.add([RUN], "baseline", by="mistress", on="run")
         export_file(store, tmp_path / "rows.parquet")
     return tmp_path / "run.sqlite"
 
@@ -44,6 +46,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 def test_rows_on_the_hub_come_back_bit_by_bit(run: Path, hub: HubServer, tmp_path: Path) -> None:
     assert ask("export", run, "--to", "hf:wins").output.startswith("21 rows in hf:wins (")
     assert hub.private["jane/wins"]
+    assert ask("export", run, "--to", "hf:open", "--public").exit_code == 0
+    for name, labelled in (("jane/wins", True), ("jane/open", False)):
+        files = hub.commits[name][-1][1]
+        assert (b"labels and notes" in files["README.md"], b"mistress" in files[ROWS]) == (labelled, labelled)
     assert hub.commits["jane/wins"][-1][1][ROWS] == (tmp_path / "rows.parquet").read_bytes()
     hub.add("jane/wins", {"data/old.parquet": b"rows", "notes.txt": b"mine"})
     assert ask("export", run, "--to", "hf:jane/wins", "--force", "--where", "not success").exit_code == 0
