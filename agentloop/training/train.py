@@ -325,7 +325,7 @@ def attach_buffers(parts: Components) -> None:
         if report.without_log_probs and parts.config.loss.replay.rejects_missing:
             raise UserError(
                 f"loss.replay must take rows without behavior log-probs, got {report.without_log_probs:,} of them in "
-                f"replay.attach.{name}. Set loss.replay.anchor: old, or loss.replay.missing_log_probs."
+                f"replay.attach.{name}. Set loss.replay.anchor: old, without a correction, or its missing_log_probs."
             )
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")

@@ -116,10 +116,11 @@ def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: P
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read: the import says what is wrong with others."""
-    for line in lines(file):
-        with suppress(BadRow):
-            if isinstance(row := json_line(line), dict):
-                yield row
+    with suppress(BadRow):  # a damaged file ends here
+        for line in lines(file):
+            with suppress(BadRow):
+                if isinstance(row := json_line(line), dict):
+                    yield row
 
 
 @contextmanager

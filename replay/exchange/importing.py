@@ -1,10 +1,11 @@
 """Rows of a file into the store: all of them are checked before any is stored, and one stored already stays one."""
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
@@ -38,7 +39,7 @@ class ImportReport:
     runs: list[str] = field(default_factory=list)
     """Ids of the runs the rows are from."""
     without_log_probs: int = 0
-    """Inserted or stored rows whose behavior policy is unknown."""
+    """Inserted or stored rows that a loss by behavior log-probs refuses: some trained tokens have none."""
     empty_sources: list[str] = field(default_factory=list)
     """A sentence for each source that can give the run nothing that the rows are for, now that they are there."""
 
@@ -82,7 +83,7 @@ def import_rows(
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
     if report.bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; mend it. An import can skip bad rows.")
     report.runs = sorted(check.runs)
     for batch in _batches(rows()):
         good = [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
@@ -179,6 +180,14 @@ def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ign
     return [row.task for row in bundles], [row.group for row in bundles], [row.trajectory for row in bundles]
 
 
+def _lacks_log_probs(row: Bundle) -> bool:
+    """Relabelled rows don't: their old log-probs are the anchor."""
+    parts, is_trained = row.trajectory.segments, author_table(row.run.authors).is_trained
+    relabelled = any(part.behavior_context == "relabelled" for part in parts)
+    unknown = (np.isnan(part.tokens.behavior_log_probs) & is_trained(part.tokens.authors) for part in parts)
+    return not relabelled and any(map(np.any, unknown))
+
+
 def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) -> None:
     for run in {bundle.run.id: bundle.run for bundle in bundles}.values():
         store.add_run(run)
@@ -196,6 +205,6 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
     store.labels.keep({bundle.trajectory.id: bundle.labels for bundle in bundles})
     store.labels.keep({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
-    report.without_log_probs += sum(math.isnan(row.trajectory.record.mean_behavior_log_prob) for row in bundles)
+    report.without_log_probs += sum(map(_lacks_log_probs, bundles))
     report.inserted += appended.inserted
     report.duplicates += appended.duplicates

@@ -217,7 +217,7 @@ def test_bad_row_or_conversation_is_named_and_nothing_is_stored(
     with pytest.raises(ExchangeError, match=f"rows.jsonl:2: .*{message}") as refused:
         read()
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
-    assert "Nothing was stored" in str(refused.value)
+    assert "Nothing was stored" in str(refused.value) and "--" not in str(refused.value)
     assert sql(store, "select count(*) from trajectories") == sql(store, "select count(*) from tasks") == [(0,)]
     assert len(sql(store, "select id from runs")) == (form == "conversations")  # the run that is to learn
     report = read(skip_bad=True)

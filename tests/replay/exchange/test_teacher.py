@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 from collections.abc import Callable
@@ -227,3 +228,8 @@ def test_attached_file_that_can_not_be_read_is_refused(file_store: ReplayStore, 
     path = written(tmp_path, [1])
     with pytest.raises(ExchangeError, match="chat.jsonl:1: row must"):
         attach(file_store, RUN, "shown", str(path), teach=partial(teaching, file_store, tmp_path))
+    packed = tmp_path / "chat.jsonl.gz"
+    packed.write_bytes(gzip.compress(json.dumps(PLAIN).encode())[:-9])
+    with pytest.raises(ExchangeError, match="chat.jsonl.gz:1: contents must unpack") as refused:
+        attach(file_store, RUN, "shown", str(packed), teach=partial(teaching, file_store, tmp_path))
+    assert "--" not in str(refused.value)
