@@ -77,15 +77,21 @@ def _not_empty(text: str) -> str:
     return text
 
 
+def _words(text: str) -> str:
+    if not re.fullmatch(r"[\w.:-]+( [\w.:-]+)*", text):
+        raise ValueError("should be words of letters, digits, _ . : - with one space between each two")
+    return text
+
+
 # Pydantic's own limit of length refuses lone surrogates, which ids may hold.
 Id = Annotated[str, AfterValidator(_not_empty)]
 Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """What counts something: no database and no index has to hold more."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Words = Annotated[str, Field(pattern=r"^[\w.:-]+( [\w.:-]+)*$")]
-"""With one space between each two."""
-LabelName = Annotated[Words, Field(max_length=64)]
+Words = Annotated[str, AfterValidator(_words)]
+LabelName = Annotated[str, Field(max_length=64), AfterValidator(_words)]
+UserName = Annotated[str, Field(max_length=200)]
 _AGENTS = TypeAdapter(dict[str, tuple[Finite, Finite]])
 
 
@@ -365,7 +371,7 @@ class Label:
 
     label: LabelName
     note: Annotated[str, Field(max_length=10_000)] | None
-    made_by: Annotated[str, Field(max_length=200)]
+    made_by: UserName
     created_at: str
 
 
@@ -376,7 +382,7 @@ class SavedView:
     name: LabelName
     query: Annotated[str, Field(max_length=10_000)]
     """Of the list's address."""
-    made_by: str
+    made_by: UserName
     created_at: str
 
 

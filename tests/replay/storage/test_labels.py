@@ -36,9 +36,16 @@ def test_a_label_is_said_again_with_another_note_and_taken_away(store: ReplaySto
 
 def test_what_is_no_label_or_not_stored_is_refused_and_nothing_written(store: ReplayStore) -> None:
     put(store, trajectory("one"))
-    for wrong in ("", "two  spaces", "x" * 65, "it's"):
-        with pytest.raises(InvalidRecord, match="label must"):
+    rule = "be words of letters, digits, _ . : - with one space between each two"
+    for wrong in ("", "two  spaces", "it's", "good\n"):
+        with pytest.raises(InvalidRecord, match=f"^label must {rule}, got "):
             store.labels.add(["one"], wrong)
+    with pytest.raises(InvalidRecord, match="label must have at most 64 characters"):
+        store.labels.add(["one"], "x" * 65)
+    with pytest.raises(InvalidRecord, match="made_by must have at most 200 characters"):
+        store.labels.add(["one"], "good", by="x" * 201)
+    with pytest.raises(InvalidRecord, match="made_by must have at most 200 characters"):
+        store.labels.save_view("good", "where=success", by="x" * 201)
     with pytest.raises(ReplayError, match="must be that of a stored trajectory, got 'none'"):
         store.labels.add(["one", "none"], "good")
     assert said(store, "one") == []
