@@ -24,7 +24,7 @@ from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
-from replay.storage.format.schema import messages, trajectories
+from replay.storage.format.schema import groups, messages, trajectories
 from replay.storage.format.views import TRAJECTORY_COLUMNS, VIEWS
 from replay.storage.statements import rows_by_key
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _rows = trajectories.c
 _ORDER = (_rows.run, _rows.iteration, _rows.slot, _rows.id)
+_GROUP = groups.alias("its_group")  # what a filter asks of groups is another one
+_OF_GROUP = {"group_size": _GROUP.c.size, "group_success": _GROUP.c.success_rate, "group_reward": _GROUP.c.reward_mean}
 _MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "tool_call_id", "error_kind", "note")
 _READS = re.compile(r"\s*(select|with|values|explain)\b", re.IGNORECASE)
 Where = str | Sequence[str] | None
@@ -200,7 +202,11 @@ class Buffer:
         texts = [where] if isinstance(where, str) else list(where or ())
         parts = conditions(texts, known={"staleness": age})
         fits = [run_is(self._run, _rows.run), parts.columns, *([] if parts.messages is None else [parts.messages])]
-        return sa.select(trajectories).where(*fits).order_by(*_ORDER), {"staleness": age}
+        joined = trajectories.outerjoin(_GROUP, _GROUP.c.id == _rows.group)
+        return sa.select(trajectories).select_from(joined).where(*fits).order_by(*_ORDER), {
+            "staleness": age,
+            **_OF_GROUP,
+        }
 
     def _ids(self, connection: sa.Connection, where: Where) -> list[str]:
         query, _ = self._chosen(connection, where)
