@@ -116,8 +116,8 @@ class Batch(TokenRows):
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
     """The rows' segments as tensors, in order; masks come from the authors of the tokens.
 
-    Raises ValueError for an empty batch, a trajectory that occurs twice or was sampled greedily, and token advantages
-    that are not finite or of another length than the tokens.
+    Raises ValueError for an empty batch, a trajectory that occurs twice, is empty, was sampled greedily, or
+    has an advantage that is not finite or of another length than its tokens.
     """
     _check(rows)
     segments = [
@@ -161,8 +161,12 @@ def _check(rows: Sequence[BatchRow]) -> None:
         if row.trajectory.id in seen:
             raise ValueError(f"{where} must occur once in a batch, got it twice. Draw without replacement.")
         seen.add(row.trajectory.id)
+        if not any(len(segment.tokens) for segment in row.trajectory.segments):
+            raise ValueError(f"{where} must have at least one token, got none.")
         if not row.trajectory.record.temperature > 0.0:
             raise ValueError(f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}.")
+        if not math.isfinite(row.advantage):
+            raise ValueError(f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards.")
 
 
 def _token_advantages(row: BatchRow) -> Sequence[npt.NDArray[np.float32]]:

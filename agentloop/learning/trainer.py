@@ -78,6 +78,9 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
+        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
+            if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
+                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
         self._losses = stream_losses(config.loss)

@@ -1,6 +1,7 @@
 """Load a Hugging Face causal LM with its tokenizer and chat template."""
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line, shortened
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
@@ -57,6 +58,7 @@ def load_model(
     """
     if (Path(path) / "adapter_config.json").exists():
         require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
+    _check_shards(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -79,6 +81,21 @@ def load_model(
         tokenizer.chat_template = source_for(template, codec)
     chat = _template(tokenizer, path, template_args)
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
+
+
+def _check_shards(path: str | Path) -> None:
+    """Refuses a folder whose index names other files than its own .safetensors: transformers would unpickle them."""
+    index = Path(path) / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    with _one_line_errors(index):
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    for name in sorted(names):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"model.path must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
+                f"{index}. Copy the model again."
+            )
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:

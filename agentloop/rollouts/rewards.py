@@ -23,6 +23,8 @@ from replay.records import StopReason
 
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_LISTS = ("completions", "prompts", "completion_ids")
+"""What TRL gives lists of, for many episodes at once."""
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
 
 
@@ -40,6 +42,12 @@ class RewardFunction:
         self._first = parameters[0].name if parameters else ""
         self._names = {parameter.name: parameter.default is inspect.Parameter.empty for parameter in named}
         self._takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in others)
+        lists = next((parameter.name for parameter in parameters if parameter.name in _LISTS), None)
+        if lists is not None:
+            raise UserError(
+                f"{_RULE}, got {section.function} with {lists!r}, which TRL gives lists of. It is given one episode: "
+                "write def NAME(episode, COLUMN)."
+            )
         try:
             inspect.signature(self._function).bind(None, **dict.fromkeys(self._names))
         except TypeError as error:

@@ -96,3 +96,19 @@ def test_a_sub_agent_and_a_summary_are_branches_and_nothing_else_is(agent: str, 
     else:
         assert forks == {("", "new"), ("", None)}
         assert {len(row.segments) for row in trajectories} == {1}
+
+
+def test_a_quarter_of_an_update_is_replayed(run: Path) -> None:
+    drawn = "select iteration, count(*) from draws where stream = 'replay' group by iteration"
+    assert rows(run / "replay.sqlite", drawn) == [(2, 4)]
+
+
+def test_such_a_run_is_shown_and_resumed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longest = max(stored(run), key=lambda row: len(row.segments))
+    assert typed(["agentloop", "replay", "show", longest.id, str(run)], run.parent, monkeypatch) == 0
+    assert capsys.readouterr().out.count("segment ") >= len(longest.segments)
+    further = ["--resume", "--set", "run.iterations=3"]
+    assert typed(["agentloop", "train", str(run), *further], run.parent, monkeypatch) == 0
+    assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(3,)]

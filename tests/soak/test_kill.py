@@ -1,18 +1,22 @@
-"""kill -9 of a trainer at its tender moments, and --resume: the run ends as if nothing had happened."""
+"""kill -9 of a trainer at any moment, and --resume: the run ends as if nothing had happened."""
 
+import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.processes import Moments, Training, assert_same_run, assert_sound, write_config
-from tests.fakes.runs import PARITY, save_qwen2, small_config
+from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 
+KILLS = 30
 ITERATIONS = 24
 EVERY = 4
-Unbroken = tuple[Path, Path]
-"""A run's folder, and its model."""
+Unbroken = tuple[Path, Path, float]
+"""A run's folder, its model, and its seconds from the first line to the last."""
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +25,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     folder = tmp_path_factory.mktemp("unbroken")
     model = save_qwen2(folder / "model")
     training = Training(small_file(folder, model))
+    ready = training.says("run folder:")
     assert training.wait() == 0, training.errors
-    return folder / "runs" / "small-001", model
+    return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
 def small_file(folder: Path, model: Path) -> Path:
@@ -44,8 +49,40 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    rng = random.Random(KILLS)
+    whole, model, seconds = unbroken
+    kills = runs = 0
+    while kills < KILLS:
+        runs += 1
+        own = tmp_path / str(runs)
+        own.mkdir()
+        kills += kill_until_finished(own, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
+        assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
+        assert_same_run(own / "runs" / "small-001", whole)
+    print(f"{kills} kills in {runs} runs")
+
+
+def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
+    """Start one run again and again until it ends by itself; how often it was killed."""
+    config = small_file(folder, model)
+    moments = Moments(folder / "runs" / "small-001", every=EVERY)
+    kills = orphans = 0
+    while True:
+        training = Training(config, *(["--resume"] if kills else []))
+        if kills < at_most:
+            training.wait_until(training.says("resumed" if moments.saved else "run folder:") + pause())
+            training.kill()
+        if training.wait() == 0:
+            check_after_kill(moments, orphans)
+            return kills
+        assert training.wait() == -signal.SIGKILL, training.errors
+        kills += 1
+        orphans = check_after_kill(moments, orphans)
+
+
 def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
-    whole, model = unbroken
+    whole, model, _ = unbroken
     config = small_file(tmp_path, model)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
     first = Training(config)
@@ -63,3 +100,38 @@ def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: 
     assert last.wait() == 0, last.errors
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, whole)
+
+
+def test_quickstart_killed_three_times_and_stopped_twice_ends_like_the_unbroken_one(tmp_path: Path) -> None:
+    sets = ["--set", "run.iterations=6", "--set", "checkpoint.every=2"]
+    quickstart = ROOT / "configs" / "quickstart.yaml"
+    whole = Training(quickstart, *sets, "--set", f"run.folder={tmp_path / 'whole'}")
+    assert whole.wait() == 0, whole.errors
+    sets += ["--set", f"run.folder={tmp_path / 'broken'}"]
+    ours, theirs = (tmp_path / name / "quickstart-001" for name in ("broken", "whole"))
+    moments = Moments(ours, every=2)
+
+    training = Training(quickstart, *sets)
+    training.wait_until(training.says("warm-up ...") + 5)
+    training.kill()
+    assert not any("evaluate" in line for line in training.printed)
+    training = Training(quickstart, *sets, "--resume")
+    training.wait_until(training.says("evaluate ...") + 0.3)
+    training.end_with(signal.SIGINT, code=130)
+    assert moments.saved == moments.committed == 0
+    for iteration in (1, 2):
+        training = Training(quickstart, *sets, "--resume")
+        training.wait_until(training.says(f"iteration {iteration}/6") + 0.5)
+        training.kill()
+        assert moments.committed - moments.saved <= 2
+    # The iteration that is under way ends with an evaluation.
+    training = Training(quickstart, *sets, "--resume")
+    training.wait_until(training.says("iteration 3/6") + 0.3)
+    training.end_with(signal.SIGTERM, code=143)
+    assert moments.saved == moments.committed == 4
+    last = Training(quickstart, *sets, "--resume")
+    assert last.wait() == 0, last.errors
+
+    assert_sound(ours, iterations=6)
+    assert_same_run(ours, theirs)
+    assert rows(ours / "replay.sqlite", "select count(*) from trajectories where state = 'orphaned'") != [(0,)]

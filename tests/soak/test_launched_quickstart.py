@@ -1,6 +1,8 @@
-"""`agentloop launch` with the real roles: a learner of two ranks, a vLLM and two workers."""
+"""`agentloop launch` with the real roles: each is killed and comes back, and the run ends with what it should learn."""
 
+import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,47 @@ import yaml
 
 from agentloop.engines.serving.engine_process import free_port
 from tests.fakes.launched import Launch, left_over
-from tests.fakes.processes import until
+from tests.fakes.processes import stat, until
 from tests.fakes.runs import ROOT, rows
-from tests.soak.test_quickstart import evaluations, warmed_up_model
+from tests.soak.test_quickstart import evaluations, warmed_up_model, worst_log_prob_error
 from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, missing
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+FIRST_WORDS = {
+    "worker-0": "collecting for",
+    "worker-1": "collecting for",
+    "learner": "resumed",
+    "engine-0": "starting",
+}
+"""What each role says once it is back."""
+BACK_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
+
+
+@pytest.mark.timeout(3600)
+def test_quickstart_learns_while_each_role_is_killed(model: Path, tmp_path: Path) -> None:
+    file = write_quickstart(tmp_path, model)
+    with Launch(file, place=environment(tmp_path)) as launch:
+        for number, name in enumerate(FIRST_WORDS):
+            wait_until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
+            pid, before, began = leader(launch.run, name), said(launch.run, name), time.monotonic()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda role=name, old=before: said(launch.run, role) > old, launch)  # type: ignore[misc]
+            print(f"{name} killed, back after {time.monotonic() - began:.1f} s")
+            assert time.monotonic() - began < BACK_S
+        wait_until(lambda: launch.exit_code is not None, launch)
+        assert launch.exit_code == 0, launch.output
+    success = evaluations(launch.run)
+    print(f"{', '.join(f'{share:.1%}' for share in success)} in {committed(launch.run)} iterations")
+    assert success[-1] >= 0.9
+    # Every stored token is of the version that its row names.
+    assert worst_log_prob_error(launch.run) < 1e-3
+    assert left_over(launch.run) == []
 
 
 @pytest.mark.timeout(1800)
@@ -71,6 +103,19 @@ def committed(run: Path) -> int:
     # The file is there a moment before its tables.
     made = database.exists() and rows(database, "select name from sqlite_master where name = 'iterations'")
     return int(rows(database, "select count(*) from iterations")[0][0]) if made else 0
+
+
+def said(run: Path, name: str) -> int:
+    """How often a role said its first words."""
+    log = run / "logs" / f"{name}.jsonl"
+    return log.read_text().count(FIRST_WORDS[name]) if log.exists() else 0
+
+
+def leader(run: Path, name: str) -> int | None:
+    """The process of a role that all its others come from; None between two starts."""
+    pids = left_over(run, f"{name}:")
+    first = [pid for pid in pids if os.getsid(pid) == pid and stat(Path(f"/proc/{pid}"))[1] not in pids]
+    return first[0] if first else None
 
 
 def wait_until(holds: Callable[[], bool], launch: Launch) -> None:

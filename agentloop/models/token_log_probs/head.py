@@ -6,17 +6,21 @@ It happens inside the model's own forward: there tied weights are one tensor, an
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.sections.model import ComputeSection
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
 from agentloop.models.backbone_passes import forward_replaced
 from agentloop.models.token_log_probs.chunked import How, TorchRows, head_log_probs
 
+_KERNELS_WITHIN = 0.05
+"""Largest error of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply in 10 bits."""
 _PLAIN_BYTES = 64 * 1024**2
 """Logits of a pass, in float32: fewer are cheaper to make once than twice."""
 
@@ -62,7 +66,7 @@ class Head:
             chosen = "triton" if _has_triton(self._model.device) else chosen
         if chosen == "plain" or not self._can_replace():
             return None
-        return How.on(self._model.device, _triton_rows() if chosen == "triton" else None)
+        return How.on(self._model.device, _triton_rows(self._model.device) if chosen == "triton" else None)
 
     def _can_replace(self) -> bool:
         if self._leaves_logits is None:
@@ -104,10 +108,43 @@ def _has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _triton_rows() -> TorchRows:
+@cache
+def _triton_rows(device: torch.device) -> TorchRows:
     from agentloop.models.token_log_probs.triton_kernels import TritonRows  # here: only where there is triton
 
-    return TritonRows()
+    rows = TritonRows()
+    check_kernels(rows, device)
+    return rows
+
+
+@torch.enable_grad()  # they are first asked for by a pass without gradient
+def check_kernels(rows: TorchRows, device: torch.device) -> None:
+    """On a few tokens, against whole logits: kernels may not compile on a device, or not be right on it.
+
+    Raises UserError for those.
+    """
+    made = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=made).to(device).requires_grad_() for shape in ((7, 16), (33, 16)))
+    targets, temperature = torch.arange(7, device=device), torch.ones(7, device=device)
+    scores = log_softmax(hidden @ weight.t(), temperature)
+    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)], dim=-1)
+    shares = torch.linspace(-1, 1, 14).view(7, 2).to(device)  # so that no token's gradient can stand for another's
+    try:
+        found = torch.stack(
+            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows)),  # type: ignore[arg-type]
+            dim=-1,
+        )
+        gradients = (torch.autograd.grad((both * shares).sum(), (hidden, weight)) for both in (found, wanted))
+        pairs = zip(*gradients, strict=True)
+        worst = max(float((one - other).detach().abs().max()) for one, other in [(found, wanted), *pairs])
+    except Exception as error:
+        raise UserError(_no_kernels(one_line(error), device)) from error
+    if not worst <= _KERNELS_WITHIN:
+        raise UserError(_no_kernels(f"values that are off by {worst:.3g}", device))
+
+
+def _no_kernels(got: str, device: torch.device) -> str:
+    return f"compute.log_probs must be chunked or plain where kernels of triton fail, got {got} on {device}. Change it."
 
 
 @torch.no_grad()

@@ -84,16 +84,16 @@ def test_whitening_measures_by_the_populations_mean_and_what_is_outside_by_the_d
     assert found[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def written_loss(v: float, old: float, r: float, clip: float | None) -> tuple[float, float, bool]:
-    """Value and derivative by v of 0.5 max((v - r)^2, (clip(v) - r)^2), and whether it is the clipped one."""
+def written_loss(v: float, old: float, r: float, clip: float | None) -> tuple[float, float]:
+    """Value and derivative by v of 0.5 max((v - r)^2, (clip(v) - r)^2)."""
     plain = (v - r) ** 2
     if clip is None:
-        return 0.5 * plain, v - r, False
+        return 0.5 * plain, v - r
     near = min(max(v, old - clip), old + clip)
     bounded = (near - r) ** 2
     if plain >= bounded:
-        return 0.5 * plain, v - r, False
-    return 0.5 * bounded, (near - r) if old - clip < v < old + clip else 0.0, True
+        return 0.5 * plain, v - r
+    return 0.5 * bounded, (near - r) if old - clip < v < old + clip else 0.0
 
 
 @pytest.mark.parametrize("clip", [None, 0.2, 5.0])
@@ -105,13 +105,22 @@ def test_value_loss_and_gradient_equal_the_written_formula(clip: float | None, s
     mask = torch.from_numpy(rng.random(200) < 0.7)
     old[~mask], r[~mask] = math.inf, math.nan  # whatever stands there
     values = torch.tensor(v, requires_grad=True)
-    losses, clipped = value_loss(values, torch.tensor(old), torch.tensor(r), mask=mask, value_clip=clip)
+    losses, _ = value_loss(values, torch.tensor(old), torch.tensor(r), mask=mask, value_clip=clip)
     (gradient,) = torch.autograd.grad(losses.sum(), values)
     for i in range(200):
-        loss, slope, is_clipped = written_loss(v[i], old[i], r[i], clip) if mask[i] else (0.0, 0.0, False)
+        loss, slope = written_loss(v[i], old[i], r[i], clip) if mask[i] else (0.0, 0.0)
         assert losses[i].item() == pytest.approx(loss, rel=1e-9)
         assert gradient[i].item() == pytest.approx(slope, rel=1e-9)
-        assert bool(clipped[i]) == is_clipped
+
+
+def test_value_loss_by_hand() -> None:
+    values = torch.tensor([0.5, 1.0, 1.0], dtype=torch.float64)
+    old = torch.tensor([0.5, 0.0, 0.0], dtype=torch.float64)
+    returns = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    losses, clipped = value_loss(values, old, returns, mask=torch.ones(3, dtype=torch.bool), value_clip=0.2)
+    # 0.5 x 0.25; value 1 clipped to 0.2 misses 1 by 0.8: 0.5 x 0.64; it misses 0 by 1, more than the clipped 0.2 does.
+    assert losses.tolist() == pytest.approx([0.125, 0.32, 0.5])
+    assert clipped.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["old_values", "returns"])

@@ -15,7 +15,45 @@ def objective(name: str, **options: Any) -> Objective:
     return partial(OBJECTIVES[name].function, **options)
 
 
+FRESH: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
+REPLAY: dict[str, Any] = {"clip_low": 0.1, "clip_high": 0.6, "dual_clip": None}
 EVERY_ROW = torch.ones(40, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("fresh", "replay"),
+    [
+        (("ppo_clip", FRESH), ("ppo_clip", REPLAY)),
+        (("ppo_clip", FRESH), ("exgrpo", {"beta": 0.1})),
+        (("gspo", {"clip_low": 0.3, "clip_high": 0.3}), ("topr", {"ratio_high": 1.0})),
+    ],
+)
+def test_each_stream_has_the_loss_and_gradient_of_its_own_objective(
+    fresh: tuple[str, dict[str, Any]], replay: tuple[str, dict[str, Any]], weighted: bool
+) -> None:
+    rows = random_rows(0)
+    replayed = rows.trajectory % 2 == 1
+    weights = np.random.default_rng(1).uniform(0, 2, rows.mask.shape) if weighted else np.ones(rows.mask.shape)
+    expected = [np.zeros(rows.mask.shape), np.zeros(rows.mask.shape)]
+    for (name, options), chosen in ((fresh, ~replayed), (replay, replayed)):
+        for total, part in zip(
+            expected, written(name, replace(rows, mask=rows.mask & chosen[:, None]), options), strict=True
+        ):
+            total += part * weights
+    carried = torch.tensor(rows.log_probs, requires_grad=True)
+    result = heterogeneous_loss(
+        rows.inputs(carried),
+        [
+            (torch.tensor(chosen), StreamLoss(objective(name, **options)))
+            for (name, options), chosen in ((fresh, ~replayed), (replay, replayed))
+        ],
+        importance_weights=torch.tensor(np.where(rows.mask, weights, np.nan)) if weighted else None,
+    )
+    (gradient,) = torch.autograd.grad(result.loss.sum(), carried)
+    np.testing.assert_allclose(result.loss.detach().numpy(), expected[0], rtol=1e-6, atol=1e-14)
+    np.testing.assert_allclose(gradient.numpy(), expected[1], rtol=1e-6, atol=1e-14)
+    assert np.count_nonzero(expected[1]) > 50
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from agentloop.algorithms.kl import Estimator, KlCoefficient, KlGradient, kl_loss
 
@@ -51,6 +52,47 @@ def test_kl_loss_and_gradient_equal_the_written_formula(estimator: Estimator, gr
         assert tokens[i].item() == pytest.approx(value, rel=1e-6, abs=1e-12)
         assert slopes[i].item() == pytest.approx(slope, rel=1e-6, abs=1e-12)
     assert abs(slopes[mask]).max() > 0
+
+
+def mean_gradient(estimator: Estimator, gradient: KlGradient, *, sampled_by: str) -> tuple[float, Tensor, Tensor]:
+    """Over all tokens of a small vocabulary: the mean of the loss and of its gradient by the policy's logits, and the
+    gradient of KL(policy || reference) itself."""
+    generator = torch.Generator().manual_seed(1)
+    logits, ref_logits, other = torch.randn((3, 6), generator=generator, dtype=torch.float64)
+    ref_logits = logits + 1.2 * ref_logits.clamp(-1, 1)  # no token beyond the bound of k3
+    logits.requires_grad_()
+    log_p, log_ref, log_q = (torch.log_softmax(x, 0) for x in (logits, ref_logits, other))
+    behavior = log_p.detach() if sampled_by == "policy" else log_q
+    everywhere = torch.ones(6, dtype=torch.bool)
+    tokens = kl_loss(log_p, log_ref, everywhere, anchors=behavior, estimator=estimator, gradient=gradient)
+    mean = (behavior.exp() * tokens).sum()
+    (found,) = torch.autograd.grad(mean, logits, retain_graph=True)
+    kl = (log_p.exp() * (log_p - log_ref)).sum()
+    (wanted,) = torch.autograd.grad(kl, logits)
+    return mean.item() - kl.item(), found, wanted
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gradient", "sampled_by"),
+    [
+        ("k2", "plain", "policy"),
+        ("k1", "straight_through", "policy"),
+        ("k3", "straight_through", "policy"),
+        ("abs", "straight_through", "policy"),
+        ("k1", "importance", "policy"),
+        ("k3", "importance", "policy"),
+        ("k1", "importance", "another policy"),
+        ("k3", "importance", "another policy"),
+    ],
+)
+def test_gradient_correct_forms_have_the_gradient_of_the_kl(
+    estimator: Estimator, gradient: KlGradient, sampled_by: str
+) -> None:
+    bias, found, wanted = mean_gradient(estimator, gradient, sampled_by=sampled_by)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    assert float(wanted.abs().max()) > 0.1
+    if estimator in ("k1", "k3"):
+        assert bias == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["ref_log_probs", "anchors"])

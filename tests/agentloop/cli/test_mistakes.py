@@ -78,6 +78,8 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "headless": _configured(num_attention_heads=0),
     "nested": lambda model: (model / "config.json").write_text("[" * 10**5),
     "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
+    "listed": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
+    "elsewhere": lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
     "plain": lambda model: (model / "chat_template.jinja").unlink(),
 }
@@ -121,6 +123,11 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=headless"), f"{NO_MODEL}, got 'headless' (ZeroDivisionError: integer division"),
     (training("model.path=nested"), f"{NO_MODEL}, got 'nested' (RecursionError: maximum recursion depth exceeded"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
+    (training("model.path=listed"), f"{NO_MODEL}, got 'listed/model.safetensors.index.json' (TypeError: list indices"),
+    (
+        training("model.path=elsewhere"),
+        "model.path must have its weights in .safetensors files of its own folder, got '../a.bin' in elsewhere/model",
+    ),
     (training("model.path=blank"), "model.path must have a fast tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),

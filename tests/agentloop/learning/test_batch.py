@@ -52,7 +52,9 @@ def test_batch_leaves_out_empty_segments() -> None:
     [
         ([], "rows must hold at least one trajectory"),
         ([row("a", segment("ul")), row("a", segment("ul"))], "trajectory a must occur once"),
+        ([row("a", segment(""))], "trajectory a must have at least one token"),
         ([row("a", segment("ul"), temperature=0.0)], "temperature must be > 0"),
+        ([row("a", segment("ul"), advantage=NAN)], "advantage must be finite"),
     ],
 )
 def test_batch_refuses_rows_it_cannot_learn_from(rows: list[object], message: str) -> None:

@@ -113,6 +113,25 @@ def test_log_probs_and_entropies_have_their_gradient_alone(dtype: torch.dtype, t
         assert_same(inputs, tolerance, entropy=False)
 
 
+def test_two_words_at_temperature_two_by_hand() -> None:
+    # Logits (0, 2 log 3) at temperature 2 are (0, log 3): probabilities 1/4 and 3/4.
+    hidden = torch.tensor([[2 * math.log(3)]], dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    log_probs, uncertainty = head_log_probs(
+        hidden, weight, targets=torch.tensor([0]), temperature=torch.tensor([2.0]), how=chunks((1, 1))
+    )
+    assert uncertainty is not None
+    assert log_probs.item() == pytest.approx(math.log(1 / 4), abs=1e-12)
+    assert uncertainty.item() == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3), abs=1e-12)
+    of_hidden, of_weight = torch.autograd.grad(log_probs.sum(), (hidden, weight), retain_graph=True)
+    # d log p_0 / d logits = (1 - 1/4, -3/4) / 2; the hidden state meets weights 0 and 1, the weights 2 log 3.
+    assert of_hidden.item() == pytest.approx(-3 / 8, abs=1e-12)
+    assert of_weight[:, 0].tolist() == pytest.approx([3 / 8 * 2 * math.log(3), -3 / 8 * 2 * math.log(3)], abs=1e-12)
+    # d entropy / d logit_1 = -p_1 (log p_1 + entropy) / 2, and log p_1 + entropy = (log 3/4 - log 1/4) / 4 = log 3 / 4.
+    (of_hidden,) = torch.autograd.grad(uncertainty.sum(), hidden)
+    assert of_hidden.item() == pytest.approx(-0.75 * math.log(3) / 4 / 2, abs=1e-12)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_words_that_a_bias_forbids_have_no_share_in_entropies_and_gradients(
     dtype: torch.dtype, tolerance: float

@@ -15,6 +15,7 @@ from replay.config import stored_config
 from replay.questions.filters import condition
 from replay.questions.preview import changed
 from replay.store import ReplayStore
+from tests.fakes.processes import assert_same_run
 from tests.fakes.records import sql
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
@@ -155,6 +156,20 @@ def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_p
     with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
         train(config, display=spoiling(tmp_path))
     assert train(config, resume=True, display=SilentDisplay()).iterations == 2
+
+
+def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
+    replay = {
+        "unit": "trajectory",
+        "fraction": 0.3,  # 4.8 of 16: remainders matter
+        "controller": "ess",
+        "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
+        "start": {"success_rate": 0.01},
+    }
+    unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=SilentDisplay())
+    train(pooled(tmp_path / "b", qwen2, replay), display=StopAfter(2))
+    resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=SilentDisplay())
+    assert_same_run(resumed.folder, unbroken.folder)
 
 
 def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwen2: Path) -> None:

@@ -131,3 +131,7 @@ def too_short(members: Sequence[Member]) -> list[float]:
 
 def not_a_number(members: Sequence[Member]) -> list[float]:
     return [float("nan")] * len(members)
+
+
+def like_trl(completions, **columns):
+    return [1.0 for _ in completions]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay import make_sampler
-from replay.mixing.apportion import apportion, group_sizes
+from replay.mixing.apportion import Remainders, apportion, group_sizes
 from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, with_completions
 from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
@@ -311,6 +311,31 @@ def test_apportion_sums_exactly_and_stays_within_one_of_each_quota(total: int, s
 def test_apportion_refuses_shares_that_are_none(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="shares must be >= 0"):
         apportion(4, shares)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1)), max_size=40))
+def test_sums_of_two_carried_parts_stay_within_half_of_the_declared_ones(calls: list[tuple[int, float]]) -> None:
+    remainders, declared, given_ = Remainders(), Fraction(0), 0
+    for total, share in calls:
+        first, second = remainders.split("replay", total, [1 - Fraction(share), Fraction(share)])
+        assert min(first, second) >= 0
+        assert first + second == total
+        declared += total * Fraction(share)
+        given_ += second
+        assert abs(given_ - declared) <= Fraction(1, 2)
+
+
+@given(shares_of_some, st.lists(st.integers(0, 30), max_size=40))
+def test_sums_of_many_carried_parts_follow_the_shares(shares: list[float], totals: list[int]) -> None:
+    remainders = Remainders()
+    exact = [Fraction(share) / sum(map(Fraction, shares)) for share in shares]
+    sums = [0] * len(shares)
+    for total in totals:
+        parts = remainders.split("sources", total, shares)
+        assert sum(parts) == total
+        assert min(parts) >= 0
+        sums = [before + part for before, part in zip(sums, parts, strict=True)]
+    assert all(abs(part - sum(totals) * share) < 2 for part, share in zip(sums, exact, strict=True))
 
 
 @pytest.mark.parametrize(

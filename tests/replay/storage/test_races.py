@@ -1,18 +1,22 @@
 """Processes that write one buffer at once, and that die: nothing is lost, nothing is there twice. On every database."""
 
+import random
+import time
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, new_store, sql
+from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
 from tests.replay.storage.writers import (
     Writer,
     begin,
     check_acknowledged,
+    check_counts,
     check_whole,
     stored_ids,
     wait_for,
@@ -41,6 +45,32 @@ def test_writers_lose_nothing_and_a_reader_sees_no_half(begun: Location, writers
         seen = now
     assert check_acknowledged(begun, running) == writers * each
     assert [writer.process.exitcode for writer in running] == [0] * writers
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.every_server])])
+def test_kill_of_a_writer_loses_nothing_that_was_acknowledged(begun: Location, kills: int) -> None:
+    """F1: a writer is killed at a random moment, again and again."""
+    chance = random.Random(1)
+    count = 0
+    for number in range(kills):
+        writer = Writer(begun, number, 100_000)
+        wait_for(lambda count=count: len(stored_ids(begun)) > count)  # type: ignore[misc]  # bound now
+        time.sleep(chance.uniform(0.0, 0.05))
+        writer.process.kill()
+        acknowledged = writer.acknowledged()
+        mine = [id for id in stored_ids(begun) if id.startswith(f"{number:03d}-")]
+        # The last commit may have been done and not acknowledged.
+        assert set(acknowledged) <= set(mine) and len(mine) - len(acknowledged) in (0, 1)
+        check_whole(begun, mine)
+        count += len(mine)
+    check_counts(begun, count)
+    # What was killed is sent again, and is there once.
+    with closing(ReplayStore.open(begun)) as store:
+        again = [trajectory(id) for id in stored_ids(begun)[:100]]
+        assert store.append([], [], again).duplicates == len(again)
+    assert len(stored_ids(begun)) == count
+    if isinstance(begun, Path):
+        assert sql(begun, "pragma integrity_check") == [("ok",)]
 
 
 def drain(location: Location, run: str) -> None:
