@@ -13,6 +13,7 @@ from itertools import pairwise
 import sqlalchemy as sa
 
 from replay import records, ticket_records
+from replay.frames.token_columns import TOKEN_COLUMNS
 from replay.questions.filters import FIELDS
 from replay.storage.format.schema import metadata
 from replay.storage.format.views import MEANINGS, VIEWS
@@ -89,6 +90,14 @@ def view_section(name: str) -> Iterator[str]:
         yield _row(column, _kind(expression.type), said.get(column, ""), null=False)
 
 
+def token_section() -> Iterator[str]:
+    yield from _heading(
+        "Tokens", "What `replay.open(RUN).tokens()` gives a row of, each with `trajectory`, the row's id."
+    )
+    for name, (kind, meaning) in TOKEN_COLUMNS.items():
+        yield _row(name, kind, _sentence(meaning), null=False)
+
+
 def _heading(name: str, text: str) -> list[str]:
     return [f"\n### {name}\n", *([f"{text}\n"] if text else []), "| column | type | meaning |", "|---|---|---|"]
 
@@ -117,7 +126,7 @@ def _sentence(text: str) -> str:
 def page() -> str:
     views = [line for name in VIEWS for line in view_section(name)]
     tables = [line for name in sorted(metadata.tables) for line in table_section(metadata.tables[name])]
-    sections = [INTRODUCTION, ABOUT_VIEWS, *views, "", "## Tables", *tables]
+    sections = [INTRODUCTION, ABOUT_VIEWS, *views, *token_section(), "", "## Tables", *tables]
     return "\n".join(sections) + "\n"
 
 

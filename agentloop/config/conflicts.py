@@ -64,9 +64,15 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
 _PPO, _ROWS, _SERVE, _WORKERS = _one_of("ppo"), _one_of("rows"), _one_of(True), _one_of("workers")
 _FALSE, _NULL, _STORED, _TRAJECTORY, _ZERO = map(_one_of, (False, None, "stored", "trajectory", 0))
 _UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "another one"
+_OWN_MEANS, _WHOLE = _one_of("split", "fresh_only"), _one_of("stored", "shared", "split")
+_IMPORTANCE, _EXGRPO = _one_of("importance"), _one_of("exgrpo")
 _ALONE, _NORMED = _one_of("reinforce", "remax", "ppo"), _one_of("seq-mean-token-sum-norm")
 _TEACHES = f"Groups of equal rewards lack a signal by {', '.join(COMPARING)} alone: use one of these, or remove it."
 _CRITIC, _LOOP = "The critic of ppo gives the advantages: remove it.", "Remove it, or set collection.by: loop."
+_MEANS = "Fresh and replayed have their own means: use shared."
+_AUTOCAST = "Autocast is for float32 weights: remove one of them."
+_CORRECTED = "Importance weights correct these: use one of them."
+_ITS_RATIO = "exgrpo's ratio is to the behavior policy: set it."
 _STD, _ROUNDS, _FUNCTION = "advantage.normalise_std", "rollout.dynamic_sampling_rounds", "advantage.function"
 _INSERT = "collection.samples_per_insert"
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
@@ -85,9 +91,9 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     (_ROUNDS, _ZERO, "collection.by", _WORKERS, _LOOP),
     ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers sample from vLLM's engines alone."),
     ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
-    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _one_of("split", "fresh_only"), "Use shared."),
+    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _OWN_MEANS, _MEANS),
     ("replay.baseline", _STORED, "algorithm", _ALONE, "No trajectory is compared with others: remove it."),
-    ("replay.baseline", _one_of("stored", "shared", "split"), _FUNCTION, _SET, "The function is given whole groups."),
+    ("replay.baseline", _WHOLE, _FUNCTION, _SET, "The function is given whole groups: use one of these."),
     ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
     ("replay.mode", _one_of("train"), _INSERT, _SET, "Updates without new rows learn from replayed ones."),
     ("replay.unit", _one_of("any", "group"), _INSERT, _SET, "Others replay with fresh rows, of which there are none."),
@@ -100,11 +106,11 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("reward.environment", _one_of(1.0), "environment.name", _ROWS, "Rows have no score of their own: remove it."),
     ("engine.urls", _one_of(()), "engine.serve", _SERVE, "The run starts its own: remove one of them."),
     ("evaluation.samples", _one_of(1), "evaluation.temperature", _ZERO, "At temperature 0 all samples are the same."),
-    ("compute.autocast", _one_of("auto", "none"), "model.dtype", _not("float32"), "Autocast is for float32 weights."),
-    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _one_of("importance"), "Use one that it corrects."),
+    ("compute.autocast", _one_of("auto", "none"), "model.dtype", _not("float32"), _AUTOCAST),
+    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _IMPORTANCE, _CORRECTED),
     ("kl.reward_coef", _POSITIVE, "kl.target", _SET, "The adaptive coefficient begins with it: set it."),
     ("loss.norm_length", _SET, "loss.aggregation", _NORMED, "It is the divisor: set it, e.g. to the longest row."),
-    *((f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _one_of("exgrpo"), "Set it.") for loss in _LOSSES),
+    *((f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _EXGRPO, _ITS_RATIO) for loss in _LOSSES),
     *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
     *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
     ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),

@@ -155,10 +155,10 @@ class Buffer:
 
     def sql(self, query: str) -> ArrowRows:
         """What one query answers, all of it at once. docs/schema.md has the views. Raises ReplayError."""
-        if not _READS.match(query) or ";" in query.rstrip().rstrip(";"):
-            raise ReplayError(
-                f"query must be one that begins with select, with, values or explain, got {excerpt(query, 60)!r}."
-            )
+        if not _READS.match(query):
+            raise ReplayError(f"query must begin with select, with, values or explain, got {excerpt(query, 60)!r}.")
+        if ";" in query.rstrip().rstrip(";"):
+            raise ReplayError(f"query must be one statement, without a ; in it, got {excerpt(query, 60)!r}.")
         with self._buffer.store.reading() as connection:
             try:
                 found = connection.execution_options(no_parameters=True).exec_driver_sql(query)

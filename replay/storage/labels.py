@@ -10,7 +10,7 @@ from replay.errors import ReplayError
 from replay.records import Label, SavedView
 from replay.storage.format.rows import chunked, now
 from replay.storage.format.schema import run_labels, runs, saved_views, trajectories, trajectory_labels
-from replay.storage.statements import insert, selected
+from replay.storage.statements import insert, rows_by_key, selected
 from replay.storage.validate import checked
 
 Labelled = Literal["trajectory", "run"]
@@ -96,7 +96,7 @@ def labels_of(connection: sa.Connection, ids: Sequence[str], on: Labelled = "tra
     """By id, those of each in the order of their names; an id without any is not there."""
     table, _ = _TABLES[on]
     found: dict[str, list[Label]] = {}
-    for id, *values in sorted(map(tuple, selected(connection, [*table.c], table.c[on], ids))):
+    for id, *values in sorted(rows_by_key(connection, tuple(table.c), ids, key=table.c[on])):
         found.setdefault(id, []).append(Label(*values))
     return found
 

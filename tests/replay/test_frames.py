@@ -131,8 +131,8 @@ def test_what_can_not_be_asked_is_one_line(opened: tuple[Buffer, ReplayStore]) -
     with pytest.raises(ReplayError, match="columns must name columns, got 'turns'. Did you mean num_turns"):
         buffer.trajectories(columns=["turns"])
     for statement, message in [
-        ("delete from draws", "be one that begins with select, with, values or explain, got 'delete from"),
-        ("select 1; delete from draws", "be one that begins with"),
+        ("delete from draws", "begin with select, with, values or explain, got 'delete from"),
+        ("select 1; delete from draws", "be one statement"),
         ("with gone as (delete from draws returning 1) select 1 from gone", "be SQL that reads, got one that fails: "),
         ("select nothing", "be SQL that reads, got one that fails: "),
         ("select 1 as a union all select 'x'", "(give values of one type in each column|be SQL that reads), got "),

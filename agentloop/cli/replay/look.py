@@ -21,7 +21,6 @@ from replay.locate import tokenizer
 from replay.questions import Sort, TaskSort
 from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.questions.outcomes import outcomes
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 from replay.text_tables import (
@@ -48,18 +47,12 @@ _LONGEST_PAYLOAD = 2_000
 def stats(
     run: Run = None,
     filter: Filter = None,
-    by_outcome: Annotated[
-        bool, typer.Option("--outcomes", help="What failed episodes have in common, beside successful ones.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        if by_outcome:
-            answer = outcomes(buffer.store, buffer.run, [] if filter is None else [filter])
-        else:
-            answer = questions.summary(buffer.store, buffer.run, filter=filter)
-    say_json(answer) if as_json else say(_outcomes_text(answer) if by_outcome else _summary_text(answer))
+        answer = questions.summary(buffer.store, buffer.run, filter=filter)
+    say_json(answer) if as_json else say(_summary_text(answer))
 
 
 @app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort num_tokens")
@@ -150,27 +143,6 @@ def _share_of(name: str) -> Cell:
     return lambda row: "-" if row[name] is None else share(row[name], 1)
 
 
-def _outcomes_text(answer: dict[str, Any]) -> str:
-    counts, sampled = answer["episodes"], answer["sampled"]
-    lines = [f"{counts['failed']:,} failed, {counts['successful']:,} successful episodes"]
-    for title, key, name in _PARTED:
-        cells: dict[str, Cell] = {title: name}
-        for outcome in counts:
-            cells[outcome] = (outcome, 2) if key == "means" else _share_of(outcome)
-        rows = answer[key]
-        lines += [
-            "",
-            row_table(rows, cells | ({"z": ("z", 1)} if key == "words" else {})) if rows else f"{title}: none",
-        ]
-    return "\n".join([*lines, "", f"words of {sampled['failed']:,} and {sampled['successful']:,} last answers"])
-
-
-_PARTED = (
-    ("ended by", "stop_reasons", "name"),
-    ("tool errors", "error_kinds", "name"),
-    ("mean of", "means", "name"),
-    ("word", "words", "word"),
-)
 _LISTED: dict[str, Cell] = {
     "id": lambda row: row["id"][:12],
     "iter": "iteration",

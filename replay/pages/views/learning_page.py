@@ -6,7 +6,6 @@ from replay import questions
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
 from replay.pages.page import Page, run_of
 from replay.pages.panels import Axis, Curve, Panel, plain_groups
-from replay.pages.reading import typed
 from replay.questions import QueryResult, TaskSort
 from replay.questions.open_buffer import OpenBuffer
 from replay.questions.outcomes import outcomes
@@ -36,13 +35,11 @@ def tasks(source: OpenBuffer, request: Request) -> QueryResult:
 def failures(source: OpenBuffer, request: Request) -> QueryResult:
     run, filters = run_of(source, request), texts(request, "where")
     found = outcomes(source.store, run, filters)
-    command = ["agentloop", "replay", "stats", *source.run_words, "--outcomes"]
-    command += ["--where", " and ".join(f"({each})" for each in filters)] if filters else []
 
     def rows(condition: str) -> str:
         return address("buffer", run=run or "*", where=[*filters, condition])
 
-    return {**found, "rows": rows, "command": typed(command)}
+    return {**found, "rows": rows}
 
 
 def replayed(source: OpenBuffer, request: Request) -> QueryResult:

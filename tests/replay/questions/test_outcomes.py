@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +6,6 @@ from context.messages import Message
 from replay import ReplayStore
 from replay.questions.outcomes import outcomes
 from tests.fakes.records import MESSAGES, RUN, put, set_state, trajectory
-from tests.fakes.replay_command import ask
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +58,3 @@ def test_filters_choose_the_episodes_and_one_outcome_alone_has_no_words(store: R
     found = outcomes(store, RUN, ["stop_reason == 'max_turns'"])
     assert (found["episodes"], found["words"]) == ({"failed": 10, "successful": 0}, [])
     assert found["stop_reasons"] == [{"name": "max_turns", "failed": 1.0, "successful": None}]
-
-
-def test_stats_command_prints_outcomes(store: ReplayStore) -> None:
-    where = str(store.path or store.url)
-    lines = [line.split() for line in ask("stats", where, "--outcomes").stdout.splitlines()]
-    assert lines[0] == ["20", "failed,", "20", "successful", "episodes"]
-    assert ["max_turns", "50.0", "%", "0.0", "%"] in lines
-    assert ["maybe", "50.0", "%", "0.0", "%", "3.0"] in lines
-    assert json.loads(ask("stats", where, "--outcomes", "--json").stdout) == outcomes(store)
