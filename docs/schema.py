@@ -91,9 +91,7 @@ def view_section(name: str) -> Iterator[str]:
 
 
 def token_section() -> Iterator[str]:
-    yield from _heading(
-        "Tokens", "What `replay.open(RUN).tokens()` gives a row of, each with `trajectory`, the row's id."
-    )
+    yield from _heading("Tokens", "What `replay.open(RUN).tokens()` gives a row of, with `trajectory`, the row's id.")
     for name, (kind, meaning) in TOKEN_COLUMNS.items():
         yield _row(name, kind, _sentence(meaning), null=False)
 
