@@ -25,6 +25,7 @@ def environment() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_seen,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -45,6 +46,8 @@ def visible_text(text: str) -> str:
 
     Line breaks and tabs stay. `static/scales.js` does the same.
     """
+    if text.isprintable():
+        return text
     return "".join(part if part in "\n\t" else visible(part) for part in re.split(r"([\n\t])", text))
 
 

@@ -145,7 +145,7 @@ def _searched(
 
 def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
     columns = (*_SHOWN, age.label("staleness"))
-    found = {row.id: dict(row._mapping) for row in selected(connection, columns, _rows.id, ids)}
+    found = {row.id: dict(zip(row._fields, row, strict=True)) for row in selected(connection, columns, _rows.id, ids)}
     said = excerpts_of(connection, ids)
     labels = labels_of(connection, ids)
     return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]
