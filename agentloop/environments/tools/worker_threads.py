@@ -69,6 +69,7 @@ class WorkerThreads:
 
     def _take_back(self, worker: _Calls, future: asyncio.Future[Any]) -> None:
         if future.done():
+            future.exception()  # looked at: its caller may be cancelled
             self._idle.append(worker)
             return
         worker.put(None)  # once the call returns

@@ -1,6 +1,7 @@
 """Calling a tool: whatever it or the policy does wrong becomes an observation, in time."""
 
 import asyncio
+import gc
 import json
 import math
 import os
@@ -105,6 +106,22 @@ def test_calls_that_go_on_behind_their_deadline_are_counted_and_too_many_are_ref
         return await threads.run(lambda: 3, timeout_s=20)
 
     assert run_coroutine(calls()) == 3
+
+
+def test_a_call_that_fails_as_its_caller_goes_away_is_no_line_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def calls() -> None:
+        threads = WorkerThreads(1)
+        for _ in range(20):
+            asked = asyncio.ensure_future(threads.run(lambda: 1 / 0, timeout_s=20))
+            await asyncio.sleep(0)
+            time.sleep(0.002)  # it fails in its thread, and this one hears of it and of the caller's end together
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+
+    run_coroutine(calls())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_tool_that_forks_leaves_no_second_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
