@@ -360,3 +360,39 @@ def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
     # One of the two weighs exp(8) times the other; of its two tokens one may be all that counts.
     assert (0.25 if weights == "token" else 0.49) <= ess["4-7"] < 0.51
     assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "scaling", "factor"),
+    [
+        ("token", "linear", 0.8),  # four tokens of weights 1, 1, 3, 3: 8^2 / (4 x 20)
+        ("token", "sqrt", math.sqrt(0.8)),
+        ("sequence", "sqrt", math.sqrt(100 / 164)),  # two rows of weights 1 and 9: 10^2 / (2 x 82)
+        ("mean", "linear", 0.8),  # of 1 and 3: 4^2 / (2 x 10)
+    ],
+)
+def test_step_is_as_large_as_the_ess_of_the_rows_it_learns_from(weights: str, scaling: str, factor: float) -> None:
+    made = [row("a", segment("ull", seed=5)), row("b", segment("ull", seed=6), stream="replay")]
+    young, old = sampled_by(tiny_actor(), made)
+    unknown = with_log_probs(row("unknown", segment("uxx", seed=7), stream="replay"), [[math.nan] * 3])
+    observed = stored_off_by(row("observed", segment("udd", seed=8), stream="replay"), 9.0)
+    rows = [young, stored_off_by(old, -math.log(3)), unknown, observed]
+
+    def moved(ess_scaling: str) -> tuple[torch.Tensor, dict[str, float]]:
+        actor = tiny_actor()
+        before = weights_of(actor)
+        sgd = {"name": "sgd", "momentum": 0.0, "learning_rate": 1.0, "ess_scaling": ess_scaling}
+        config = run_config(
+            batch={"mini_batch": 4},
+            optimizer=sgd,
+            replay={"ess": {"weights": weights}},
+            loss={"replay": {"missing_log_probs": "bc"}},
+        )
+        metrics = trainer(actor, config).update(rows, iteration=1).metrics
+        return weights_of(actor) - before, metrics
+
+    (whole, off), (scaled, on) = moved("none"), moved(scaling)
+    assert "actor/ess_factor" not in off
+    assert on["actor/ess_factor"] == pytest.approx(factor, rel=1e-5)
+    assert on["actor/grad_norm"] == off["actor/grad_norm"] > 0
+    torch.testing.assert_close(scaled, factor * whole, rtol=1e-4, atol=1e-6)
