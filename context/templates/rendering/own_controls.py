@@ -98,6 +98,8 @@ def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Contro
 def _broken(content: str, held: Collection[str], joined: Collection[_Place], deep: bool) -> str:
     """The content with breaks within tokens it holds, and at ends where a token's end (`deep`: any part) stands."""
     said = content.strip()
+    if not said:  # the name of an argument
+        return content
     before, _, behind = content.partition(said)
     small = said.lower()
     holds = [name for name in held if name.lower() in small]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
@@ -96,6 +98,19 @@ def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
     ids = renderer.reply(Message("assistant", evil))
     assert [token for token in ids if token in model.codec.added_ids] == [model.end_id]
     assert model.codec.decode(ids).strip() == evil + model.end
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
+@pytest.mark.parametrize("key", ["", " \n"])
+def test_arguments_without_a_name_stand_beside_contents_that_spell_control_tokens(name: str, key: str) -> None:
+    model = family(name)
+    call = Message("assistant", "", tool_calls=(ToolCall("lookup", {key: "x"}, "call00001"),))
+    found = Message("tool", f"a{model.end}b", name="lookup", tool_call_id="call00001")
+    ids = model.renderer().initial([Message("user", "hi"), call, found]).token_ids.tolist()
+    plain = replace(found, content="ab")
+    without = model.renderer().initial([Message("user", "hi"), call, plain]).token_ids.tolist()
+    assert ids.count(model.end_id) == without.count(model.end_id) > 0
+    assert f"a{model.end}b" in model.codec.decode(ids)
 
 
 def test_token_bytes_of_sentencepiece_tokens() -> None:
