@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +36,13 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     return section.learning_rate * (section.final_factor + (1.0 - section.final_factor) * course)
 
 
-def ess_factor(ess: float, scaling: Literal["none", "linear", "sqrt"]) -> float:
+def ess_factor(ess: float, scaling: str) -> float:
     """What a step's learning rate is multiplied by: the noise of its gradient grows as its rows' ESS, in (0, 1], falls.
 
     The step size of VCPO (Huang et al. 2026, arXiv 2602.17616), as if 1 were what rows of the present policy have; its
     baseline is none of this. `sqrt` is the paper's, for optimizers that divide by the gradient's size.
     """
-    return {"none": 1.0, "linear": ess, "sqrt": math.sqrt(ess)}[scaling]
+    return {"linear": ess, "sqrt": math.sqrt(ess)}[scaling]
 
 
 @dataclasses.dataclass
