@@ -98,7 +98,7 @@ def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Contro
 def _broken(content: str, held: Collection[str], joined: Collection[_Place], deep: bool) -> str:
     """The content with breaks within tokens it holds, and at ends where a token's end (`deep`: any part) stands."""
     said = content.strip()
-    if not said:  # the name of an argument
+    if not said:  # an argument may have such a name; a content that is blank never comes here
         return content
     before, _, behind = content.partition(said)
     small = said.lower()
