@@ -44,11 +44,7 @@ _LONGEST_PAYLOAD = 2_000
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
-def stats(
-    run: Run = None,
-    filter: Filter = None,
-    as_json: AsJson = False,
-) -> None:
+def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
         answer = questions.summary(buffer.store, buffer.run, filter=filter)
