@@ -329,12 +329,16 @@ _GIVEN_ID = "call_"
 
 
 def _key(message: Message) -> _Key:
-    calls = canonical_json([_call_key(call) for call in message.tool_calls]) if message.tool_calls else ""
+    calls = canonical_json(list(map(_call_facts, message.tool_calls))) if message.tool_calls else ""
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
 
 
 def _call_key(call: ToolCall) -> str:
-    return canonical_json([call.name, _alike(dict(call.arguments))])
+    return canonical_json(_call_facts(call))
+
+
+def _call_facts(call: ToolCall) -> list[Any]:
+    return [call.name, _alike(dict(call.arguments))]
 
 
 def _alike(value: Any) -> Any:

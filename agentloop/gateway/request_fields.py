@@ -1,8 +1,10 @@
 """The fields of requests: which are read, which the run's settings stand above, and which are refused."""
 
 import json
+import marshal
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
@@ -55,6 +57,9 @@ _OBJECTS = ("text", "output_config", "tool_choice")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
 _NOT_READ = ("function_call", "audio", "refusal")
+_WHERE = "messages[0]"
+_LONG = 2**14
+"""Bytes of a message that is not kept."""
 
 
 def agent_request(
@@ -76,7 +81,7 @@ def agent_request(
     overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
-    messages = tuple(_message(f"{field}[{index}]", index, row) for index, row in rows)
+    messages = tuple(_message(f"{field}[{index}]", row) for index, row in rows)
     if messages[-1].role == "assistant":
         raise wrong(f"{field}[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     return AgentRequest(
@@ -139,7 +144,7 @@ def tool_of(where: str, tool: Any, kinds: Collection[str | None], schema: str = 
     return {"type": "function", "function": named}
 
 
-def _message(where: str, index: int, row: Any) -> Message:
+def _message(where: str, row: Any) -> Message:
     role = row.get("role") if isinstance(row, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise wrong(f"{where}.role", "system, developer, user, assistant or tool", role)
@@ -147,15 +152,24 @@ def _message(where: str, index: int, row: Any) -> Message:
         if row.get(key) is not None:
             raise wrong(f"{where}.{key}", "left out", row[key])
     kept = {key: row.get(key) for key in _OF_ROLE.get(_ROLES[role], ("content",))}
+    packed = marshal.dumps({"role": _ROLES[role], **kept}, 2)  # unlike values, it tells 1 from true
     try:
-        message = read_message(index, {"role": _ROLES[role], **kept})
-    except RenderError as problem:
-        text = str(problem).replace(f"messages[{index}]", where, 1)
+        return _known_message(packed) if len(packed) < _LONG else _read_message(packed)
+    except (RenderError, ValueError) as problem:
+        text = str(problem).replace(_WHERE, where, 1)
         raise BadRequest(400, text, text.partition(" must ")[0]) from None
+
+
+def _read_message(packed: bytes) -> Message:
+    message = read_message(0, marshal.loads(packed))
     for place, call in enumerate(message.tool_calls):
-        name_of(f"{where}.tool_calls[{place}].name", call.name)
-    name_of(f"{where}.name", "none" if message.name is None else message.name)
+        checked_name(f"{_WHERE}.tool_calls[{place}].name", call.name)
+    checked_name(f"{_WHERE}.name", "none" if message.name is None else message.name)
     return message
+
+
+_known_message = lru_cache(8192)(_read_message)
+"""An agent sends its whole conversation each time."""
 
 
 def name_of(field: str, name: Any) -> str:
