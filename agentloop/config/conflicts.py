@@ -35,10 +35,12 @@ def _not(*values: object, words: str = "given") -> Values:
 _SET, _FILLED, _BEHAVIOR = _not(None), _not(()), _one_of("behavior")
 _LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
 _BY_TURNS = ("grpo", "dr_grpo", "rloo", "reinforce", "reinforce++")
+_EACH_TURN = _one_of("turn", "state")
 _TWICE = "Drift would count twice: set the anchor to old."
 
 NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
-    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _one_of("turn")),
+    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _EACH_TURN),
+    ("advantage.state_max_age", "advantage.credit", _one_of("state")),
     ("collection.max_staleness collection.samples_per_insert", "collection.by", _one_of("workers")),
     ("critic", "algorithm", _one_of("ppo")),
     ("critic.value_coef", "critic.backbone", _one_of("shared")),
@@ -63,6 +65,7 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
 
 _PPO, _ROWS, _SERVE, _WORKERS = _one_of("ppo"), _one_of("rows"), _one_of(True), _one_of("workers")
 _FALSE, _NULL, _STORED, _TRAJECTORY, _ZERO = map(_one_of, (False, None, "stored", "trajectory", 0))
+_NO_TURN = _one_of("trajectory", "state")
 _UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "another one"
 _OWN_MEANS, _WHOLE = _one_of("split", "fresh_only"), _one_of("stored", "shared", "split")
 _IMPORTANCE, _EXGRPO = _one_of("importance"), _one_of("exgrpo")
@@ -83,10 +86,11 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     (_STD, _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo, which doesn't divide."),
     (_STD, _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo has it: use advantage.normalise_batch."),
     ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
-    ("advantage.credit", _TRAJECTORY, _FUNCTION, _SET, "A function has no baseline for a turn: remove one of them."),
-    ("advantage.credit", _TRAJECTORY, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
+    ("advantage.credit", _NO_TURN, _FUNCTION, _SET, "A function has no baseline for a turn: remove one of them."),
+    ("advantage.credit", _TRAJECTORY, "algorithm", _PPO, _CRITIC),
+    ("advantage.credit", _NO_TURN, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
     (_ROUNDS, _ZERO, "algorithm", _UNCOMPARED, _TEACHES),
-    (_ROUNDS, _ZERO, "advantage.credit", _one_of("turn"), "Groups of equal rewards teach by their turns: remove it."),
+    (_ROUNDS, _ZERO, "advantage.credit", _EACH_TURN, "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, _ZERO, "replay.unit", _one_of("trajectory", "task"), "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, _ZERO, "collection.by", _WORKERS, _LOOP),
     ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers sample from vLLM's engines alone."),
@@ -98,6 +102,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.mode", _one_of("train"), _INSERT, _SET, "Updates without new rows learn from replayed ones."),
     ("replay.unit", _one_of("any", "group"), _INSERT, _SET, "Others replay with fresh rows, of which there are none."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
+    ("replay.redact", _NULL, "advantage.credit", _one_of("state"), "States are read off messages as they were."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
