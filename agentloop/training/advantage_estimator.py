@@ -19,7 +19,7 @@ from agentloop.algorithms.advantages import (
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import bound_negative
+from agentloop.learning.batch import bound_negative, member_of, members_of
 from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
 from agentloop.user_code import failing_as, load_function
@@ -27,7 +27,7 @@ from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
-from replay.records import REPLAY, BatchRow, Trajectory
+from replay.records import BatchRow, Trajectory
 
 
 class AdvantageEstimator:
@@ -65,13 +65,13 @@ class AdvantageEstimator:
     def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
         """Advantages of the agents with rewards of their own, by row and name: each among the same agent of the
         trajectories that its own is compared with. A KL penalty takes from each what it takes from the trajectory."""
-        known, members = [row.trajectory.record.of_agents for row in rows], _members_of(rows)
+        known, members = [row.trajectory.record.of_agents for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
         changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
-        if names and (changed or config.algorithm in ("ppo", "remax")):
+        if names and (changed or config.algorithm in ("ppo", "remax", "opob")):
             raise UserError(
-                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
+                "environment.agent must give one reward for the episode under algorithm ppo, remax or opob, "
                 "advantage.normalise_batch or advantage.credit turn or state, got one of "
                 f"{names[0]}. Change them, or it."
             )
@@ -94,7 +94,7 @@ class AdvantageEstimator:
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
-            members = _members_of(rows)
+            members = members_of(rows)
             found = self._advantages(members, baseline)
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
             others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
@@ -152,7 +152,7 @@ class AdvantageEstimator:
         """The advantages of each row's turns; none where these are unknown."""
         assert self._turn_rewards is not None
         section = self._config.advantage
-        members = _members_of(rows)
+        members = members_of(rows)
         turn_rewards = self._turn_rewards([row.trajectory for row in rows])
         known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
         compared = self._compared(known, baseline)
@@ -190,16 +190,6 @@ def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     paths = sequences_of(nodes).values()
     tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
-
-
-def _members_of(rows: Sequence[BatchRow]) -> list[Member]:
-    return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
-
-
-def member_of(row: Trajectory, reward: float) -> Member:
-    """A trajectory as a baseline sees it."""
-    record = row.record
-    return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
 def _load(spec: str) -> Callable[..., Any]:

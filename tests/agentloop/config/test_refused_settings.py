@@ -73,6 +73,8 @@ REFUSED = [
     (TURN + ROUNDS, "rollout.dynamic_sampling_rounds must be 0 when advantage.credit is turn, got 1"),
     (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),
     (f"{POOL}{ZERO}algorithm=reinforce++", "replay.complete_zero_variance must be false when algorithm is reinforce++"),
+    (f"{POOL}{ZERO}algorithm=opob", "replay.complete_zero_variance must be false when algorithm is opob, got true"),
+    ("algorithm=opob; advantage.credit=state", "advantage.credit must be trajectory when algorithm is opob, got state"),
     (f"{POOL}{ZERO}replay.baseline=split", "replay.complete_zero_variance must be false when replay.baseline is split"),
     (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),
     (f"{FUNCTION}replay.baseline=fresh_only", "replay.baseline must be stored, shared or split when advantage.functio"),

@@ -1,7 +1,6 @@
 """Advantages of turns by what other trajectories earned from the same state."""
 
 import itertools
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from agentloop.training.state_values import StateValues
 from agentloop.training.train import train
 from context.messages import Message, ToolCall
 from replay.records import BatchRow
+from tests.agentloop.learning.test_gradients import written_formula
 from tests.agentloop.training.test_advantage_estimator import rewarded
-from tests.fakes.batch_rows import AUTHORS, gradients, run_config, scored_rows, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, run_config, scored_rows, tiny_actor
 from tests.fakes.processes import assert_same_run
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
@@ -57,22 +57,13 @@ def test_turns_are_measured_by_what_others_earned_from_their_state() -> None:
     assert metrics == {"advantage/known_states": 5 / 7, "advantage/unknown_turns": 1.0}
 
 
-def test_gradient_of_state_credit_is_that_of_the_written_advantages() -> None:
+def test_gradient_of_state_credit_is_that_of_the_written_formula() -> None:
     values = values_of(STATES)
     values.add([row.trajectory for row in ROWS], iteration=1)
-    actor, config = tiny_actor(), run_config(loss={name: {"objective": "reinforce"} for name in ("fresh", "replay")})
+    actor, config = tiny_actor(), run_config(loss=LOSS)
     scored = scored_rows(actor, by_states(ROWS, values)[0], old=actor)
     _, found, _ = gradients(actor, scored, config)
-    written = {0: {1: 0.5, 3: -1.5, 5: 6.5}, 1: {1: -0.5, 3: -0.5}, 2: {1: 2.25, 2: 2.25}, 3: {1: 1.0, 2: 1.0}}
-    written[4] = {1: 0.75, 2: 0.75}
-    actor.model.zero_grad(set_to_none=True)
-    total = torch.zeros((), dtype=torch.float64)
-    for row, tokens in written.items():
-        ids = scored.batch.token_ids[row : row + 1, : scored.batch.lengths[row]]
-        log_p = torch.log_softmax(actor.model(input_ids=ids).logits[0], dim=-1)
-        total = total - sum(a * log_p[t - 1, ids[0, t]] for t, a in tokens.items()) / 11  # trained tokens
-    torch.autograd.backward(total)
-    expected = torch.cat([p.grad.flatten() for p in actor.model.parameters() if p.grad is not None])
+    _, expected = written_formula(actor, scored, config)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -162,16 +153,11 @@ def test_environment_names_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_resumed_run_with_state_credit_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
     """A buffer that holds less than an iteration's rows: values are of those that are gone from it, too."""
-    sections: dict[str, Any] = {
-        "advantage": {"credit": "state", "turn_gamma": 0.9, "state_max_age": 1},
-        "environment": {"task_pool": 2},
-        "replay": {"fraction": 0.25, "capacity": {"rows": 8}},
-    }
+    section = {"credit": "state", "turn_gamma": 0.9, "state_max_age": 1}
+    sections = {"advantage": section, "environment": {"task_pool": 2}, "replay": {"capacity": {"rows": 8}}}
     whole, stopped = (small_config(tmp_path / name, qwen2, **sections) for name in "ab")
     display = SilentDisplay()
     unbroken = train(whole, display=display)
     assert train(stopped, display=StopAfter(1)).iterations == 1
     assert_same_run(train(stopped, resume=True, display=SilentDisplay()).folder, unbroken.folder)
     assert all(row["advantage/known_states"] > 0.5 for row in display.iterations)
-    visits = json.loads((unbroken.folder / "checkpoints/000003/state.json").read_text())["states"].values()
-    assert {iteration for passed in visits for iteration, _ in passed.values()} == {2, 3}
