@@ -7,6 +7,8 @@ from replay.records import Trajectory
 
 TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
 """What each reply of some trajectories earned by itself; None for one whose turns are unknown."""
+TurnStates = Callable[[Sequence[Trajectory]], Sequence[tuple[str, ...] | None]]
+"""Hashes of the states in which some trajectories gave each reply; None for one whose turns are unknown."""
 
 
 @dataclass(frozen=True)

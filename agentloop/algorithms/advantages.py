@@ -25,6 +25,8 @@ class Member:
     replayed: bool = False
     greedy_reward: float = math.nan
     """Reward of one greedy episode on its task; NaN: unknown."""
+    importance_weight: float = 1.0
+    """The policy's probability of all its tokens over that of what sampled them; 1 but in the update of `opob`."""
     turn_rewards: tuple[float, ...] | None = None
     """What each of its replies earned by itself; None: unknown."""
 
@@ -47,27 +49,32 @@ class Rule:
 
 
 def _mean(members: Sequence[Member]) -> float:
-    return _exact_mean([member.reward for member in members])
+    return exact_mean([member.reward for member in members])
 
 
-def _exact_mean(values: Sequence[float]) -> float:
+def exact_mean(values: Sequence[float]) -> float:
     """The mean; of equal values exactly their value, for rounding must not become a signal."""
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 def _variance(values: Sequence[float]) -> float:
     """The sample variance (n - 1); of equal values, or of one, exactly 0."""
-    mean = _exact_mean(values)
+    mean = exact_mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
-def length_weighted_mean(members: Sequence[Member]) -> float:
-    """sum(L r) / sum(L), L in action tokens (OPO, Hao et al. 2025, arXiv 2505.23585)."""
+def least_variance_mean(members: Sequence[Member]) -> float:
+    """sum(w^2 L r) / sum(w^2 L), w the importance weight, L in action tokens.
+
+    The baseline b for which w (r - b) grad log pi varies least has |grad log pi|^2 in the place of L (OPOB of VCPO,
+    Huang et al. 2026, arXiv 2602.17616). That this grows with L is the approximation of OPO, whose baseline is that of
+    w = 1 (Hao et al. 2025, arXiv 2505.23585).
+    """
     rewards = [member.reward for member in members]
-    lengths = [member.num_action_tokens for member in members]
-    if max(rewards) == min(rewards) or sum(lengths) == 0:
+    weights = [member.importance_weight**2 * member.num_action_tokens for member in members]
+    if max(rewards) == min(rewards) or sum(weights) == 0:
         return rewards[0]
-    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
+    return math.fsum(r * w for r, w in zip(rewards, weights, strict=True)) / math.fsum(weights)
 
 
 def _over_greedy(member: Member) -> float:
@@ -82,7 +89,8 @@ RULES: Mapping[str, Rule] = {
     "dr_grpo": Rule(_mean, "group"),
     # Ahmadian et al. 2024, arXiv 2402.14740.
     "rloo": Rule(_mean, "group", leaves_itself_out=True),
-    "opo": Rule(length_weighted_mean, "group"),
+    "opo": Rule(least_variance_mean, "group"),
+    "opob": Rule(least_variance_mean, "group"),
     # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
     "reinforce++": Rule(_mean, "batch", divides=True),
     # Its second form: the mean of the group, and one deviation for all tasks.
@@ -112,7 +120,7 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
     members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
 
     A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
-    many tokens or segments they have, but for OPO, whose baseline weighs by length. Raises ValueError for a reward
+    many tokens or segments they have, but for opo and opob, whose baselines weigh them. Raises ValueError for a reward
     that is not finite.
     """
     for position, member in enumerate(members):
@@ -141,7 +149,7 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
 
     A of exactly 0 stays exactly 0: group means leave a mean of 0, and only its rounding would make a signal of it.
     """
-    mean = cache(lambda positions: _exact_mean([values[p] for p in positions]))
+    mean = cache(lambda positions: exact_mean([values[p] for p in positions]))
     variance = cache(lambda positions: _variance([values[p] for p in positions]))
     result = []
     for position, (value, others) in enumerate(zip(values, map(tuple, compared), strict=True)):
@@ -161,7 +169,7 @@ def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool)
     known = [value for value in values if zero_is_measured or value != 0.0]
     if len(set(known)) < 2:
         return [0.0] * len(values) if centre else list(values)
-    mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
+    mean, scale = exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
     return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
 
 

@@ -24,7 +24,7 @@ from context.wording import visible_lines
 
 _DRAWN, _DEMONSTRATED = 100, 20
 """Tasks that are compared with each other; demonstrations that are judged."""
-_METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "achieved", "demonstrate")
+_METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "state_key", "achieved", "demonstrate")
 app = typer.Typer(
     help="Look at an environment before anything is trained on it.",
     epilog="Example: agentloop env check examples/calculator.py:Calculator",

@@ -12,7 +12,7 @@ from replay.setting_types import Section
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
-COMPARING = ("dr_grpo", "grpo", "opo", "rloo")
+COMPARING = ("dr_grpo", "grpo", "opo", "opob", "rloo")
 """Algorithms by which the members of a group are compared with each other, and one of equal rewards has no signal."""
 
 
@@ -35,10 +35,12 @@ def _not(*values: object, words: str = "given") -> Values:
 _SET, _FILLED, _BEHAVIOR = _not(None), _not(()), _one_of("behavior")
 _LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
 _BY_TURNS = ("grpo", "dr_grpo", "rloo", "reinforce", "reinforce++")
+_EACH_TURN = _one_of("turn", "state")
 _TWICE = "Drift would count twice: set the anchor to old."
 
 NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
-    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _one_of("turn")),
+    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _EACH_TURN),
+    ("advantage.state_max_age", "advantage.credit", _one_of("state")),
     ("collection.max_staleness collection.samples_per_insert", "collection.by", _one_of("workers")),
     ("critic", "algorithm", _one_of("ppo")),
     ("critic.value_coef", "critic.backbone", _one_of("shared")),
@@ -63,10 +65,12 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
 
 _PPO, _ROWS, _SERVE, _WORKERS = _one_of("ppo"), _one_of("rows"), _one_of(True), _one_of("workers")
 _FALSE, _NULL, _STORED, _TRAJECTORY, _ZERO = map(_one_of, (False, None, "stored", "trajectory", 0))
+_NO_TURN = _one_of("trajectory", "state")
 _UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "another one"
 _OWN_MEANS, _WHOLE = _one_of("split", "fresh_only"), _one_of("stored", "shared", "split")
 _IMPORTANCE, _EXGRPO = _one_of("importance"), _one_of("exgrpo")
 _ALONE, _NORMED = _one_of("reinforce", "remax", "ppo"), _one_of("seq-mean-token-sum-norm")
+_IN_UPDATE, _MADE = _one_of("ppo", "opob"), "Its advantages are made within the update: remove it."
 _TEACHES = f"Groups of equal rewards lack a signal by {', '.join(COMPARING)} alone: use one of these, or remove it."
 _CRITIC, _LOOP = "The critic of ppo gives the advantages: remove it.", "Remove it, or set collection.by: loop."
 _MEANS = "Fresh and replayed have their own means: use shared."
@@ -82,22 +86,25 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     (_STD, _NULL, "algorithm", _one_of("reinforce++"), "It divides by the iteration's: use reinforce."),
     (_STD, _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo, which doesn't divide."),
     (_STD, _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo has it: use advantage.normalise_batch."),
-    ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
-    ("advantage.credit", _TRAJECTORY, _FUNCTION, _SET, "A function has no baseline for a turn: remove one of them."),
-    ("advantage.credit", _TRAJECTORY, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
+    ("advantage.normalise_batch", _one_of("none"), "algorithm", _IN_UPDATE, _MADE),
+    ("advantage.credit", _NO_TURN, _FUNCTION, _SET, "A function has no baseline for a turn: remove one of them."),
+    ("advantage.credit", _TRAJECTORY, "algorithm", _IN_UPDATE, _MADE),
+    ("advantage.credit", _NO_TURN, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
     (_ROUNDS, _ZERO, "algorithm", _UNCOMPARED, _TEACHES),
-    (_ROUNDS, _ZERO, "advantage.credit", _one_of("turn"), "Groups of equal rewards teach by their turns: remove it."),
+    (_ROUNDS, _ZERO, "advantage.credit", _EACH_TURN, "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, _ZERO, "replay.unit", _one_of("trajectory", "task"), "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, _ZERO, "collection.by", _WORKERS, _LOOP),
     ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers sample from vLLM's engines alone."),
     ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
+    ("replay.complete_zero_variance", _FALSE, "algorithm", _one_of("opob"), _MADE),
     ("replay.complete_zero_variance", _FALSE, "replay.baseline", _OWN_MEANS, _MEANS),
     ("replay.baseline", _STORED, "algorithm", _ALONE, "No trajectory is compared with others: remove it."),
     ("replay.baseline", _WHOLE, _FUNCTION, _SET, "The function is given whole groups: use one of these."),
-    ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
+    ("replay.negative_weight", _one_of(1.0), "algorithm", _IN_UPDATE, _MADE),
     ("replay.mode", _one_of("train"), _INSERT, _SET, "Updates without new rows learn from replayed ones."),
     ("replay.unit", _one_of("any", "group"), _INSERT, _SET, "Others replay with fresh rows, of which there are none."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
+    ("replay.redact", _NULL, "advantage.credit", _one_of("state"), "States are read off messages as they were."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),

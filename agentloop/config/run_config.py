@@ -49,7 +49,7 @@ class RunConfig(Section):
     """One run, whole."""
 
     algorithm: Literal[
-        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
+        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "opob", "remax", "ppo"
     ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")

@@ -142,6 +142,14 @@ class Environment:
         Asked with `advantage.credit: turn` of an instance that has played no episode.
         """
 
+    def state_key(self, task: Task, messages: Sequence[Message]) -> str | None:
+        """A name of the state, within its task, in which the policy is after these messages; None: what it was shown
+        since its last reply names it.
+
+        Asked with `advantage.credit: state`, of an instance that has played no episode, before each reply.
+        """
+        return None
+
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         """Other tasks that this conversation, which failed at `task`, has in fact solved, for `replay.hindsight`.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.advantages import Member
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objectives import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
@@ -20,7 +21,7 @@ from agentloop.models.actor import Actor
 from context.authors import AuthorTable
 from context.tokens.token_sequence import loss_mask, response_mask
 from replay.mixing.apportion import apportion
-from replay.records import FRESH, REPLAY, BatchRow
+from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -202,6 +203,17 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
         bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
         return replace(row, token_advantages=bounded)
     return replace(row, weight=share * row.weight) if row.advantage < 0 else row
+
+
+def members_of(rows: Sequence[BatchRow]) -> list[Member]:
+    """The rows of a batch as a baseline sees them."""
+    return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
+
+
+def member_of(row: Trajectory, reward: float) -> Member:
+    """A trajectory as a baseline sees it."""
+    record = row.record
+    return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:

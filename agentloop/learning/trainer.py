@@ -24,7 +24,13 @@ from agentloop.learning.batch import (
     score_batch,
 )
 from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
-from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
+from agentloop.learning.gradients import (
+    accumulate_gradients,
+    check_behavior,
+    corrected,
+    over_least_variance,
+    stream_losses,
+)
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, ess_factor, learning_rate
 from agentloop.learning.update_stats import Drift, UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
@@ -157,6 +163,8 @@ class Trainer:
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
+        if self._config.algorithm == "opob":
+            scored = over_least_variance(scored, self._config)
         if self._critic is not None:
             scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
             metrics |= value_metrics(scored, self._config)

@@ -206,7 +206,7 @@ class UpdateResult:
     rows: dict[str, RowStats]
     """By trajectory id."""
     advantages: dict[str, float]
-    """By trajectory id, where a critic made them: the mean over the trained tokens."""
+    """By trajectory id; those of a critic are the means over the trained tokens."""
     optimizer_steps: int = 0
     """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
     note: str | None = None
@@ -227,10 +227,10 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: Ess
 
 
 def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
-    """The mean of each trajectory with a trained token, from a batch whose advantages a critic made."""
+    """Each trajectory's; the mean of each with a trained token where a critic made those of tokens."""
     batch = scored.batch
     if scored.critic is None:
-        return {}
+        return {member.trajectory.id: member.advantage for member in batch.members}
     sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
     means = zip(batch.trajectory_ids, _quotients(sums, counts), strict=True)

@@ -19,22 +19,28 @@ from agentloop.algorithms.advantages import (
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import bound_negative
+from agentloop.learning.batch import bound_negative, member_of, members_of
 from agentloop.records import TurnRewards
+from agentloop.training.state_values import StateValues
 from agentloop.user_code import failing_as, load_function
 from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
-from replay.records import REPLAY, BatchRow, Trajectory
+from replay.records import BatchRow, Trajectory
 
 
 class AdvantageEstimator:
     def __init__(
-        self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
+        self,
+        config: RunConfig,
+        authors: AuthorTable | None = None,
+        turn_rewards: TurnRewards | None = None,
+        states: StateValues | None = None,
     ) -> None:
-        """`authors` and `turn_rewards` serve credit by turns. Raises UserError for a function that does not fit."""
-        self._config, self._authors, self._turn_rewards = config, authors, turn_rewards
+        """`authors`, `turn_rewards` and `states` serve credit by turns. Raises UserError for a function that does not
+        fit."""
+        self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
         # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
         algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
         self._rule = rule_of(algorithm, normalise_std=config.advantage.normalise_std is not False)
@@ -59,14 +65,15 @@ class AdvantageEstimator:
     def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
         """Advantages of the agents with rewards of their own, by row and name: each among the same agent of the
         trajectories that its own is compared with. A KL penalty takes from each what it takes from the trajectory."""
-        known, members = [row.trajectory.record.of_agents for row in rows], _members_of(rows)
+        known, members = [row.trajectory.record.of_agents for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
-        changed = config.advantage.normalise_batch != "none" or config.advantage.credit == "turn"
-        if names and (changed or config.algorithm in ("ppo", "remax")):
+        changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
+        if names and (changed or config.algorithm in ("ppo", "remax", "opob")):
             raise UserError(
-                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
-                f"advantage.normalise_batch or advantage.credit turn, got one of {names[0]}. Change them, or it."
+                "environment.agent must give one reward for the episode under algorithm ppo, remax or opob, "
+                "advantage.normalise_batch or advantage.credit turn or state, got one of "
+                f"{names[0]}. Change them, or it."
             )
         for agent in names:
             at = [place for place, each in enumerate(known) if agent in each]
@@ -85,16 +92,21 @@ class AdvantageEstimator:
 
         In this order: baseline, batch normalisation, turns, the weight of what is replayed and went badly.
         """
-        metrics: dict[str, int] = {}
+        metrics: dict[str, float] = {}
         if baseline != "stored":
-            members = _members_of(rows)
+            members = members_of(rows)
             found = self._advantages(members, baseline)
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
             others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
         rows = self._normalised(rows)
-        if self._config.advantage.credit == "turn":
-            rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, baseline)
+        if self._config.advantage.credit != "trajectory":
+            if self._config.advantage.credit == "turn":
+                turns = self._by_turn_rewards(rows, baseline)
+            else:
+                turns, metrics["advantage/known_states"] = self._by_states(rows)
+            rows = [self._with_turns(row, values) for row, values in zip(rows, turns, strict=True)]
+            metrics["advantage/unknown_turns"] = sum(row.token_advantages is None for row in rows)
         if baseline == "stored":
             stored = [row.trajectory.record.of_agents for row in rows]
             own = [{name: advantage for name, (_, advantage) in agents.items()} for agents in stored]
@@ -136,29 +148,39 @@ class AdvantageEstimator:
                 result[position] = replace(rows[position], advantage=value)
         return result
 
-    def _with_turns(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], int]:
-        """The rows with an advantage per turn; how many of them have none, as their turns are unknown."""
-        assert self._authors is not None and self._turn_rewards is not None
+    def _by_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
+        """The advantages of each row's turns; none where these are unknown."""
+        assert self._turn_rewards is not None
         section = self._config.advantage
-        members = _members_of(rows)
+        members = members_of(rows)
         turn_rewards = self._turn_rewards([row.trajectory for row in rows])
         known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
         compared = self._compared(known, baseline)
-        result: list[BatchRow] = []
+        result: list[list[float]] = []
         for position, (row, member) in enumerate(zip(rows, known, strict=True)):
-            if not member.turn_rewards:
-                result.append(row)
-                continue
             others = [p for p in compared[position] if not (self._rule.leaves_itself_out and p == position)]
             among, centre = [known[p] for p in others], self._rule.compares != "nothing"
             terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._rule.divides)
-            values = turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef)
-            segments = row.trajectory.segments
-            masks = [response_mask(segment.tokens, self._authors) for segment in segments]
-            is_main = [segment.reason != "fork" for segment in segments]  # which is a strategy's question
-            tokens = over_tokens(masks, is_main, values, outcome=row.advantage)
-            result.append(replace(row, token_advantages=tokens))
-        return result, sum(row.token_advantages is None for row in result)
+            result.append(turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef))
+        return result
+
+    def _by_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
+        """A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns, the outcome alone where V is not
+        known; and the share of turns where it is (0 of none)."""
+        assert self.states is not None
+        terms, coef = self.states.turn_terms([row.trajectory for row in rows]), self._config.advantage.turn_coef
+        known = [term is not None for turns in terms for term in turns]
+        pairs = zip(rows, terms, strict=True)
+        values = [[row.advantage + coef * (0.0 if t is None else t) for t in turns] for row, turns in pairs]
+        return values, sum(known) / max(len(known), 1)
+
+    def _with_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
+        """The row with the advantages of its turns on their tokens; as it is where they are unknown."""
+        assert self._authors is not None
+        segments = row.trajectory.segments
+        masks = [response_mask(segment.tokens, self._authors) for segment in segments]
+        is_main = [segment.reason != "fork" for segment in segments]  # which is a strategy's question
+        return replace(row, token_advantages=over_tokens(masks, is_main, values, outcome=row.advantage))
 
 
 def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
@@ -168,16 +190,6 @@ def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     paths = sequences_of(nodes).values()
     tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
-
-
-def _members_of(rows: Sequence[BatchRow]) -> list[Member]:
-    return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
-
-
-def member_of(row: Trajectory, reward: float) -> Member:
-    """A trajectory as a baseline sees it."""
-    record = row.record
-    return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
 def _load(spec: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
-from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
@@ -40,6 +40,7 @@ from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
 from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
+from agentloop.training.state_values import StateValues
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -145,7 +146,10 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     _check_environment(config, environments)
     store = opened.enter_context(closing(ReplayStore.create(folder.database)))
     episodes = StoredEpisodes(environments, store)
-    estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes))
+    section, states = config.advantage, None
+    if section.credit == "state":
+        states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
+    estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
     return _Acting(environments, source, scorer, redact, store, episodes, estimator)
 
 
@@ -243,6 +247,11 @@ def _served(
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
+    if config.advantage.credit == "state" and any(one.agent for one in environments.all):
+        raise UserError(
+            f"advantage.credit must not be state when the environment is an agent, got {environments.where}. What an "
+            "agent asks is no single conversation that has states: use trajectory."
+        )
     for asked, method, rule in (
         (config.advantage.credit == "turn", "turn_rewards", "advantage.credit must be trajectory"),
         (config.replay.hindsight.enable, "achieved", "replay.hindsight.enable must be false"),

@@ -81,6 +81,8 @@ class Loop:
             clock.lap("sleep")
         appended = self.collection.append(fresh)
         fresh.extra_metrics |= self.relabel(iteration, fresh)
+        if parts.estimator.states is not None:
+            parts.estimator.states.add(fresh.trajectories, iteration=iteration)
         batch = self.draw(planned, fresh)
         clock.lap("draw")
         parts.publisher.remember(batch.fresh.trajectories or [row.trajectory for row in batch.rows])
@@ -241,6 +243,7 @@ class Loop:
             "sampler": parts.sampler.state(),
             "mixer": parts.mixer.state(),
             "source": parts.source.state(),
+            "states": None if parts.estimator.states is None else parts.estimator.states.state(),
         }
         checkpoint = folder.checkpoints / f"{self.state.iteration:06d}"
         save_checkpoint(checkpoint, parts.publisher.save_model, parts.trainer.save, state)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentloop.config import RunConfig
+from agentloop.learning.batch import member_of
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.dynamic_sampling import zero_variance_groups
 from agentloop.rollouts.trajectories import Collected
-from agentloop.training.advantage_estimator import AdvantageEstimator, member_of
+from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
 from replay.mixing.batch_plan import BatchPlan, Mixer, with_completions
 from replay.mixing.request import Availability, DrawRequest, Pick

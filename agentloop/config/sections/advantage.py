@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -31,13 +31,21 @@ class AdvantageSection(Section):
         description="Divide the advantages of each stream of the batch by their standard deviation (scale), and take "
         "off their mean first (whiten); where groups are compared, those of exactly 0 stay 0.",
     )
-    credit: Literal["trajectory", "turn"] = Field(
+    credit: Literal["trajectory", "turn", "state"] = Field(
         "trajectory",
         description="trajectory: one advantage for all its tokens; turn: each reply has its own, of what the "
-        "environment's turn_rewards give it and what follows.",
+        "environment's turn_rewards give it and what follows; state: of what the run's other trajectories earned from "
+        "the state it was given in.",
     )
-    turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn).")
-    turn_coef: NonNegative = Field(1.0, description="Weight of turn rewards next to the final reward (credit turn).")
+    turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn or state).")
+    turn_coef: NonNegative = Field(
+        1.0, description="Weight of what single turns earn next to the trajectory's advantage (credit turn or state)."
+    )
+    state_max_age: Annotated[int, Field(ge=0)] | None = Field(
+        8,
+        description="Iterations for which a trajectory counts after its own (credit state); 0: trajectories of the "
+        "iteration alone, null: all of the run.",
+    )
 
 
 def check_advantages(config: RunConfig) -> None:
@@ -46,17 +54,17 @@ def check_advantages(config: RunConfig) -> None:
     if not config.tasks.shuffle:
         check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
     replay, function, algorithm = config.replay, config.advantage.function, config.algorithm
-    by_turns, trains = config.advantage.credit == "turn", config.replay_trains()
-    if by_turns and trains and replay.baseline == "stored" and algorithm != "reinforce":
+    credit, trains = config.advantage.credit, config.replay_trains()
+    if credit == "turn" and trains and replay.baseline == "stored" and algorithm != "reinforce":
         raise ValueError(
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
         )
     parts = (config.loss.replay.objective, config.loss.replay.missing_log_probs)
     blind = any(isinstance(part, Bc) and part.weighting == "uniform" for part in parts)
-    if by_turns and replay.negative_weight != 1.0 and blind:
+    if credit != "trajectory" and replay.negative_weight != 1.0 and blind:
         raise ValueError(
-            "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc with weighting "
+            f"replay.negative_weight must be 1 when advantage.credit is {credit} and loss.replay has bc with weighting "
             f"uniform, which knows no negative turns, got {replay.negative_weight:g}. Remove it, or set weighting: "
             "advantage."
         )

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from agentloop.environments import RunEnvironments, Task
-from agentloop.records import TurnRewards
+from agentloop.records import TurnRewards, TurnStates
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
 from replay.errors import CorruptTrajectory
@@ -58,5 +58,17 @@ def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
             return None
         factory = episodes.environments.of(episode.task)
         return factory.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
+
+    return lambda rows: list(map(of_one, rows, episodes.of(rows)))
+
+
+def stored_turn_states(episodes: StoredEpisodes) -> TurnStates:
+    """States of trajectories, read off their messages; None where these are unknown."""
+
+    def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[str, ...] | None:
+        if episode is None:
+            return None
+        factory = episodes.environments.of(episode.task)
+        return factory.turn_states(episode.task, episode.messages, task_hash=row.record.task)
 
     return lambda rows: list(map(of_one, rows, episodes.of(rows)))
