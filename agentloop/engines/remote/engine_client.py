@@ -197,8 +197,7 @@ class RemoteEngine:
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
-        server, weights = self._servers[url], self._urls.weights(url)
-        assert weights is not None  # chosen just now, and nothing was awaited since
+        server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since it was chosen
         body = generate_body(
             weights.adapter or server.model,
             request.prompt_ids,
@@ -221,7 +220,7 @@ class RemoteEngine:
             stop_ids=self._stop_ids,
             vocab_size=self._vocab_size,
             weights=weights,
-            versions=None if self._one_version else self._urls.versions(url),
+            versions=None if self._one_version else self._urls.versions[url],
         )
 
     async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
@@ -252,7 +251,7 @@ class RemoteEngine:
             return
         labels = {span.label for span in reply.spans} - {UNLABELLED}
         waited = 0.0
-        while labels - self._urls.versions(url).keys() and waited < self._limits.proof_timeout_s:
+        while labels - self._urls.versions[url].keys() and waited < self._limits.proof_timeout_s:
             await asyncio.sleep(_LOOK_AGAIN_S)
             waited += _LOOK_AGAIN_S
 
