@@ -6,6 +6,7 @@ none has a whole copy at any moment; the files are byte for byte those of a poli
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
 from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
@@ -31,6 +31,17 @@ LARGEST_FILE = 50 * 10**9
 """Bytes; what goes beyond begins another file. transformers' own default."""
 _ADAPTER_PREFIX = "base_model.model."
 """PEFT's, of the names in its files."""
+# In the order in which safetensors writes them.
+_TYPE_NAMES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class RowScores(NamedTuple):
@@ -211,3 +222,36 @@ def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> 
 def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """They have shapes and types, and no memory."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+
+
+def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Called on every rank with the same names. Rank 0 writes what safetensors' `save_file` would of the whole tensors.
+
+    A sharded tensor is taken from all ranks, any other from rank 0; no more than one is whole at a time. safetensors
+    writes only what is whole in memory: see docs/decisions/0013-streamed-weights.md. Raises ValueError for an odd type.
+    """
+    ordered = _ordered(tensors)
+    with nullcontext() if ranks.index else path.open("wb") as file:
+        if file is not None:
+            file.write(_header(ordered))
+        for tensor in ordered.values():
+            own = tensor.detach()
+            whole = own.full_tensor() if isinstance(own, DTensor) else own
+            if file is not None:
+                file.write(whole.cpu().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    kinds = [*_TYPE_NAMES]
+    return dict(sorted(tensors.items(), key=lambda item: (kinds.index(item[1].dtype), item[0])))
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _TYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
