@@ -63,7 +63,7 @@ def load_rows(section: TasksSection) -> TaskRows:
 
 
 def _chosen(rows: Any, numbers: Sequence[int]) -> Sequence[Row]:
-    """Of a data set of the library, which may be larger than memory, by its own means."""
+    """Rows by their numbers; a data set of the library, which may be larger than memory, selects them itself."""
     found: Sequence[Row] = [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
     return found
 

@@ -56,9 +56,6 @@ class OpenEnv(Adapter):
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         return self.task_of("reset", {**self._asked, **row})
 
-    def start(self, task: Task) -> None:
-        self.reset(task.payload["reset"])
-
     def close(self) -> None:
         if self._session is not None:
             self._session.__exit__(None, None, None)
