@@ -15,7 +15,7 @@ import typer
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.ended_engine import noted_end
+from agentloop.engines.remote.engine_client import noted_end
 from agentloop.engines.remote.server_facts import read_key
 from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch

@@ -7,16 +7,17 @@ import random
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import httpx2
 
 from agentloop.config import RunConfig
 from agentloop.engines.generator import GenerationRequest
-from agentloop.engines.remote.ended_engine import ended_before
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
     EngineAway,
@@ -38,7 +39,7 @@ from agentloop.engines.remote.vllm_protocol import (
     generate_body,
     read_reply,
 )
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import TrainingStopped, UserError, one_line, shortened
 from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
@@ -303,7 +304,7 @@ def _answering(
         try:
             return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
         except EngineAway as error:
-            ended = ended_before(section.urls, folders, since=began)
+            ended = _ended_before(section.urls, folders, since=began)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise
@@ -311,3 +312,38 @@ def _answering(
                 note(f"waiting for the engines, for {left:.0f} s at most: {error}{ended}")
                 say_at = time.monotonic() + _SAY_AGAIN_S
             time.sleep(_WAIT_S)
+
+
+@contextmanager
+def noted_end(folder: Path, port: int) -> Iterator[None]:
+    """Within, `agentloop engine` starts and watches one at this port; why that ended is then in a file of `folder`."""
+    note = _note(folder, port)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
+    reason = "it was stopped"
+    try:
+        yield
+    except BaseException as error:
+        reason = str(error) if isinstance(error, (UserError, TrainingStopped)) else one_line(error)
+        raise
+    finally:
+        note.write_text(reason)
+
+
+def _ended_before(urls: Sequence[str], folders: Sequence[Path], *, since: float) -> str:
+    """What to say of engines that ended before `since`, in seconds. Raises UserError where one has ended after it."""
+    said = ""
+    for url in urls:
+        for note in (_note(folder, urlsplit(url).port or 0) for folder in folders):
+            if note.exists():
+                if note.stat().st_mtime >= since:
+                    raise UserError(
+                        f"engine.urls must answer, got nothing from {url}, whose `agentloop engine` has ended: "
+                        f"{note.read_text()} Start it again, then this."
+                    )
+                said += f" The last `agentloop engine` there has ended: {note.read_text()}"
+    return said
+
+
+def _note(folder: Path, port: int) -> Path:
+    return folder / f"engine-{port}.ended"
