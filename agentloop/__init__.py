@@ -16,17 +16,12 @@ if TYPE_CHECKING:
     from agentloop.training.train import TrainResult
     from context.messages import Message, ToolCall
 
-_HOMES = {
-    "Achieved": "agentloop.environments",
-    "Environment": "agentloop.environments",
-    "Message": "context.messages",
-    "Task": "agentloop.environments",
-    "ToolCall": "context.messages",
-    "tool": "agentloop.environments",
-    "RunConfig": "agentloop.config",
-    "load_config": "agentloop.config.config_file",
-    "TrainResult": "agentloop.training.from_python",
-    "train": "agentloop.training.from_python",
+_NAMES = {
+    "agentloop.config": ("RunConfig",),
+    "agentloop.config.config_file": ("load_config",),
+    "agentloop.environments": ("Achieved", "Environment", "Task", "tool"),
+    "agentloop.training.from_python": ("TrainResult", "train"),
+    "context.messages": ("Message", "ToolCall"),
 }
 
 __all__ = [
@@ -44,6 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'agentloop' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'agentloop' has no attribute {name!r}")

@@ -25,14 +25,11 @@ _ENGINE_S = 30.0
 
 
 class Check(NamedTuple):
-    """One answer of the doctor."""
-
     name: str
     status: Literal["ok", "warn", "fail"]
     """fail: a run can't go well; warn: it can, and something should be known or changed."""
     found: str
     advice: str = ""
-    """What to do; empty when nothing is to be done."""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:

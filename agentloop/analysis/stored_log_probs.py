@@ -17,8 +17,7 @@ from agentloop.learning.update_stats import Drift, drift_of
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.runs.checkpoint import complete_checkpoints
-from agentloop.runs.run_folder import COMPLETE, RunFolder
+from agentloop.runs.run_folder import RunFolder, complete_checkpoints
 from context.authors import AuthorTable
 from replay.questions import chosen
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory
@@ -74,9 +73,7 @@ def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
     first: Path | str = folder.start if folder.config.model.path is None else folder.config.model.path
     found: dict[int, Path | str] = {0: first}
     found |= {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
-    snapshots = folder.policies.glob(f"*/{COMPLETE}")
-    found |= {int(mark.parent.name): mark.parent for mark in snapshots if mark.parent.name.isdecimal()}
-    return found
+    return found | {int(path.name): path for path in complete_checkpoints(folder.policies)}
 
 
 def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:

@@ -20,9 +20,9 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
-from agentloop.runs.checkpoint import complete_checkpoints, seed_process
+from agentloop.runs.checkpoint import seed_process
 from agentloop.runs.display import ConsoleDisplay, showing_progress
-from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from replay.locate import newest_run_folder
 
@@ -114,7 +114,7 @@ def stored_weights(folder: RunFolder, policy: int | None) -> Path:
         return complete[-1] / "model"
     path = folder.policies / f"{policy:06d}"
     if not (path / COMPLETE).exists():
-        kept = sorted(int(p.parent.name) for p in folder.policies.glob(f"*/{COMPLETE}"))
+        kept = [int(path.name) for path in complete_checkpoints(folder.policies)]
         what = f"{kept[0]}..{kept[-1]}" if kept else "none (set checkpoint.keep_policies)"
         raise UserError(f"--policy must be a kept snapshot of {folder.path}, got {policy}. Kept: {what}.")
     return path

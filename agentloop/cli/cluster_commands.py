@@ -1,4 +1,5 @@
-"""`agentloop engine | worker | launch`: the programs of a run besides its learner, and what starts all of them."""
+"""`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner, what starts all of them,
+and where agents that others start ask for its episodes or are recorded for later runs."""
 
 import os
 import signal
@@ -12,29 +13,27 @@ from typing import Annotated, Literal
 import typer
 
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
+from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.ended_engine import noted_end
-from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.remote.engine_client import noted_end
+from agentloop.engines.remote.server_facts import read_key
+from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
-from agentloop.engines.serving.vllm_command import (
-    KEY_VARIABLE,
-    ServeOptions,
-    find_vllm,
-    serve_command,
-    serve_environment,
-)
+from agentloop.environments.check import needing
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import load_run_config, role_members
-from agentloop.launch.roles_file import load_roles
+from agentloop.launch.roles import load_roles, load_run_config, role_members
 from agentloop.launch.supervised_role import MARK
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
 from agentloop.workers.joined_run import join_run
 from agentloop.workers.worker import Worker
+from replay.locate import place
 
 _LOOK_AGAIN_S = 0.5
+_GATEWAY_KEY = "AGENTLOOP_GATEWAY_KEY"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -89,20 +88,16 @@ def engine(
             watch.stay(None)
             return
         folder = Path("runs") if run is None else run
-        environment = serve_environment(options, key, os.environ)
         # A learner that waits is to give up where nobody starts this again.
-        with nullcontext() if MARK in os.environ else noted_end(folder, port):
-            command = serve_command(find_vllm(vllm, environment), options)
-            log = folder / f"engine-{port}.log"
-            say(f"starting {' '.join(command[:3])} (log: {log})")
-            process = EngineProcess(command, environment, port=port, log=log)
+        with (
+            nullcontext() if MARK in os.environ else noted_end(folder, port),
+            vllm_process(options, key, folder=folder, say=say, vllm=vllm) as process,
+        ):
             try:
                 watch.serve(process, start_timeout_s=start_timeout)
             except EngineEnded as error:
                 say(str(error))
                 raise typer.Exit(1) from error
-            finally:
-                process.end()
 
 
 def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
@@ -161,3 +156,56 @@ def launch(
 
         raise typer.Exit(launch_on_ray(members, place, roles.ray))
     raise typer.Exit(launch_here(members, place))
+
+
+@app.command(
+    epilog="Keys are read from AGENTLOOP_GATEWAY_KEY, what agents ask with, and AGENTLOOP_UPSTREAM_KEY. "
+    "Example: agentloop gateway --record history.sqlite --upstream http://127.0.0.1:8000 --model models/qwen, "
+    "or: agentloop gateway --run runs/search-001"
+)
+def gateway(
+    record: Annotated[str | None, typer.Option(metavar="BUFFER", help="Store sessions there, to train later.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Or give the tickets of this run to agents.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="URL", help="The vLLM; with --text the base URL.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Its tokenizer, template and config.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
+    upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
+    name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
+    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at.")] = 1.0,
+    idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
+    host: Annotated[
+        str, typer.Option(help=f"Address to listen on; if others reach it, set {_GATEWAY_KEY}.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
+    public_url: Annotated[str | None, typer.Option(metavar="URL", help="Where agents find it, if elsewhere.")] = None,
+) -> None:
+    """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
+    with needing("gateway", "agentloop gateway"):
+        from agentloop.workers.episodes_on_request import give_episodes
+        from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
+    recorded = (record, upstream, model)
+    if (run is None) != (None not in recorded) or (run is not None and any(recorded)):
+        raise UserError(
+            "--record, --upstream and --model must be given, or --run alone, got "
+            f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
+        )
+    key = read_key(_GATEWAY_KEY)
+    if key is None and host not in _LOOPBACK:
+        raise UserError(
+            f"{_GATEWAY_KEY} must be set where others reach --host, got none for {host}. Set it to a long secret."
+        )
+    if public_url is not None and not public_url.startswith(("http://", "https://")):
+        raise UserError(f"--public-url must begin with http:// or https://, got {public_url!r}. Write the whole URL.")
+    section = GatewaySection(host=host, port=port, public_url=public_url)
+
+    say = saying("gateway")
+    with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
+        if run is not None:
+            give_episodes(run, section, key=key, idle_s=idle_s, stop=stop, say=say)
+        else:
+            assert record is not None and upstream is not None and model is not None
+            asked = (upstream, read_key(UPSTREAM_KEY), upstream_model, text)
+            options = RecordingOptions(name, model, *asked, 1.0 if text else temperature, idle_s)
+            record_sessions(place(record)[0], options, section, key=key, stop=stop, say=say)
+    say("left")
+    end_at_once(stop.exit_code)  # an engine that never answers is not waited for

@@ -7,19 +7,13 @@ from typing import Annotated
 
 import typer
 
-from agentloop.cli.options import AsJson
+from agentloop.cli.options import AsJson, command_group
 from context.parse import PARSERS
 from context.templates.chat_template import RenderError
 from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files, templates_for
 from context.templates.template_report import TemplateReport, check_template
 
-app = typer.Typer(
-    help="Look at chat templates.",
-    epilog="Example: agentloop context check template.jinja",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = command_group(help="Look at chat templates.", epilog="Example: agentloop context check template.jinja")
 
 
 @app.callback()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentloop.cli.options import AsJson, Overrides
+from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import EnvironmentFactory, Task, open_tasks
@@ -25,12 +25,9 @@ from context.wording import visible_lines
 _DRAWN, _DEMONSTRATED = 100, 20
 """Tasks that are compared with each other; demonstrations that are judged."""
 _METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "state_key", "achieved", "demonstrate")
-app = typer.Typer(
+app = command_group(
     help="Look at an environment before anything is trained on it.",
     epilog="Example: agentloop env check examples/calculator.py:Calculator",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
 )
 Name = Annotated[
     str,

@@ -24,9 +24,7 @@ _LATE = {
         "engine": "Serve a run's policy with vLLM on this machine: started, watched, and always proved.",
         "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
         "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
-    },
-    "gateway_commands": {
-        "gateway": "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."
+        "gateway": "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run.",
     },
     "page_commands": {
         "inspect": "Show a buffer and its runs in a browser, live: on this machine, without a model.",

@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +42,10 @@ RunPlace = Annotated[
     Path | None,
     typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
 ]
+
+
+command_group = partial(typer.Typer, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+"""An app of commands below a word of their own."""
 
 
 class ResumingCommand(TyperCommand):

@@ -246,7 +246,8 @@ def export(
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
 def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the effective configuration, each key with its meaning."""
-    from agentloop.config.config_file import describe_config, load_config, to_plain
+    from agentloop.config.config_file import load_config, to_plain
+    from agentloop.config.describe import describe_config
 
     effective = load_config(file, overrides or [])
     print(json.dumps(to_plain(effective), indent=1) if as_json else describe_config(effective))

@@ -14,19 +14,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
-from agentloop.config.describe import describe_config
 from agentloop.config.keys import Key, schema_entries, value_at
 from agentloop.config.sections.model import MODEL_DEFAULTS
-from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
+from agentloop.config.strict_yaml import MAX_BYTES, KeyPath, read_yaml, shown
 from agentloop.errors import UserError
 from context.wording import nearest
 
-__all__ = ["describe_config", "is_config_file", "load_config", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
 _OWN = Path(__file__).parents[1] / "configs"
 
-KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath], str]
 """Where a key was written, as the start of an error: `FILE:LINE` or the override."""
 

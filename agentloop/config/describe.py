@@ -70,7 +70,6 @@ def changed_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def reference_yaml() -> str:
-    """What configs/reference.yaml holds."""
     return f"{_REFERENCE_HEADER}\n{describe_config(RunConfig())}"
 
 

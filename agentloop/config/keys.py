@@ -27,9 +27,8 @@ class Key:
     kinds: tuple[Mapping[str, Any], ...] = ()
     """What it may be, with the defaults of each kind; the first key says which one is meant."""
 
-    def default_with(self, model: str | None) -> Any:
-        """`model`: model.path."""
-        return self.default if model is None else self.model_default
+    def default_with(self, model_path: str | None) -> Any:
+        return self.default if model_path is None else self.model_default
 
     @property
     def dotted(self) -> str:
@@ -45,7 +44,6 @@ def schema_entries() -> dict[tuple[str, ...], Key | str]:
 
 
 def value_at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """What a plain configuration says at a path."""
     value: Any = values
     for name in path:
         value = value[name]

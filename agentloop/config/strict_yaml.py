@@ -18,7 +18,7 @@ from agentloop.errors import UserError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """A dotted path, in parts."""
 
 _WORDS = {
@@ -37,11 +37,11 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 @dataclass(frozen=True)
 class Document:
     value: Any
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
     """1-based line of each mapping key, by its path from the top."""
 
 
-def read_yaml(text: str, source: str, *, at: Path = ()) -> Document:
+def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Document:
     """The one YAML document in `text`, for the key `at` (the top by default).
 
     `source` names it in errors, `UserError`s of one line: `SOURCE:LINE: <key> must <rule>, got ...`.
@@ -84,7 +84,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _refuse_tricks(text: str, source: str, at: Path) -> None:
+def _refuse_tricks(text: str, source: str, at: KeyPath) -> None:
     """Refuse what recurses without limit or means more than it says, event by event, before anything is composed."""
     depth = 0
     event: Any
@@ -104,10 +104,10 @@ class _Builder:
     """Builds plain values from nodes, whose depth is bounded, by recursion."""
 
     def __init__(self, source: str) -> None:
-        self.lines: dict[Path, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._source = source
 
-    def value(self, node: Any, path: Path) -> Any:
+    def value(self, node: Any, path: KeyPath) -> Any:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -117,7 +117,7 @@ class _Builder:
             raise self._error(node, path, f"must be a finite number, got {shown(node.value)}.")
         return value
 
-    def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -131,7 +131,7 @@ class _Builder:
             values[key] = self.value(value_node, below)
         return values
 
-    def _error(self, node: Any, path: Path, rule: str) -> UserError:
+    def _error(self, node: Any, path: KeyPath, rule: str) -> UserError:
         return UserError(f"{_place(self._source, node)}: {_subject(path)} {rule}")
 
 
@@ -139,5 +139,5 @@ def _place(source: str, marked: Any) -> str:
     return f"{source}:{marked.start_mark.line + 1}"
 
 
-def _subject(path: Path) -> str:
+def _subject(path: KeyPath) -> str:
     return shown(".".join(path)) if path else "the file"

@@ -63,13 +63,12 @@ class Ranks:
         dist.all_gather(places, torch.cat([values, values.new_zeros(longest - len(values))]))
         return torch.cat([place[: int(length)] for place, length in zip(places, lengths, strict=True)])
 
-    def send_first(self, values: Tensor, owner: int) -> Tensor:
-        """Those of rank `owner`, on rank 0, in place. Called on these two ranks."""
-        if owner and self.index == owner:
-            dist.send(values, 0)
-        elif owner:
-            dist.recv(values, owner)
-        return values
+    def gather_shared(self, found: Sequence[T]) -> list[T]:
+        """What each rank has made of its `share`, of all ranks in the order before it."""
+        each: list[Any] = [found] * self.count
+        if self.several:
+            dist.all_gather_object(each, found)
+        return [one for turn in zip(*each, strict=True) for one in turn]
 
     def broadcast(self, call: object) -> None:
         """Rank 0: every other rank receives it."""

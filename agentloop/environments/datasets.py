@@ -59,7 +59,13 @@ def load_rows(section: TasksSection) -> TaskRows:
             f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
         )
     digest = digest_of([*digests, str(section.held_out_share)])
-    return TaskRows(_RowSubset(rows, kept), _RowSubset(rows, away), digest, 0)
+    return TaskRows(_chosen(rows, kept), _chosen(rows, away), digest, 0)
+
+
+def _chosen(rows: Any, numbers: Sequence[int]) -> Sequence[Row]:
+    """Rows by their numbers; a data set of the library, which may be larger than memory, selects them itself."""
+    found: Sequence[Row] = [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
+    return found
 
 
 def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
@@ -87,26 +93,14 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
     if name is None and not any(named):
         return rows
     wanted = name or _TRAIN
-    found = [number for number, split in enumerate(named) if split == wanted]
+    found = [row for row, split in zip(rows, named, strict=True) if split == wanted]
     if not found:
         there = ", ".join(sorted({str(split) for split in named if split is not None})) or "none in any row"
         raise UserError(
             f"tasks.data must hold rows whose field 'split' is {wanted!r}, got {there} in {data!r}. "
             "Name one of these, or write {split} for the split's name into the path."
         )
-    return _RowSubset(rows, found)
-
-
-@dataclass(frozen=True, repr=False)
-class _RowSubset(Sequence[Row]):
-    rows: Sequence[Row]
-    numbers: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.rows[self.numbers[number]]
+    return found
 
 
 def _file(path: str) -> Sequence[Row]:

@@ -239,7 +239,6 @@ def load_environment(
         with needing("mcp", "environment.mcp_servers"):  # here, for it takes a second and a half
             from agentloop.environments.mcp.attached import McpServers
         attached = McpServers(servers)
-    if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
     agent = agent_function(options["agent"]) if environment is AgentEnvironment else None

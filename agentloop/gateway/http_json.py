@@ -58,7 +58,6 @@ def kind_of(model: type[BaseModel]) -> str:
 
 
 def sse(value: Any, event: str | None = None) -> bytes:
-    """A server-sent event."""
     return (f"event: {event}\n".encode() if event else b"") + b"data: " + json_bytes(value) + b"\n\n"
 
 

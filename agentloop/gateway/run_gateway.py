@@ -1,8 +1,9 @@
-"""The gateway of a run: agents that it starts ask its policy, and end with it."""
+"""The gateway of a run, whose agents ask its policy and end with it; and the server that any gateway is behind."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,17 +12,21 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp
 
 from agentloop.config.sections.rollout import GatewaySection
+from agentloop.errors import UserError
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import EpisodeKeys
-from agentloop.gateway.server_thread import serving
 from agentloop.records import Completion
 from context.tokens.session_nodes import Node
+from replay.pages.serve import address_of, bound_socket, quiet_server
 
 _Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
+_IDLE_SECONDS = 600
+"""An agent's connection outlives its tools: one that is closed just when the agent asks again loses the request."""
 
 
 class OpenedSession(AgentSession):
@@ -75,3 +80,27 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
     with serving(app, host=section.host, port=section.port) as gateway.local_url:
         gateway.url = section.public_url or gateway.local_url
         yield gateway
+
+
+@contextmanager
+def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
+    """Serve the app within the block, and say at which URL; port 0: any that is free.
+
+    At its end, requests under way have the seconds of `quiet_server` to be answered in.
+    """
+    try:
+        listening = bound_socket(host, port)
+    except OSError as problem:
+        raise UserError(
+            f"gateway.host and gateway.port must be free to listen on, got {problem} for {host} port {port}. "
+            "Set gateway.port to 0 for any."
+        ) from problem
+    server = quiet_server(app)
+    server.config.timeout_keep_alive = _IDLE_SECONDS
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)
+    thread.start()
+    try:
+        yield address_of(listening, None).removesuffix("/")
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -20,8 +20,6 @@ _WHOLE = {"stop", "tool_calls"}
 
 
 class TextUpstream:
-    """A model that its provider serves."""
-
     def __init__(self, url: str, *, key: str | None, model: str, renderer: Renderer) -> None:
         """`url`: what clients of OpenAI take for their base URL; `renderer`: of the policy that is to imitate it."""
         self._client = AsyncOpenAI(base_url=url, api_key=key or "none")

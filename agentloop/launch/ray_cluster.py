@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agentloop.environments.check import needing
 from agentloop.errors import UserError, one_line
-from agentloop.launch.role_commands import RoleMember
-from agentloop.launch.roles_file import RaySection
+from agentloop.launch.roles import RaySection, RoleMember
 from agentloop.launch.supervised_role import Show, SupervisedRole
 from agentloop.launch.supervision import DEVICES, console, supervise
 
@@ -24,29 +24,23 @@ _CALL_S = 20.0
 _ALONE_S = 5.0
 
 
-class RoleActor:
+class RoleActor(SupervisedRole):
     """Supervises one command in a process of Ray's."""
 
     def __init__(self, member: RoleMember, run: Path, folder: str, launch: str, environment: Mapping[str, str]) -> None:
         os.chdir(folder)
-        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
+        self._unseen: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        self._role = SupervisedRole(member, run, {**environment, **own}, launch=launch, show=self._show)
+        super().__init__(member, run, {**environment, **own}, launch=launch, show=self._keep)
 
-    def _show(self, name: str, line: str) -> None:
-        self._lines.append((name, line))
+    def _keep(self, name: str, line: str) -> None:
+        self._unseen.append((name, line))
 
-    def look(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
-        """The lines since it was asked last, and the role's exit code, failure, and whether it runs."""
-        self._role.look()
-        lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        return lines, self._role.exit_code, self._role.failure, self._role.runs
-
-    def ask_to_leave(self) -> None:
-        self._role.ask_to_leave()
-
-    def end(self) -> None:
-        self._role.end()
+    def looked(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
+        """After a look, the lines since the last one, and its exit code, failure, and whether it runs."""
+        self.look()
+        lines = [self._unseen.popleft() for _ in range(len(self._unseen))]
+        return lines, self.exit_code, self.failure, self.runs
 
 
 class RemoteRole:
@@ -58,7 +52,7 @@ class RemoteRole:
         self.exit_code: int | None = None
         self.failure: str | None = None
         self._runs = True
-        self._asked = actor.look.remote()
+        self._asked = actor.looked.remote()
 
     @property
     def runs(self) -> bool:
@@ -79,7 +73,7 @@ class RemoteRole:
         for name, line in lines:
             self._show(name, line)
         self.exit_code, self.failure, self._runs = state
-        self._asked = self._actor.look.remote()
+        self._asked = self._actor.looked.remote()
 
     def ask_to_leave(self) -> None:
         self._actor.ask_to_leave.remote()
@@ -103,12 +97,8 @@ def launch_on_ray(members: Sequence[RoleMember], run: Path, settings: RaySection
 
 def _connected(address: str | None) -> Any:
     os.environ.setdefault(_USAGE, "0")
-    try:
+    with needing("ray", "--on ray"):
         import ray
-    except ImportError as error:
-        raise UserError(
-            "--on ray must find Ray, got none. Install the extra: pip install 'agentloop-replay[ray]'."
-        ) from error
     try:
         ray.init(address=address, include_dashboard=None, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import RoleMember
+from agentloop.launch.roles import RoleMember
 from agentloop.runs.run_folder import LOGS
 
 MARK = "AGENTLOOP_LAUNCHED"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import RoleMember
+from agentloop.launch.roles import RoleMember
 from agentloop.launch.supervised_role import Show, SupervisedRole, was_killed
 
 DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError, one_line, shortened
 from context import ChatTemplate, TokenCodec
-from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
+from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_ids_of
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def load_model(
     codec = _codec(tokenizer, path)
     if template is not None:
         tokenizer.chat_template = source_for(template, codec)
-    chat = _template(tokenizer, path, template_args)
-    return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
+    chat, listed = _template(tokenizer, path, template_args), getattr(model.generation_config, "eos_token_id", None)
+    return LoadedModel(codec, chat, stop_ids_of(codec, chat, tokenizer.eos_token or "", listed), model, tokenizer)
 
 
 def _check_shards(path: str | Path) -> None:
@@ -199,20 +199,6 @@ def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mappin
 def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """The tokens that it names: bos_token, eos_token, ..."""
     return {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-
-
-def _stop_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, codec: TokenCodec, template: ChatTemplate
-) -> frozenset[int]:
-    listed = getattr(model.generation_config, "eos_token_id", None)
-    known = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
-    declared = frozenset(i for i in known if isinstance(i, int))
-    stop_ids = declared | stop_tokens(template, codec, declared)
-    if not stop_ids:
-        raise UserError(
-            "model.path must name an end-of-turn token, got none in tokenizer, template or generation config."
-        )
-    return stop_ids
 
 
 def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:

@@ -6,14 +6,13 @@ none has a whole copy at any moment; the files are byte for byte those of a poli
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -24,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
 from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
@@ -33,6 +31,17 @@ LARGEST_FILE = 50 * 10**9
 """Bytes; what goes beyond begins another file. transformers' own default."""
 _ADAPTER_PREFIX = "base_model.model."
 """PEFT's, of the names in its files."""
+# In the order in which safetensors writes them.
+_TYPE_NAMES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class RowScores(NamedTuple):
@@ -109,11 +118,7 @@ class PolicyWeights:
     def save_head(self, file: Path, name: str) -> None:
         """The head's weight alone, under this name."""
         model: Any = self.model
-        weight: Tensor = model.get_output_embeddings().weight
-        if self._ranks.several:
-            stream_tensors(file, {name: weight}, self._ranks)
-        else:
-            save_file({name: weight.detach().cpu().contiguous()}, file, metadata={"format": "pt"})
+        stream_tensors(file, {name: model.get_output_embeddings().weight}, self._ranks)
 
     @torch.no_grad()
     def scores(
@@ -125,12 +130,8 @@ class PolicyWeights:
         otherwise.
         """
         own = [rows[0] if row is None else row for row in self._ranks.share(rows)]
-        dtype, width = getattr(torch, number_type), max(map(len, rows)) - 1
-        made = torch.stack([self._scored(row, dtype, temperature, most, width) for row in own])
-        whole = self._ranks.gather(made.flatten()).view(self._ranks.count, *made.shape)
-        # Row 0 is rank 0's, row 1 is rank 1's.
-        found = whole.transpose(0, 1).flatten(0, 1).tolist()
-        return [_row_scores(values, len(row) - 1, width) for row, values in zip(rows, found, strict=False)]
+        found = [self._scored(row, getattr(torch, number_type), temperature, most) for row in own]
+        return self._ranks.gather_shared(found)[: len(rows)]
 
     @torch.no_grad()
     def copy_to(self, copy: nn.Module | None) -> None:
@@ -143,16 +144,15 @@ class PolicyWeights:
             if copy is not None:
                 copies[name].copy_(whole)
 
-    def _scored(self, row: Sequence[int], dtype: torch.dtype, temperature: float, most: int, width: int) -> Tensor:
-        """What `_row_scores` reads, of one length for all rows."""
+    def _scored(self, row: Sequence[int], dtype: torch.dtype, temperature: float, most: int) -> RowScores:
         exact = self._logits(row, dtype, torch.float32)
         rounded = exact if dtype == torch.float32 else self._logits(row, dtype, dtype)
         given = torch.tensor(row[1:], device=exact.device)[:, None]
         scored, moved = (torch.log_softmax(logits[:-1], -1).gather(1, given)[:, 0] for logits in (exact, rounded))
         following, turned = (torch.log_softmax(logits[-1] / temperature, -1) for logits in (exact, rounded))
         ids = following.topk(min(most, len(following))).indices
-        rows = (nn.functional.pad(values, (0, width - len(given))) for values in (scored, moved - scored))
-        return torch.cat([values.double() for values in (*rows, ids, following[ids], (turned - following)[ids])])
+        nexts = _rounded(following[ids]), _rounded((turned - following)[ids])
+        return RowScores(_rounded(scored), _rounded(moved - scored), tuple(ids.tolist()), *nexts)
 
     def _logits(self, row: Sequence[int], dtype: torch.dtype, products: torch.dtype) -> Tensor:
         """[tokens, vocabulary] float32."""
@@ -172,12 +172,11 @@ class PolicyWeights:
                 adapter.target_modules = sorted(adapter.target_modules)
 
     def _save_parts(self, folder: Path) -> None:
-        kind, tensors = "model", {}
         if has_adapters(self.model):
-            own, kind = self.model.get_adapter_state_dict(), "adapter_model"
-            tensors = {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
+            own = self.model.get_adapter_state_dict()
+            kind, tensors = "adapter_model", {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
         else:
-            tensors = _stored(self.model)
+            kind, tensors = "model", _stored(self.model)
         split = split_torch_state_dict_into_shards(
             _stand_ins(tensors), filename_pattern=f"{kind}{{suffix}}.safetensors", max_shard_size=self._largest_file
         )
@@ -190,22 +189,9 @@ class PolicyWeights:
             (folder / f"{kind}.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
-def _row_scores(values: Sequence[float], tokens: int, width: int) -> RowScores:
-    most = (len(values) - 2 * width) // 3
-    ends = list(accumulate((width, width, most, most, most), initial=0))
-    given, moved, ids, following, turned = (values[start:end] for start, end in pairwise(ends))
-    return RowScores(
-        log_probs=_rounded(given[:tokens]),
-        rounding=_rounded(moved[:tokens]),
-        next_ids=tuple(map(int, ids)),
-        next_log_probs=_rounded(following),
-        next_rounding=_rounded(turned),
-    )
-
-
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+def _rounded(values: Tensor) -> tuple[float, ...]:
     """Each to a millionth of a nat: they are kept as text."""
-    return tuple(round(value, 6) for value in values)
+    return tuple(round(value, 6) for value in values.tolist())
 
 
 def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -236,3 +222,36 @@ def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> 
 def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """They have shapes and types, and no memory."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+
+
+def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Called on every rank with the same names. Rank 0 writes what safetensors' `save_file` would of the whole tensors.
+
+    A sharded tensor is taken from all ranks, any other from rank 0; no more than one is whole at a time. safetensors
+    writes only what is whole in memory: see docs/decisions/0013-streamed-weights.md. Raises ValueError for an odd type.
+    """
+    ordered = _ordered(tensors)
+    with nullcontext() if ranks.index else path.open("wb") as file:
+        if file is not None:
+            file.write(_header(ordered))
+        for tensor in ordered.values():
+            own = tensor.detach()
+            whole = own.full_tensor() if isinstance(own, DTensor) else own
+            if file is not None:
+                file.write(whole.cpu().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    kinds = [*_TYPE_NAMES]
+    return dict(sorted(tensors.items(), key=lambda item: (kinds.index(item[1].dtype), item[0])))
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _TYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

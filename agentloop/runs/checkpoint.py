@@ -18,7 +18,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE, explained
+from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explained
 from replay.storage.databases.disk import flush
 
 _RANDOM_TENSORS = "random.safetensors"
@@ -106,11 +106,6 @@ def readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted((path for path in _numbered(folder) if (path / COMPLETE).exists()), key=lambda path: int(path.name))
-
-
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     complete = complete_checkpoints(folder)
     return load_checkpoint(complete[-1]) if complete else None
@@ -119,13 +114,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 def prune(folder: Path, *, keep: int) -> None:
     """Remove all but the newest `keep` complete directories, and what kills have left half done before them."""
     kept = complete_checkpoints(folder)[-keep:]
-    for path in [*_numbered(folder), *folder.glob(f"*{_UNFINISHED}")]:
-        if path not in kept:
+    for path in list(folder.glob("*")):
+        if path not in kept and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):
             _remove(path)
-
-
-def _numbered(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*") if path.name.isdecimal()]
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

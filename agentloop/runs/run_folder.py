@@ -102,6 +102,12 @@ class RunFolder:
         return stream
 
 
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, or policies, in a folder of them, oldest first."""
+    marks = folder.glob(f"*/{COMPLETE}")
+    return sorted((mark.parent for mark in marks if mark.parent.name.isdecimal()), key=lambda path: int(path.name))
+
+
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
     path = claim_run_folder(config) if path is None else path

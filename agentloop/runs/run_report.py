@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from agentloop.config.config_file import describe_config, load_plain
+from agentloop.config.config_file import load_plain
+from agentloop.config.describe import describe_config
 from agentloop.errors import UserError
 from replay.pages.report import write_report
 from replay.records import RunRecord

@@ -11,7 +11,8 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.trajectories import Collected, environment_metrics
-from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
+from agentloop.runs.checkpoint import prune, save_checkpoint
+from agentloop.runs.run_folder import complete_checkpoints
 from agentloop.runs.signals import StopRequest
 from agentloop.runs.sinks import shown_trajectories
 from agentloop.training.collecting.by_loop import LoopCollection

@@ -1,31 +1,64 @@
 """A worker joins a run: it waits until the run is there, and has what the learner has, or is refused by name."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
 from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
-from agentloop.environments import open_tasks
+from agentloop.environments import RunEnvironments, Task, TaskSource, open_tasks
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
-from agentloop.workers.claims import IssuedTasks
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import OtherSchema, ReplayError
 from replay.records import RunRecord
 from replay.store import ReplayStore
+from replay.ticket_records import EVALUATION, TicketRecord
 
 _LOOK_AGAIN_S = 1.0
+_MOST_BATCHES = 8
+
+
+class IssuedTasks:
+    """Tasks of tickets, made from the run's own source by their numbers in the batch's plan; their hashes say so."""
+
+    def __init__(
+        self, source: TaskSource, environments: RunEnvironments, config: RunConfig, store: ReplayStore
+    ) -> None:
+        self._source, self._environments, self._store = source, environments, store
+        self._held_out_tasks = config.evaluation.tasks
+        self._made = lru_cache(_MOST_BATCHES)(self._make)
+
+    def of(self, tickets: Sequence[TicketRecord]) -> list[Task]:
+        """The tasks to run, by what was planned. Raises UserError where this machine makes other tasks."""
+        found = []
+        for ticket in tickets:
+            known = self._made(ticket.run, None if ticket.purpose == EVALUATION else ticket.iteration)
+            if ticket.task not in known:
+                raise UserError(
+                    f"tasks of a worker must be the learner's, got none with the hash {ticket.task[:12]} for iteration "
+                    f"{ticket.iteration}. Use the run's own environment, tasks.data and version of agentloop."
+                )
+            found.append(known[ticket.task])
+        return found
+
+    def _make(self, run: str, iteration: int | None) -> dict[str, Task]:
+        """Tasks by their hashes, of a batch or (None) of the evaluation."""
+        if iteration is None:
+            tasks = self._source.held_out(self._held_out_tasks)
+        else:
+            batch = self._store.tickets.planned_batch(run, iteration)
+            tasks = [self._source.train(index) for index in batch.plan["tasks"]] if batch else []
+        return {self._environments.task_hash(task): task for task in tasks}
 
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """What a worker collects with."""
-
     config: RunConfig
     id: str
     store: ReplayStore
@@ -77,7 +110,7 @@ def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[R
             return _opened(path)
         except OtherSchema:
             raise
-        except (_NotThereYet, ReplayError) as problem:
+        except ReplayError as problem:
             if time.monotonic() >= deadline:
                 raise UserError(
                     f"RUN must be there within --wait {wait_s:g} s, got {str(path)!r} ({problem}). "
@@ -89,13 +122,10 @@ def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[R
         time.sleep(_LOOK_AGAIN_S)
 
 
-class _NotThereYet(Exception):
-    """What the learner has still to make."""
-
-
 def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
+    """Raises ReplayError for what the learner has still to make."""
     if not has_run(path):
-        raise _NotThereYet("no run.json in it")
+        raise ReplayError("no run.json in it")
     folder = open_run_folder(path)
     if folder.config.collection.by != "workers":
         raise UserError(
@@ -103,7 +133,7 @@ def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
             "collects by itself. Train another run with --set collection.by=workers."
         )
     if not (folder.start / COMPLETE).exists() or not folder.environments:
-        raise _NotThereYet("the learner has not begun it")
+        raise ReplayError("the learner has not begun it")
     store = ReplayStore.open(folder.database)
     try:
         return folder, store, store.run(folder.run_id)

@@ -29,7 +29,7 @@ from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
-from agentloop.gateway.server_thread import serving
+from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.signals import StopRequest

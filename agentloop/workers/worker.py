@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
@@ -19,13 +19,12 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
-from agentloop.workers.claims import HeldClaims
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.run_view import ListedEngines, Looks
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
-from replay.ticket_records import EVALUATION, Claim, RunView
+from replay.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
 
 if TYPE_CHECKING:
     from agentloop.workers.episodes_on_request import EpisodeDesk
@@ -214,6 +213,49 @@ class Worker:
     async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
         """Asked in the one thread that talks to the database."""
         return await asyncio.get_running_loop().run_in_executor(self._database, question, *args)
+
+
+class HeldClaims:
+    """A ticket in its last try is run by itself: should it end this worker, no other one has lost a try by it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[Place, Claim] = {}
+        self._alone: Place | None = None
+        """In its last try."""
+        self._makes_room = False
+        """A ticket in its last try waits until this worker holds no other."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def all(self) -> list[Claim]:
+        return list(self._held.values())
+
+    @property
+    def wanted(self) -> int:
+        if self._makes_room:
+            return 0 if self._held else 1
+        return 0 if self._alone is not None else self._most - len(self._held)
+
+    def add(self, claims: Sequence[Claim]) -> tuple[list[Claim], list[Claim]]:
+        """What is held and run from now on, and what must be given back."""
+        last = [claim for claim in claims if claim.tries >= MOST_TRIES]
+        others = [claim for claim in claims if claim.tries < MOST_TRIES]
+        if last and not others and not self._held:
+            others, last = last[:1], last[1:]
+            self._alone = others[0].place
+        self._makes_room = bool(last)
+        self._held.update({claim.place: claim for claim in others})
+        return others, last
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """They have ended, or are another's."""
+        for place in places:
+            self._held.pop(place, None)
+            if place == self._alone:
+                self._alone = None
 
 
 def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[str]:

@@ -87,7 +87,7 @@ def from_template(source: str, *, template_args: Mapping[str, Any] | None = None
     """A template with a byte-level tokenizer made for it: says what the template does, not what a model reads."""
     template = ChatTemplate(source, _FALLBACK_SPECIALS, args=template_args)
     codec = TokenCodec(train_tokenizer(source.splitlines(), spelled_controls(source)).to_str())
-    return _files(codec, template, _FALLBACK_SPECIALS)
+    return ModelFiles(codec, template, stop_ids_of(codec, template, _FALLBACK_SPECIALS["eos_token"]))
 
 
 def spelled_controls(source: str) -> list[str]:
@@ -238,8 +238,7 @@ def _from_folder(folder: Path, template: str | None, template_args: Mapping[str,
             "Use an instruction-tuned model, or set context.template."
         )
     listed = _json(folder / "generation_config.json").get("eos_token_id")
-    ids = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
-    return _files(codec, chosen, special, ids)
+    return ModelFiles(codec, chosen, stop_ids_of(codec, chosen, special.get("eos_token", ""), listed))
 
 
 def named_controls(special: Mapping[str, str]) -> frozenset[str]:
@@ -289,18 +288,17 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
         ) from None
 
 
-def _files(
-    codec: TokenCodec, template: ChatTemplate, special: Mapping[str, str], listed: Sequence[int] = ()
-) -> ModelFiles:
-    eos = codec.token_id(special.get("eos_token", ""))
-    declared = frozenset([*listed, *(() if eos is None else (eos,))])
+def stop_ids_of(codec: TokenCodec, template: ChatTemplate, eos: str, listed: Any = None) -> frozenset[int]:
+    """What ends a reply: eos, what the template ends one with, and what the generation's configuration lists."""
+    known = [*(listed if isinstance(listed, list) else [listed]), codec.token_id(eos)]
+    declared = frozenset(i for i in known if type(i) is int and i >= 0)
     stop_ids = declared | stop_tokens(template, codec, declared)
     if not stop_ids:
         raise RenderError(
             "model must name an end-of-turn token, got none in its tokenizer or template. Name an eos_token in "
             "tokenizer_config.json."
         )
-    return ModelFiles(codec, template, stop_ids)
+    return stop_ids
 
 
 def _read(path: Path) -> str:

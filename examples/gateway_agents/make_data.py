@@ -18,7 +18,7 @@ from agentloop import Message, Task, ToolCall
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.gateway.agent_request import AgentReply, AgentRequest
 from agentloop.gateway.endpoints import create_app
-from agentloop.gateway.server_thread import serving
+from agentloop.gateway.run_gateway import serving
 from agentloop.user_code import load_function
 from context.messages import to_template
 from examples.chat_rows import write_lines

@@ -10,7 +10,7 @@ from typing import Any
 from agentloop.gateway.agent_request import AgentReply, AgentRequest
 from agentloop.gateway.endpoints import PING_SECONDS, create_app
 from agentloop.gateway.episode_keys import EpisodeKeys
-from agentloop.gateway.server_thread import serving
+from agentloop.gateway.run_gateway import serving
 from context import Message, ToolCall
 
 EPISODE = "quarry-1"

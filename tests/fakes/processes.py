@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
-from agentloop.runs.checkpoint import complete_checkpoints
+from agentloop.runs.run_folder import complete_checkpoints
 from tests.fakes.runs import ROOT, buffer_of, rows
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentloop.runs.checkpoint import complete_checkpoints
+from agentloop.runs.run_folder import complete_checkpoints
 from agentloop.training.train import train
 from tests.fakes.processes import assert_sound, write_config
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config

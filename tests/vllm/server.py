@@ -6,8 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.serving.engine_process import EngineProcess, free_port
-from agentloop.engines.serving.vllm_command import ServeOptions, serve_command, serve_environment
+from agentloop.engines.serving.engine_process import (
+    EngineProcess,
+    ServeOptions,
+    free_port,
+    serve_command,
+    serve_environment,
+)
 from tests.fakes.runs import ROOT
 
 EXECUTABLE = ROOT / ".vllm" / "bin" / "vllm"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from agentloop.cli.options import command_group
 from context.wording import visible_lines
 from replay.errors import ReplayError
 from replay.questions.open_buffer import OpenBuffer, open_buffer
@@ -17,13 +18,7 @@ from replay.questions.open_buffer import OpenBuffer, open_buffer
 if TYPE_CHECKING:
     from agentloop.runs.run_folder import RunFolder
 
-app = typer.Typer(
-    help="Look into a replay buffer.",
-    epilog="Example: agentloop replay ls --failed",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = command_group(help="Look into a replay buffer.", epilog="Example: agentloop replay ls --failed")
 Run = Annotated[
     str | None,
     typer.Argument(

@@ -164,15 +164,8 @@ def demonstrations(
         if buffer.folder is not None and run_identity(buffer.folder).id is not None:
             folder = run_folder_of(buffer)
             environments, _ = open_tasks(folder.config, folder.environments)
-        found = write_demonstrations(
-            buffer.store,
-            environments,
-            file,
-            where=chosen(buffer.run, filter),
-            limit=limit,
-            force=force,
-            progress=lambda done, total: show("write", done, total),
-        )
+        asked: dict[str, Any] = {"limit": limit, "force": force, "progress": partial(show, "write")}
+        found = write_demonstrations(buffer.store, environments, file, where=chosen(buffer.run, filter), **asked)
     _end_with(found, str(file), file.stat().st_size)
 
 

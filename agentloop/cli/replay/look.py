@@ -274,10 +274,6 @@ _TASKS: dict[str, Cell] = {
 }
 
 
-_COMPLETE = "COMPLETE"
-"""Marks whole checkpoints; see agentloop.runs.checkpoint."""
-
-
 @app.command(epilog="Example: agentloop replay lineage 12, or: agentloop replay lineage 3f9a21")
 def lineage(
     what: Annotated[
@@ -328,12 +324,10 @@ def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
     """The oldest checkpoint still there whose weights have learned from that iteration."""
-    found = folder / "checkpoints" if folder else None
-    if found is None or not found.is_dir():
-        return None
-    whole = sorted(int(p.name) for p in found.iterdir() if p.name.isdecimal() and (p / _COMPLETE).exists())
-    later = [number for number in whole if number >= iteration]
-    return str(found / f"{later[0]:06d}") if later else None
+    from agentloop.runs.run_folder import complete_checkpoints  # here: other commands need no configuration
+
+    found = [] if folder is None else complete_checkpoints(folder / "checkpoints")
+    return next((str(checkpoint) for checkpoint in found if int(checkpoint.name) >= iteration), None)
 
 
 _FED: dict[str, Cell] = {

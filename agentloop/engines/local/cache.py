@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -146,10 +147,8 @@ class EpisodeCache(KeyValueCache):
         index = torch.tensor(rows, device=self._model.device)
         for layer, other in zip(self._states.layers, part._states.layers, strict=True):
             layer.rejoin(index, other)
-        real = self._real.new_zeros((len(self._real), part._real.shape[1]))
-        real[:, : self._real.shape[1]] = self._real
-        real[index] = part._real
-        self._real = real
+        self._real = pad(self._real, (0, part._real.shape[1] - self._real.shape[1]))
+        self._real[index] = part._real
         self._length[index] = part._length
 
     def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:

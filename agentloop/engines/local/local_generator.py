@@ -70,15 +70,11 @@ class LocalGenerator:
             self.model, self._rounded = _rounded_copy(model)
         self._stop_ids = stop_ids
         self._stop_strings = stop_strings or None
-        self._version = policy_version
+        self.policy_version = policy_version
         self._random = torch.Generator(device=model.device)
         self._temperature = 1.0
         fixed = self._as_on_gpu and FixedCache.suits(self.model)
         self._cache = FixedCache(self.model) if fixed else EpisodeCache(self.model)
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
 
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
         """Another one of the same policy that multiplies as `compute` says."""
@@ -86,7 +82,7 @@ class LocalGenerator:
             self._trained,
             stop_ids=self._stop_ids,
             stop_strings=self._stop_strings,
-            policy_version=self._version,
+            policy_version=self.policy_version,
             compute=compute,
             as_on_gpu=self._as_on_gpu,
         )
@@ -97,7 +93,7 @@ class LocalGenerator:
 
     def published(self, version: int) -> None:
         """New weights are in place."""
-        self._version = version
+        self.policy_version = version
         self._cache.forget()
         for rounded, trained in self._rounded:
             rounded.copy_(trained.detach())
@@ -122,7 +118,7 @@ class LocalGenerator:
                 self._cache.admit(requests)
             logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
             self._decode(self._cache, replies, logits)
-        return [reply.completion(self._version) for reply in replies]
+        return [reply.completion(self.policy_version) for reply in replies]
 
     def _decode(self, cache: KeyValueCache, replies: Sequence[_Reply], logits: Tensor) -> None:
         """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
@@ -146,7 +142,7 @@ class LocalGenerator:
         for reply, token, log_prob, entropy in zip(replies, *sampled, strict=True):
             if math.isnan(log_prob):
                 raise TrainingStopped(
-                    f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
+                    f"log-probs of the policy must be numbers, got NaN from policy version {self.policy_version}. "
                     "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
                 )
             if reply.ended:

@@ -5,10 +5,10 @@ Control routes ask for no key and change the policy: a server that has them must
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 
@@ -45,7 +45,7 @@ class Scored:
     label: str
 
 
-class EngineControl:
+class EngineControl(AbstractContextManager["EngineControl"]):
     """A server at `url`, which calls its model `model`. Calls wait at most `timeout_s`; none is made twice."""
 
     def __init__(self, url: str, *, model: str, key: str | None = None, timeout_s: float = 300.0) -> None:
@@ -63,10 +63,7 @@ class EngineControl:
         self.wake_s = 0.0
         """Seconds that it took to wake up when it last did."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def healthy(self) -> bool:

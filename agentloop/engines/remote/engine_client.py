@@ -7,16 +7,17 @@ import random
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import httpx2
 
 from agentloop.config import RunConfig
 from agentloop.engines.generator import GenerationRequest
-from agentloop.engines.remote.ended_engine import ended_before
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
     EngineAway,
@@ -38,7 +39,7 @@ from agentloop.engines.remote.vllm_protocol import (
     generate_body,
     read_reply,
 )
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import TrainingStopped, UserError, one_line, shortened
 from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
@@ -197,8 +198,7 @@ class RemoteEngine:
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
-        server, weights = self._servers[url], self._urls.weights(url)
-        assert weights is not None  # chosen just now, and nothing was awaited since
+        server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since it was chosen
         body = generate_body(
             weights.adapter or server.model,
             request.prompt_ids,
@@ -221,7 +221,7 @@ class RemoteEngine:
             stop_ids=self._stop_ids,
             vocab_size=self._vocab_size,
             weights=weights,
-            versions=None if self._one_version else self._urls.versions(url),
+            versions=None if self._one_version else self._urls.versions[url],
         )
 
     async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
@@ -252,7 +252,7 @@ class RemoteEngine:
             return
         labels = {span.label for span in reply.spans} - {UNLABELLED}
         waited = 0.0
-        while labels - self._urls.versions(url).keys() and waited < self._limits.proof_timeout_s:
+        while labels - self._urls.versions[url].keys() and waited < self._limits.proof_timeout_s:
             await asyncio.sleep(_LOOK_AGAIN_S)
             waited += _LOOK_AGAIN_S
 
@@ -304,7 +304,7 @@ def _answering(
         try:
             return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
         except EngineAway as error:
-            ended = ended_before(section.urls, folders, since=began)
+            ended = _ended_before(section.urls, folders, since=began)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise
@@ -312,3 +312,38 @@ def _answering(
                 note(f"waiting for the engines, for {left:.0f} s at most: {error}{ended}")
                 say_at = time.monotonic() + _SAY_AGAIN_S
             time.sleep(_WAIT_S)
+
+
+@contextmanager
+def noted_end(folder: Path, port: int) -> Iterator[None]:
+    """Within, `agentloop engine` starts and watches one at this port; why that ended is then in a file of `folder`."""
+    note = _note(folder, port)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
+    reason = "it was stopped"
+    try:
+        yield
+    except BaseException as error:
+        reason = str(error) if isinstance(error, (UserError, TrainingStopped)) else one_line(error)
+        raise
+    finally:
+        note.write_text(reason)
+
+
+def _ended_before(urls: Sequence[str], folders: Sequence[Path], *, since: float) -> str:
+    """What to say of engines that ended before `since`, in seconds. Raises UserError where one has ended after it."""
+    said = ""
+    for url in urls:
+        for note in (_note(folder, urlsplit(url).port or 0) for folder in folders):
+            if note.exists():
+                if note.stat().st_mtime >= since:
+                    raise UserError(
+                        f"engine.urls must answer, got nothing from {url}, whose `agentloop engine` has ended: "
+                        f"{note.read_text()} Start it again, then this."
+                    )
+                said += f" The last `agentloop engine` there has ended: {note.read_text()}"
+    return said
+
+
+def _note(folder: Path, port: int) -> Path:
+    return folder / f"engine-{port}.ended"

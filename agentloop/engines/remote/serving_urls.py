@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 UNLABELLED = "default"
@@ -24,8 +24,10 @@ class ServingUrls:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.all = tuple(urls)
-        self._serving: dict[str, Weights] = {}
-        self._versions: dict[str, dict[str, int]] = {url: {} for url in urls}
+        self.serving: dict[str, Weights] = {}
+        """What each engine serves now; an engine for which that has not been proved is not in here."""
+        self.versions: dict[str, dict[str, int]] = {url: {} for url in urls}
+        """All that an engine was ever proved for, by the label that its spans give them."""
         self._rests_until = dict.fromkeys(urls, 0.0)
         self._gone_since: dict[str, float] = {}
         self.newest: int | None = None
@@ -34,22 +36,14 @@ class ServingUrls:
     def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
         """The engines at `urls` were proved to serve this version; the others go on with theirs."""
         for url in urls:
-            self._versions[url][label] = version
-            self._serving[url] = Weights(version, adapter)
+            self.versions[url][label] = version
+            self.serving[url] = Weights(version, adapter)
         self.newest = version
         self._rests_until |= dict.fromkeys(urls, 0.0)
 
     def withdraw(self, url: str) -> None:
         """Ask this engine no more until it is published to again: its weights are not known."""
-        self._serving.pop(url, None)
-
-    def weights(self, url: str) -> Weights | None:
-        """What it serves now; None where that has not been proved."""
-        return self._serving.get(url)
-
-    def versions(self, url: str) -> Mapping[str, int]:
-        """All that this engine was ever proved for, by the label that its spans give them."""
-        return self._versions[url]
+        self.serving.pop(url, None)
 
     def failed(self, url: str) -> None:
         """Let other episodes go round it for a moment, where there is another."""
@@ -73,4 +67,4 @@ class ServingUrls:
             own = hashlib.blake2b(f"{episode} {url}".encode(), digest_size=8).digest()
             return url in tried, self._rests_until[url] > now, own
 
-        return min(self._serving, key=rank, default=None)
+        return min(self.serving, key=rank, default=None)

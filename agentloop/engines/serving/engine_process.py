@@ -1,20 +1,32 @@
-"""One `vllm serve` under way, with all the processes it starts."""
+"""`vllm serve`: how it is started so that a policy can be published to it, and one under way with all it starts."""
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
-from agentloop.engines.serving.vllm_command import LOOPBACK
-from agentloop.errors import UserError, shortened
+from agentloop.engines.remote.server_facts import LEAST_VERSION, check_version
+from agentloop.errors import UserError, one_line, shortened
 
+LOOPBACK = "127.0.0.1"
+EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
+_THEIR_KEY_VARIABLE = "VLLM_API_KEY"
+_VERSION_S = 300.0
+"""Its imports take a while."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the most; adapters may have fewer."""
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""They name this program's packages; vLLM has its own."""
 _LOOK_AGAIN_S = 0.5
 _GRACE_S = 20.0
 _LAST_LINES = 200
@@ -33,13 +45,103 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a person may choose; every other setting is what proved publishing needs."""
+
+    model: str
+    """A folder or a hub id."""
+    served_model_name: str = "policy"
+    port: int = 8000
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    """None: as long as the model allows."""
+    lora_rank: int = 0
+    """Most ranks of an adapter; 0: whole models are published."""
+    further: tuple[str, ...] = ()
+    """Words for `vllm serve` that are passed on as they are."""
+    memory_share: float | None = None
+    """What it takes of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """How it sleeps while a learner has the GPU. 1: weights move to the host's memory, 2: they are discarded; the
+    key-value cache is, at both. 0: it never does.
+    """
+    shares_memory: bool = False
+    """Weights come through the GPU's memory. Whoever reaches its port can then run programs as its user does."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
+    """The executable named, else AGENTLOOP_VLLM's, else the PATH's. Raises UserError for none or an old one."""
+    key, wanted = "--vllm" if named else EXECUTABLE_VARIABLE, named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
+    found = shutil.which(wanted)
+    if found is None:
+        raise UserError(
+            f"{key} must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
+            "environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
+            f"'vllm>={LEAST_VERSION}'), then set {EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
+        )
+    check_version(_version_of(found, environment), key=key, where=found)
+    return Path(found)
+
+
+def _version_of(executable: str, environment: Mapping[str, str]) -> str:
+    """What it prints: the version is a line of its own, among what its imports have to say."""
+    try:
+        said = subprocess.run(
+            [executable, "--version"], env=environment, capture_output=True, text=True, timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return one_line(error)
+    lines = said.stdout.split("\n")
+    return next((line for line in lines if re.match(r"\d+\.\d+", line)), f"exit code {said.returncode}")
+
+
+def serve_command(executable: Path, options: ServeOptions) -> list[str]:
+    """The words to start. No key is among them: every user of the machine sees them."""
+    command = [str(executable), "serve", options.model, "--served-model-name", options.served_model_name]
+    # Routes that change the weights ask for no key.
+    command += ["--host", LOOPBACK, "--port", str(options.port), "--dtype", options.dtype]
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    if options.max_model_len is not None:
+        command += ["--max-model-len", str(options.max_model_len)]
+    if options.lora_rank:
+        # Two versions at once: replies under way finish with the one before.
+        allowed = next((rank for rank in _LORA_RANKS if rank >= options.lora_rank), options.lora_rank)
+        command += ["--enable-lora", "--max-lora-rank", str(allowed), "--max-loras", "2"]
+    if options.memory_share is not None:
+        command += ["--gpu-memory-utilization", f"{options.memory_share:g}"]
+    if options.sleep_level:
+        command.append("--enable-sleep-mode")
+    if options.shares_memory:
+        command += ["--weight-transfer-config", '{"backend": "ipc"}']
+    return [*command, *options.further]
+
+
+def serve_environment(options: ServeOptions, key: str | None, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment to start it in, made from `base`."""
+    kept = {name: value for name, value in base.items() if name not in (*_OURS, KEY_VARIABLE)}
+    kept["VLLM_SERVER_DEV_MODE"] = "1"
+    kept.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if options.lora_rank:
+        kept["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.shares_memory:
+        kept["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of memory come pickled
+    if key is not None:
+        kept[_THEIR_KEY_VARIABLE] = key
+    return kept
+
+
 class EngineProcess:
     """Started by the constructor; its output goes to `log`, after what is there. On Linux it ends with this process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path) -> None:
         _check_free(port)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = log
+        self.log = log
         with log.open("ab") as output:
             self._process = _started(command, environment, output)
 
@@ -58,13 +160,13 @@ class EngineProcess:
         while not stopped():
             if self.exit_code is not None:
                 raise UserError(
-                    f"vllm serve must start, got exit code {self.exit_code}: {self.last_error()} All of it: {self._log}"
+                    f"vllm serve must start, got exit code {self.exit_code}: {self.last_error()} All of it: {self.log}"
                 )
             if ready():
                 return True
             if time.monotonic() > end:
                 raise UserError(
-                    f"vllm serve must answer within {limit_s:g} s, got nothing. What it says: {self._log} "
+                    f"vllm serve must answer within {limit_s:g} s, got nothing. What it says: {self.log} "
                     "(`agentloop engine` takes a longer --start-timeout)"
                 )
             time.sleep(_LOOK_AGAIN_S)
@@ -72,7 +174,7 @@ class EngineProcess:
 
     def last_error(self) -> str:
         """The last line of its output that names an error, or the last one."""
-        with self._log.open(encoding="utf-8", errors="replace") as file:
+        with self.log.open(encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in deque(file, _LAST_LINES) if line.strip()]
         causes = [line for line in lines if any(cause in line for cause in _CAUSES)]
         return shortened((causes or lines or ["it said nothing."])[-1])
@@ -89,6 +191,21 @@ class EngineProcess:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+@contextmanager
+def vllm_process(
+    options: ServeOptions, key: str | None, *, folder: Path, say: Callable[[str], None], vllm: Path | None = None
+) -> Iterator[EngineProcess]:
+    """Within, `vllm serve` runs, with a log in `folder`. `vllm`: see `find_vllm`. Raises UserError where it can't."""
+    environment, log = serve_environment(options, key, os.environ), folder / f"engine-{options.port}.log"
+    command = serve_command(find_vllm(vllm, environment), options)
+    say(f"starting vllm serve {options.model} (log: {log})")
+    process = EngineProcess(command, environment, port=options.port, log=log)
+    try:
+        yield process
+    finally:
+        process.end()
 
 
 def _started(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:

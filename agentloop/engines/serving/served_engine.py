@@ -1,6 +1,5 @@
 """The engine that a run has for itself: started with it, and gone with it, however the run ends."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +8,7 @@ from pathlib import Path
 from agentloop.config import RunConfig
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
-from agentloop.engines.serving.engine_process import EngineProcess, free_port
-from agentloop.engines.serving.vllm_command import (
-    EXECUTABLE_VARIABLE,
-    ServeOptions,
-    find_vllm,
-    serve_command,
-    serve_environment,
-)
+from agentloop.engines.serving.engine_process import EngineProcess, ServeOptions, free_port, vllm_process
 from agentloop.errors import TrainingStopped
 
 _START_S = 1800.0
@@ -32,11 +24,8 @@ class EngineEnded(TrainingStopped):
 class ServedEngine:
     """It answers. Nobody starts it again: a run that goes on starts one, and gives it its last weights."""
 
-    def __init__(self, options: ServeOptions, process: EngineProcess, control: EngineControl, log: Path) -> None:
-        self.options = options
-        self._process = process
-        self._control = control
-        self._log = log
+    def __init__(self, options: ServeOptions, process: EngineProcess, control: EngineControl) -> None:
+        self.options, self._process, self._control = options, process, control
 
     def check(self) -> None:
         """Raises EngineEnded where it is not there any more, or does not answer for a while."""
@@ -46,8 +35,8 @@ class ServedEngine:
                 code = self._process.exit_code
                 found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
                 raise EngineEnded(
-                    f"the run's own engine must stay up, got {found}. What it says: {self._log} Run again with "
-                    "--resume, which starts another."
+                    f"the run's own engine must stay up, got {found}. What it says: {self._process.log} Run again "
+                    "with --resume, which starts another."
                 )
             time.sleep(_LOOK_AGAIN_S)
 
@@ -79,14 +68,10 @@ def served_engine(
     options: ServeOptions, *, key_variable: str, run: Path, note: Callable[[str], None]
 ) -> Iterator[ServedEngine]:
     """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError where it does not."""
-    key, log = read_key(key_variable), run / f"engine-{options.port}.log"
-    environment = serve_environment(options, key, os.environ)
-    command = serve_command(find_vllm(None, environment, key=EXECUTABLE_VARIABLE), options)
-    note(f"starting vllm serve {options.model} (log: {log})")
-    process = EngineProcess(command, environment, port=options.port, log=log)
-    try:
-        with EngineControl(options.url, model=options.served_model_name, key=key) as control:
-            process.wait_until(control.healthy, limit_s=_START_S, stopped=lambda: False)
-            yield ServedEngine(options, process, control, log)
-    finally:
-        process.end()
+    key = read_key(key_variable)
+    with (
+        vllm_process(options, key, folder=run, say=note) as process,
+        EngineControl(options.url, model=options.served_model_name, key=key) as control,
+    ):
+        process.wait_until(control.healthy, limit_s=_START_S, stopped=lambda: False)
+        yield ServedEngine(options, process, control)

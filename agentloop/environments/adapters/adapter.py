@@ -30,12 +30,16 @@ class Adapter(Environment):
         raise NotImplementedError
 
     def task_of(self, key: str, asked: Any) -> Task:
-        """The task whose episode is reset by `asked`, which its payload has under this key."""
+        """The task whose episode is reset by `asked`, which its payload has under this key, and nothing else."""
         try:
             shown = self.reset(asked)
         finally:
             self.close()
         return Task(f"{self.goal}\n\n{shown}".strip(), {key: asked})
+
+    def start(self, task: Task) -> None:
+        (asked,) = task.payload.values()
+        self.reset(asked)
 
     def observed(self, text: str, reward: float | None, *, over: bool) -> str:
         self.total += reward or 0.0

@@ -47,9 +47,6 @@ class GymnasiumText(Adapter):
     def make_task(self, rng: random.Random) -> Task:
         return self.task_of("seed", rng.randrange(LARGEST_SEED))
 
-    def start(self, task: Task) -> None:
-        self.reset(task.payload["seed"])
-
     def close(self) -> None:
         if self._made is not None:
             self._made.close()

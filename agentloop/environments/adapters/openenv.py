@@ -15,6 +15,7 @@ from agentloop.errors import UserError, one_line
 
 _MOST_BYTES = 8 << 20
 _NEVER_SHOWN = ("metadata",)
+_ENDED = "the server has ended"
 
 
 class OpenEnv(Adapter):
@@ -55,9 +56,6 @@ class OpenEnv(Adapter):
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         return self.task_of("reset", {**self._asked, **row})
 
-    def start(self, task: Task) -> None:
-        self.reset(task.payload["reset"])
-
     def close(self) -> None:
         if self._session is not None:
             self._session.__exit__(None, None, None)
@@ -74,27 +72,23 @@ class OpenEnv(Adapter):
         self._socket = self._session.__enter__()
         try:
             return self._shown(self._ask("reset", asked))
-        except (ToolFailed, _Lost) as error:
+        except ToolFailed as error:
             self.close()
             raise UserError(
-                f"{self._url} must have a session for each episode and reset it by {dict(asked)}, got: {error}. "
-                "Mend the server, let it have more sessions, or lower rollout.parallel."
+                f"{self._url} must have a session for each episode and reset it by {dict(asked)}, got: "
+                f"{error.problem or error}. Mend the server, let it have more sessions, or lower rollout.parallel."
             ) from error
 
     def _step(self, action: Mapping[str, Any]) -> str:
         if self.over:
             return OVER
         if self._session is None:
-            raise ToolFailed("the server has ended", kind=CRASHED)
-        try:
-            result = self._ask("step", action)
-        except _Lost as error:
-            self.close()
-            raise ToolFailed("the server has ended", kind=CRASHED, problem=str(error)) from error
+            raise ToolFailed(_ENDED, kind=CRASHED)
+        result = self._ask("step", action)
         return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The session's answer. Raises _Lost where it has ended, ToolFailed where it refuses."""
+        """The session's answer. Raises ToolFailed where it refuses, or has ended, and is closed then."""
         from httpx2 import HTTPError
         from httpx2.websockets import HTTPXWSException
         from wsproto.utilities import LocalProtocolError
@@ -104,10 +98,10 @@ class OpenEnv(Adapter):
             with suppress(LocalProtocolError):
                 self._socket.send_text(json.dumps({"type": kind, "data": dict(data)}))
             answer = json.loads(self._socket.receive_text(timeout=self._timeout_s))
-        except TimeoutError as error:
-            raise _Lost(f"no answer within {self._timeout_s:g} s") from error
-        except (HTTPXWSException, HTTPError) as error:
-            raise _Lost(one_line(error)) from error
+        except (TimeoutError, HTTPXWSException, HTTPError) as error:
+            self.close()
+            found = f"no answer within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else one_line(error)
+            raise ToolFailed(_ENDED, kind=CRASHED, problem=found) from error
         if answer["type"] == "error":
             raise ToolFailed(str(answer["data"].get("message", answer["data"])))
         return dict(answer["data"])
@@ -137,7 +131,3 @@ class OpenEnv(Adapter):
             ) from error
         properties = {name: part for name, part in schema.get("properties", {}).items() if name not in _NEVER_SHOWN}
         return {**schema, "properties": properties, "required": schema.get("required", [])}
-
-
-class _Lost(Exception):
-    """The session has ended."""

@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, ContentBlock, TextContent, Tool
 
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
-from agentloop.environments.mcp.connection import Connection, ServerGone
+from agentloop.environments.mcp.connection import Connection
 from agentloop.environments.mcp.transports import submit
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, arguments_of, tools_of, with_tools
@@ -41,7 +41,7 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
         if variable not in os.environ:
             key = "token_env" if variable == section.token_env else "pass_env"
             raise UserError(f"{where}.{key} must name variables that are set, got {variable!r}. Set it, or remove it.")
-    connection = Connection(section)
+    connection = Connection(name, section)
     try:
         await connection.open()
         found = await connection.tools()
@@ -105,7 +105,7 @@ class McpServers:
     @contextmanager
     def connected(self, environment: Environment) -> Iterator[Future[Any]]:
         """Connect this instance: programs are started for it, which the future waits for, and ended with it."""
-        named = {server.name: Connection(server.section) for server in self._listed}
+        named = {server.name: Connection(server.name, server.section) for server in self._listed}
         object.__setattr__(environment, _OF_INSTANCE, named)  # its class may be a frozen dataclass
         try:
             yield submit(_together(one.open() for one in named.values()))
@@ -125,9 +125,6 @@ def _calling(server: str, tool: str) -> Callable[..., Any]:
             raise ToolFailed(f"the server {server} is not connected", kind=CRASHED)
         try:
             result = await asyncio.wrap_future(submit(connections[server].call(tool, arguments)))
-        except ServerGone as error:
-            gone = f"the server {server} has ended"
-            raise ToolFailed(gone, kind=CRASHED, problem=f"{gone}: {error}") from error
         except MCPError as error:
             raise ToolFailed(error.message) from error
         if result.is_error:

@@ -12,6 +12,7 @@ from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.mcp.transports import ServerProgram, over_http, through_pipes
+from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import one_line
 
 _STARTS = asyncio.Semaphore(os.cpu_count() or 1)
@@ -21,13 +22,9 @@ _MOST_PAGES = 100
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class ServerGone(Exception):
-    """There is nobody to ask. The text is for the server's author."""
-
-
 class Connection:
-    def __init__(self, section: McpServerSection) -> None:
-        self._section = section
+    def __init__(self, name: str, section: McpServerSection) -> None:
+        self._name, self._section = name, section
         self._client: Client | None = None
         self._program: ServerProgram | None = None
         self._holding: asyncio.Task[None] | None = None
@@ -64,7 +61,7 @@ class Connection:
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Raises ServerGone; and what the SDK raises of an answer that is an error or no answer."""
+        """Raises ToolFailed where nobody is there; and what the SDK raises of an answer that is an error or none."""
         if self._client is None and self._section.url is not None:
             await self.open()  # one that others share may be back
         result: CallToolResult = await self._asked(self._open_client().call_tool(tool, dict(arguments)))
@@ -79,8 +76,12 @@ class Connection:
 
     def _open_client(self) -> Client:
         if self._client is None:
-            raise ServerGone(self.problem)
+            raise self._gone()
         return self._client
+
+    def _gone(self) -> ToolFailed:
+        said = f"the server {self._name} has ended"
+        return ToolFailed(said, kind=CRASHED, problem=f"{said}: {self.problem}")
 
     async def _asked(self, question: Any) -> Any:
         """The answer to a question. A server that goes away meanwhile is closed."""
@@ -98,7 +99,7 @@ class Connection:
         finally:
             asking.cancel()
         await self.close()
-        raise ServerGone(self.problem)
+        raise self._gone()
 
     async def _hold(self, opened: asyncio.Event) -> None:
         """Be connected until it is to be closed, or breaks. In a task of its own: the SDK cancels the one it is in."""

@@ -14,8 +14,6 @@ from typing import Annotated, Literal, NamedTuple
 import pydantic.dataclasses
 from pydantic import Field, PositiveFloat, PositiveInt
 
-PROGRAM = "/code/main.py"
-Stopped = Literal["time", "memory", "output"]
 _NOBODY = 65534
 _INSIDE = 1000
 _TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
@@ -65,12 +63,6 @@ def interpreters() -> list[Interpreter]:
     """The one that this program runs on, without its virtual environment; and the system's, if that can't be read."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return [Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")]
-
-
-def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, status: int) -> list[str]:
-    """The words that start the open file `program`; bubblewrap reports its first process to `status`."""
-    further = ["--ro-bind-data", str(program), PROGRAM, "--json-status-fd", str(status)]
-    return contained([interpreter.executable, "-I", PROGRAM], limits, shown=[interpreter.prefix], further=further)
 
 
 def contained(

@@ -20,14 +20,15 @@ from agentloop.environments.sandbox.bubblewrap import (
     Interpreter,
     SandboxFailed,
     SandboxLimits,
-    Stopped,
-    command,
+    contained,
     interpreters,
     memory_group,
 )
 from agentloop.errors import UserError
 
 SandboxKind = Literal["bubblewrap", "none"]
+Stopped = Literal["time", "memory", "output"]
+_PROGRAM = "/code/main.py"
 _TRIAL = SandboxLimits(seconds=20.0)
 _LOOK_S = 0.02
 _log = logging.getLogger(__name__)
@@ -132,7 +133,9 @@ def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter
         with open(writing, "wb"), tempfile.TemporaryFile() as code:
             code.write(program.encode("utf-8", "surrogatepass"))
             code.seek(0)
-            words = command(interpreter, limits, program=code.fileno(), status=writing)
+            further = ["--ro-bind-data", str(code.fileno()), _PROGRAM, "--json-status-fd", str(writing)]
+            inside = [interpreter.executable, "-I", _PROGRAM]
+            words = contained(inside, limits, shown=[interpreter.prefix], further=further)
             words = words if group is None else group.entered(words)
             process = _begun(words, output, pass_fds=(code.fileno(), writing))
         try:

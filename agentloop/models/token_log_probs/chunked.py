@@ -18,8 +18,6 @@ CPU_CHUNKS = (512, 2048)
 """Tokens and vocabulary of a chunk: 4 MiB of float32 stay in a CPU's cache between passes over them."""
 GPU_CHUNKS = (8192, 16384)
 """512 MiB, and as much room again. Of thirteen sizes tried on an H100 only larger ones were quicker, by 2 % at most."""
-_LOWEST_BIAS = -1e30
-"""A word that a bias of -inf forbids has a probability of 0; as a number, 0 times its logit is 0 too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,22 +139,21 @@ def head_log_probs(
     hidden: Tensor,
     weight: Tensor,
     *,
-    bias: Tensor | None = None,
     targets: Tensor,
     temperature: Tensor,
     entropy: bool = True,
     how: How | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs of `targets` [N] and entropies under softmax((hidden weight^T + bias) / temperature), [N] nats.
+    """Log-probs of `targets` [N] and entropies under softmax(hidden weight^T / temperature), [N] nats.
 
-    `hidden` is [N, H], `weight` [V, H], `bias` [V], `temperature` [N]. Entropies that are not asked for are None.
-    Everything is summed in float32, in float64 if `hidden` or `weight` is. bfloat16 is multiplied as it is with float32
-    results where the device can, and so are others under autocast; elsewhere operands are made precise chunk by chunk,
-    whatever autocast says. Hidden states, weight and bias have first derivatives; `temperature` has none.
+    `hidden` is [N, H], `weight` [V, H], `temperature` [N]. Entropies that are not asked for are None. Everything is
+    summed in float32, in float64 if `hidden` or `weight` is. bfloat16 is multiplied as it is with float32 results where
+    the device can, and so are others under autocast; elsewhere operands are made precise chunk by chunk, whatever
+    autocast says. Hidden states and weight have first derivatives; `temperature` has none.
     """
     how = how or How.on(hidden.device)
     apply: Any = _HeadLogProbs.apply
-    found: tuple[Tensor, Tensor | None] = apply(hidden, weight, bias, targets, temperature, entropy, how)
+    found: tuple[Tensor, Tensor | None] = apply(hidden, weight, targets, temperature, entropy, how)
     return found
 
 
@@ -179,7 +176,6 @@ class _HeadLogProbs(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         targets: Tensor,
         temperature: Tensor,
         entropy: bool,
@@ -187,12 +183,12 @@ class _HeadLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         operand = _operand_type(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, bias, targets, temperature, operand=operand, how=how)
+            chunks = _Chunks(hidden, weight, targets, temperature, operand=operand, how=how)
             sums = chunks.no_sums()
             chunks.absorb(sums, entropy=entropy)
             log_probs, entropies = sums.log_probs(), sums.entropies() if entropy else None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, sums.top, sums.total, sums.moment)
+        ctx.save_for_backward(hidden, weight, targets, temperature, sums.top, sums.total, sums.moment)
         ctx.operand, ctx.how = operand, how
         return log_probs, entropies
 
@@ -200,20 +196,20 @@ class _HeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, log_probs: Tensor | None, entropies: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         if log_probs is None and entropies is None:
-            return (None,) * 7
-        hidden, weight, bias, targets, temperature, top, total, moment = ctx.saved_tensors
+            return (None,) * 6
+        hidden, weight, targets, temperature, top, total, moment = ctx.saved_tensors
         # Kernels read them as arrays; autograd may hand over columns of a stack, or one number for all.
         cotangents = Cotangents(
             torch.zeros_like(total) if log_probs is None else log_probs.contiguous(),
             None if entropies is None else entropies.contiguous(),
         )
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, bias, targets, temperature, operand=ctx.operand, how=ctx.how)
+            chunks = _Chunks(hidden, weight, targets, temperature, operand=ctx.operand, how=ctx.how)
             # Of the sums, `target` has had its use.
             sums = replace(chunks.no_sums(), top=top, total=total, moment=moment)
-            gradients = chunks.gradients(sums, cotangents, wanted=ctx.needs_input_grad[:3])
+            gradients = chunks.gradients(sums, cotangents, wanted=ctx.needs_input_grad[:2])
         return (*gradients, None, None, None, None)
 
 
@@ -234,7 +230,6 @@ class _Chunks:
         self,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         targets: Tensor,
         temperature: Tensor,
         *,
@@ -242,7 +237,7 @@ class _Chunks:
         how: How,
     ) -> None:
         self.precise = torch.float64 if operand == torch.float64 else torch.float32
-        self._hidden, self._weight, self._bias, self._targets = hidden, weight, bias, targets
+        self._hidden, self._weight, self._targets = hidden, weight, targets
         self._operand, self._how = operand, how
         self._factor = temperature.to(self.precise).reciprocal()
         # Divided before the product where that loses nothing: [N, H] numbers instead of [N, V].
@@ -259,14 +254,14 @@ class _Chunks:
         for vocabulary in _slices(len(self._weight), self._how.vocabulary):
             weight = self._weight[vocabulary].to(self._operand)
             for tokens in _slices(len(self._targets), self._how.tokens):
-                logits, spare = self._logits(tokens, weight, vocabulary)
+                logits, spare = self._logits(tokens, weight)
                 columns = self._targets[tokens] - vocabulary.start
                 self._how.rows.absorb(logits, sums.part(tokens), columns, entropy=entropy, spare=spare)
 
     def gradients(
-        self, sums: RowSums, cotangents: Cotangents, *, wanted: tuple[bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of hidden states, weight and bias, where wanted."""
+        self, sums: RowSums, cotangents: Cotangents, *, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of hidden states and weight, where wanted."""
         # What kernels leave out; `per_row` with what the temperature adds.
         rest = -sums.total.reciprocal()
         if cotangents.entropies is None:
@@ -274,14 +269,13 @@ class _Chunks:
         per_row = rest * self._factor
         of_hidden = torch.zeros_like(self._states, dtype=self.precise) if wanted[0] else None
         of_weight = torch.zeros_like(self._weight) if wanted[1] else None
-        of_bias = torch.zeros_like(self._bias, dtype=self.precise) if wanted[2] and self._bias is not None else None
         states = (self._states * (rest if self._divided else per_row)[:, None]).to(self._operand) if wanted[1] else None
         for vocabulary in _slices(len(self._weight), self._how.vocabulary):
             weight = self._weight[vocabulary].to(self._operand)
             # Summed in place where its type allows, else cast once.
             summed = None if of_weight is None else of_weight[vocabulary].to(self.precise)
             for tokens in _slices(len(self._targets), self._how.tokens):
-                logits, spare = self._logits(tokens, weight, vocabulary)
+                logits, spare = self._logits(tokens, weight)
                 gradient = self._how.rows.differentiate(
                     logits,
                     sums.part(tokens),
@@ -294,17 +288,11 @@ class _Chunks:
                     _add_product(of_hidden[tokens], gradient, weight)
                 if summed is not None and states is not None:
                     _add_product(summed, gradient.t(), states[tokens])
-                if of_bias is not None:
-                    of_bias[vocabulary].addmv_(gradient.to(self.precise).t(), per_row[tokens])
             if of_weight is not None and summed is not None and of_weight.dtype != self.precise:
                 of_weight[vocabulary] = summed
-        return (
-            None if of_hidden is None else of_hidden.mul_(per_row[:, None]).to(self._hidden.dtype),
-            of_weight,
-            None if of_bias is None or self._bias is None else of_bias.to(self._bias.dtype),
-        )
+        return None if of_hidden is None else of_hidden.mul_(per_row[:, None]).to(self._hidden.dtype), of_weight
 
-    def _logits(self, tokens: slice, weight: Tensor, vocabulary: slice) -> tuple[Tensor, Tensor]:
+    def _logits(self, tokens: slice, weight: Tensor) -> tuple[Tensor, Tensor]:
         """[n, v] logits, over the temperature already if states are, and as much room again."""
         states = self._states[tokens]
         shape = len(states), len(weight)
@@ -313,12 +301,6 @@ class _Chunks:
             torch.mm(states, weight.t(), out=logits)
         else:
             torch.mm(states, weight.t(), out_dtype=self.precise, out=logits)
-        if self._bias is not None:
-            bias = self._bias[vocabulary].to(self.precise).clamp_min(_LOWEST_BIAS)
-            if self._divided:
-                logits.addr_(self._factor[tokens], bias)
-            else:
-                logits.add_(bias)
         return logits, spare
 
 

@@ -87,7 +87,6 @@ class Head:
             found = head_log_probs(
                 states.flatten(0, -2).index_select(0, asked.places),
                 head.weight,
-                bias=head.bias,
                 targets=asked.targets,
                 temperature=asked.temperature,
                 entropy=asked.entropy,
@@ -149,15 +148,16 @@ def _no_kernels(got: str, device: torch.device) -> str:
 
 @torch.no_grad()
 def _leaves_logits(model: PreTrainedModel) -> bool:
-    """True: the head is a plain nn.Linear, and the model returns what it returned. ScoredTokens with two tokens."""
+    """True: the head is one plain product, and the model returns what it returned. Asked with two tokens."""
     head: Any = model.get_output_embeddings()
     # A sharded one is of a subclass with the same forward; an adapter's or a quantised one is not.
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward or "forward" in head.__dict__:
+    is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
+    if not is_plain or head.bias is not None:
         return False
     returned: list[Tensor] = []
 
     def noted(states: Tensor) -> Tensor:
-        returned.append(nn.functional.linear(states, head.weight, head.bias))
+        returned.append(nn.functional.linear(states, head.weight))
         return returned[-1]
 
     if model.training:

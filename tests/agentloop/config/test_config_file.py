@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from agentloop.config import RunConfig, strict_yaml
-from agentloop.config.config_file import describe_config, load_config, load_plain, to_plain
-from agentloop.config.describe import reference_yaml
+from agentloop.config.config_file import load_config, load_plain, to_plain
+from agentloop.config.describe import describe_config, reference_yaml
 from agentloop.errors import UserError
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -11,10 +11,9 @@ from safetensors.torch import save_file
 from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.engines.publish.published_policy import RECORD, read_published
 from agentloop.errors import UserError
-from agentloop.models.policy_weights import PolicyWeights
+from agentloop.models.policy_weights import PolicyWeights, stream_tensors
 from tests.agentloop.distributed import ranked_publishes
 from tests.agentloop.distributed.ranked_publishes import NAMES, PARTS, loaded_policy, publish
 from tests.fakes.published_policies import tiny_learner

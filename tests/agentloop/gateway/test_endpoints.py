@@ -15,7 +15,7 @@ from agentloop.errors import UserError
 from agentloop.gateway.agent_request import BadRequest
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import EpisodeKeys
-from agentloop.gateway.server_thread import serving
+from agentloop.gateway.run_gateway import serving
 from tests.agentloop.gateway.test_refused_requests import BODIES, CHAT, MESSAGES, RESPONSES, post, refusal
 from tests.fakes.agent_sessions import EPISODE, Gateway, ScriptedSessions, said, scripted_gateway
 

@@ -20,7 +20,7 @@ from agentloop.gateway.agent_sessions import Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
-from agentloop.gateway.server_thread import serving
+from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
 from context.messages import content_hash

@@ -10,8 +10,15 @@ import yaml
 
 from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import RoleMember, load_run_config, role_members
-from agentloop.launch.roles_file import EngineRole, LearnerRole, WorkerRole, load_roles
+from agentloop.launch.roles import (
+    EngineRole,
+    LearnerRole,
+    RoleMember,
+    WorkerRole,
+    load_roles,
+    load_run_config,
+    role_members,
+)
 from agentloop.launch.supervision import assigned_devices
 from tests.fakes.runs import ROOT
 

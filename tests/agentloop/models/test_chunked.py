@@ -31,22 +31,19 @@ def chunks(size: tuple[int, int]) -> How:
     return How(*size, ArrayRows())
 
 
-def case(dtype: torch.dtype, *, tokens: int = 12, scale: float = 1.0, with_bias: bool = True) -> dict[str, Any]:
+def case(dtype: torch.dtype, *, tokens: int = 12, scale: float = 1.0) -> dict[str, Any]:
     """A vocabulary of 24, width 6, temperatures from 0.5 to 2."""
     made = torch.Generator().manual_seed(0)
-    bias = torch.randn(24, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
     return {
         "hidden": (scale * torch.randn(tokens, 6, generator=made, dtype=torch.float64)).to(dtype).requires_grad_(),
         "weight": torch.randn(24, 6, generator=made, dtype=torch.float64).to(dtype).requires_grad_(),
-        "bias": bias if with_bias else None,
         "targets": torch.randint(0, 24, (tokens,), generator=made),
         "temperature": 0.5 + 1.5 * torch.rand(tokens, generator=made),
     }
 
 
 def plain(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    logits = torch.nn.functional.linear(inputs["hidden"], inputs["weight"], inputs["bias"])
-    scores = log_softmax(logits, inputs["temperature"])
+    scores = log_softmax(inputs["hidden"] @ inputs["weight"].t(), inputs["temperature"])
     return scores.gather(1, inputs["targets"][:, None])[:, 0], entropies(scores)
 
 
@@ -59,7 +56,7 @@ def derivatives(inputs: dict[str, Any], outputs: tuple[Tensor | None, ...]) -> l
         if out is not None
     )
     assert isinstance(loss, Tensor)
-    leaves = [value for value in inputs.values() if value is not None and value.requires_grad]
+    leaves = [value for value in inputs.values() if value.requires_grad]
     return list(torch.autograd.grad(loss, leaves))
 
 
@@ -83,15 +80,14 @@ def assert_same(inputs: dict[str, Any], tolerance: float, how: How | None = None
         assert_close(one, other, tolerance)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("size", CHUNKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_values_and_gradients_are_those_of_the_plain_path(
-    dtype: torch.dtype, tolerance: float, size: tuple[int, int], with_bias: bool
+    dtype: torch.dtype, tolerance: float, size: tuple[int, int]
 ) -> None:
     for tokens in (12, 1, 0):
-        assert_same(case(dtype, tokens=tokens, with_bias=with_bias), tolerance, chunks(size))
-    inputs = case(dtype, with_bias=with_bias)
+        assert_same(case(dtype, tokens=tokens), tolerance, chunks(size))
+    inputs = case(dtype)
     with torch.no_grad():  # logits of ten thousand stay numbers
         inputs["hidden"].zero_()[:, 0] = torch.linspace(-1e4, 1e4, 12, dtype=torch.float64).to(dtype)
         inputs["weight"][:, 0] = torch.linspace(-1, 1, 24, dtype=torch.float64).to(dtype)
@@ -130,18 +126,6 @@ def test_two_words_at_temperature_two_by_hand() -> None:
     # d entropy / d logit_1 = -p_1 (log p_1 + entropy) / 2, and log p_1 + entropy = (log 3/4 - log 1/4) / 4 = log 3 / 4.
     (of_hidden,) = torch.autograd.grad(uncertainty.sum(), hidden)
     assert of_hidden.item() == pytest.approx(-0.75 * math.log(3) / 4 / 2, abs=1e-12)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_words_that_a_bias_forbids_have_no_share_in_entropies_and_gradients(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    inputs = case(dtype)
-    with torch.no_grad():
-        inputs["targets"].clamp_(max=20)
-        inputs["bias"][21:] = -torch.inf  # one chunk of the last three, which holds nothing else
-        inputs["bias"][inputs["targets"].max() + 1 :: 2] = torch.finfo(dtype).min
-    assert_same(inputs, tolerance)
 
 
 def test_bfloat16_is_summed_in_float32() -> None:
@@ -231,7 +215,7 @@ def test_no_array_is_as_large_as_the_logits() -> None:
 def test_frozen_head_costs_no_product_for_its_gradient() -> None:
     # 12 tokens in 3 chunks of 5, 24 words in 4 of 7: a product per chunk in forward, and again in backward.
     for frozen, products in ((True, 12), (False, 24)):
-        inputs = case(torch.float64, with_bias=False)
+        inputs = case(torch.float64)
         inputs["weight"].requires_grad_(not frozen)
         log_probs, _ = head_log_probs(**inputs, how=chunks((5, 7)))
         with Sizes() as counted:

@@ -15,14 +15,8 @@ import torch
 
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
-from agentloop.runs.checkpoint import (
-    complete_checkpoints,
-    load_checkpoint,
-    prune,
-    restore_random,
-    save_checkpoint,
-    write_directory,
-)
+from agentloop.runs.checkpoint import load_checkpoint, prune, restore_random, save_checkpoint, write_directory
+from agentloop.runs.run_folder import complete_checkpoints
 
 
 def save_dummy_model(folder: Path) -> None:

@@ -17,9 +17,8 @@ from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
-from agentloop.engines.serving.engine_process import free_port
+from agentloop.engines.serving.engine_process import ServeOptions, free_port
 from agentloop.engines.serving.served_engine import EngineEnded, serve_options
-from agentloop.engines.serving.vllm_command import ServeOptions
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore

@@ -18,8 +18,8 @@ from agentloop.cli.main import main
 from agentloop.config import RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
-from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint
-from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.checkpoint import load_checkpoint
+from agentloop.runs.run_folder import RunFolder, complete_checkpoints
 from agentloop.training.train import train
 from agentloop.user_code import load_class
 from tests.fakes.environments import ENVIRONMENTS

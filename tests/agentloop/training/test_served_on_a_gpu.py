@@ -10,7 +10,7 @@ import torch
 
 from agentloop import train
 from agentloop.engines.publish.proof import PROOFS
-from agentloop.engines.serving.vllm_command import EXECUTABLE_VARIABLE
+from agentloop.engines.serving.engine_process import EXECUTABLE_VARIABLE
 from tests.fakes.runs import SilentDisplay, save_vllm_llama, small_config
 
 pytestmark = [

@@ -1,6 +1,6 @@
 """A ticket that has ended two workers is run by itself: others have lost no try by it."""
 
-from agentloop.workers.claims import HeldClaims
+from agentloop.workers.worker import HeldClaims
 from replay.records import TaskRecord
 from replay.ticket_records import Claim, TicketRecord
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from agentloop.engines.serving.engine_process import ServeOptions, find_vllm, serve_command, serve_environment
 from agentloop.engines.serving.served_engine import serve_options
-from agentloop.engines.serving.vllm_command import ServeOptions, find_vllm, serve_command, serve_environment
 from agentloop.errors import UserError
 from tests.fakes.runs import small_config
 
