@@ -164,8 +164,15 @@ def demonstrations(
         if buffer.folder is not None and run_identity(buffer.folder).id is not None:
             folder = run_folder_of(buffer)
             environments, _ = open_tasks(folder.config, folder.environments)
-        asked: dict[str, Any] = {"limit": limit, "force": force, "progress": partial(show, "write")}
-        found = write_demonstrations(buffer.store, environments, file, where=chosen(buffer.run, filter), **asked)
+        found = write_demonstrations(
+            buffer.store,
+            environments,
+            file,
+            where=chosen(buffer.run, filter),
+            limit=limit,
+            force=force,
+            progress=partial(show, "write"),
+        )
     _end_with(found, str(file), file.stat().st_size)
 
 
