@@ -135,18 +135,18 @@ def turns(
     spans: list[tuple[int | None, int, int]] = [(None, 0, starts[0] if starts else len(messages))] if first == 0 else []
     ends = [*starts[1:], len(messages)]
     spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
-    return [
-        {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
-        for number, start, end in spans
-        if start < end
-    ]
+    return _shown_spans(messages, spans)
 
 
 def requests(messages: Sequence[QueryResult], asked: Sequence[QueryResult], *, to_the_end: bool) -> list[QueryResult]:
     """Requests of an agent's session with what each of them added to the conversation that it goes on from; behind the
     last one, without a number, what the agent's program wrote."""
     spans = [(one["number"], one["first_message"], one["first_message"] + one["num_messages"]) for one in asked]
-    spans += [(None, spans[-1][2], len(messages))] if to_the_end else []
+    return _shown_spans(messages, [*spans, (None, spans[-1][2], len(messages))] if to_the_end else spans)
+
+
+def _shown_spans(messages: Sequence[QueryResult], spans: Sequence[tuple[int | None, int, int]]) -> list[QueryResult]:
+    """The messages of each span (number, first, end); without a number, only of those that have any."""
     return [
         {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
         for number, start, end in spans

@@ -229,20 +229,12 @@ def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any
     sign = 1 if ascending else -1
     if sort is TaskSort.unsolved:
         return -sign * row["successes"] / row["attempts"], sign * row["attempts"], row["hash"]
-    return (*((row[name] is None, sign * (row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
+    names = _COLUMNS.get(sort, (sort.value, "attempts"))
+    return (*((row[name] is None, sign * (row[name] or 0)) for name in names), row["hash"])
 
 
-_COLUMNS = {
-    TaskSort.replayed: ("replayed",),
-    TaskSort.drift: ("drift_mean", "token_gap_max"),
-    TaskSort.attempts: ("attempts",),
-    TaskSort.last: ("latest_iteration",),
-    TaskSort.first_success: ("first_success", "attempts"),
-    TaskSort.latest_success: ("latest_success", "attempts"),
-    TaskSort.best_success: ("best_success", "attempts"),
-    TaskSort.trend: ("trend", "attempts"),
-    TaskSort.groups_without_signal: ("groups_without_signal",),
-}
+_COLUMNS = {TaskSort.drift: ("drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
+"""What the others sort by has their name; of equal ones the most tried come first."""
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
 """Iterations of a task's course, the newest ones."""

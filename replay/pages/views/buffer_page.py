@@ -35,8 +35,7 @@ _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.s
 
 
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and named
-    by their field."""
+    """A page of rows. Conditions that can't be read are left out, and named by their field."""
     kept, asked_for = _kept(request), texts(request, "where")
     short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
     if short:
@@ -46,30 +45,15 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
     after, before = text(request, "after"), text(request, "before")
     limit = whole(request, "limit", _ROWS, least=1, most=500)
     found = questions.page(source.store, query, limit=limit, after=after, before=before)
-    base = {**kept, "where": filters}
-
-    def without(condition: str) -> str:
-        return address("buffer", **kept, where=[other for other in filters if other != condition])
-
-    def sorted_by(sort: Sort) -> str:
-        turned = query.sort == sort and not query.ascending
-        return address("buffer", **{**base, "sort": sort, "order": "asc" if turned else None})
-
     return {
         **vars(query),
         **found,
         "mistakes": mistakes,
-        "chips": [(each, without(each)) for each in filters],
-        "sorts": {sort: sorted_by(sort) for sort in Sort},
-        "kept": list(kept.items()),
+        "kept": kept,
         "command": _command(source, query),
         "saved_views": [(each["name"], view_address(each["query"])) for each in questions.views(source.store)],
-        "this_view": address("buffer", **base).partition("?")[2],
         "form": form_of(source),
-        "overview": address("buffer", "overview", **base),
-        "first_page": address("buffer", **base) if after or before else None,
-        "next_page": address("buffer", **base, after=found["after"]) if found["after"] else None,
-        "previous_page": address("buffer", **base, before=found["before"]) if found["before"] else None,
+        "is_first": not (after or before),
     }
 
 

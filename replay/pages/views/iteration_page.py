@@ -69,10 +69,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
         "listed": len(ordered),
-        "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
-        "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
+        "at_once": _ROWS,
+        "here": here,
         "by": by,
-        "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
+        "columns": COLUMNS,
         "command": shlex.join(command),
     }
 

@@ -20,16 +20,10 @@ def tasks(source: OpenBuffer, request: Request) -> QueryResult:
     limit = whole(request, "limit", _TASKS, least=1, most=5000)
     found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
 
-    def sorted_by(name: TaskSort) -> str:
-        turned = "asc" if name == sort and order == "desc" else None
-        return address("tasks", run=text(request, "run"), sort=name, order=turned, limit=text(request, "limit"))
+    def here(**more: object) -> str:
+        return address("tasks", run=text(request, "run"), **{"limit": text(request, "limit"), **more})
 
-    return {
-        **found,
-        "ascending": order == "asc",
-        "sorts": {name.value: sorted_by(name) for name in TaskSort},
-        "more": address("tasks", run=text(request, "run"), sort=sort, order=order, limit=5000),
-    }
+    return {**found, "order": order, "here": here}
 
 
 def failures(source: OpenBuffer, request: Request) -> QueryResult:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -55,11 +55,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         | {"selected": each["iteration"] == found["iteration"]}
         for each in found["schedule"]
     ]
-    return page | {
-        "command": _command(source, run, settings, own),
-        "steps": _steps(found["rules"]),
-        "course": course,
-    }
+    return page | {"command": _command(source, run, settings, own), "course": course}
 
 
 def _text(value: Any) -> str:
@@ -91,16 +87,6 @@ def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Map
         if value != own[name]:
             words += ["--set", f"replay.{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
-
-
-def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
-    """The rules that leave something out, as widths of bars."""
-    whole = max(1, steps[0]["left"])
-    return [
-        {**step, "width": 100 * step["left"] / whole, "gone": 100 * step["out"] / whole}
-        for step in steps
-        if step["out"] or step["rule"] == "stored"
-    ]
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

@@ -80,13 +80,10 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
     return {
         **found,
         "name": run.name,
-        "made": [
-            {**each, "href": here(iteration=each["iteration"]), "is_shown": each["iteration"] == found["iteration"]}
-            for each in found["evaluations"]
-        ],
-        "only": [(name, here(only=name), name == only) for name in _ONLY],
-        "further": None if found["next"] is None else here(after=found["next"]),
-        "first": here() if text(request, "after") else None,
+        "here": here,
+        "choices": list(_ONLY),
+        "only": only,
+        "is_first": text(request, "after") is None,
     }
 
 

@@ -45,18 +45,19 @@ Known = Mapping[str, sa.ColumnElement[Any]]
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
 _SEARCH = ("contains", "startswith")
-_SIGNS = {
-    FieldKind.number: (*_EQUAL, *_ORDER, "is"),
-    FieldKind.whole: (*_EQUAL, *_ORDER, "is"),
-    FieldKind.truth: (*_EQUAL, "is"),
-    FieldKind.text: (*_EQUAL, *_SEARCH, "is"),
-    FieldKind.word: (*_EQUAL, "is"),
-    FieldKind.messages: (*_EQUAL, *_SEARCH),
-    FieldKind.calls: _EQUAL,
-    FieldKind.requests: _EQUAL,
-    FieldKind.labels: (*_EQUAL, "is"),
-    FieldKind.notes: (*_EQUAL, *_SEARCH, "is"),
+_KINDS: dict[FieldKind, tuple[tuple[str, ...], str]] = {
+    FieldKind.number: ((*_EQUAL, *_ORDER, "is"), "{} > 0.5"),
+    FieldKind.whole: ((*_EQUAL, *_ORDER, "is"), "{} < 8"),
+    FieldKind.truth: ((*_EQUAL, "is"), "{} == True"),
+    FieldKind.text: ((*_EQUAL, *_SEARCH, "is"), "{} == 'name'"),
+    FieldKind.word: ((*_EQUAL, "is"), "{} == 'raised'"),
+    FieldKind.messages: ((*_EQUAL, *_SEARCH), "'words' in {}"),
+    FieldKind.calls: (_EQUAL, "{} == 'lookup'"),
+    FieldKind.requests: (_EQUAL, "{} == 'planner'"),
+    FieldKind.labels: ((*_EQUAL, "is"), "{} == 'good'"),
+    FieldKind.notes: ((*_EQUAL, *_SEARCH, "is"), "'words' in {}"),
 }
+"""The signs that each kind is compared by, and an example of it."""
 _SHOWN = {
     "==": "==, !=",
     "in": "in [...]",
@@ -176,9 +177,10 @@ class _Filter:
         return holds if is_so else sa.not_(holds)
 
     def _compared(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
-        if sign not in _SIGNS[field.kind]:
-            signs = ", ".join(_SHOWN.get(known, known).format(field.name) for known in _SIGNS[field.kind])
-            raise self._wrong_node(f"compare {field.name} by {signs}", whole)
+        signs, _ = _KINDS[field.kind]
+        if sign not in signs:
+            shown = ", ".join(_SHOWN.get(known, known).format(field.name) for known in signs)
+            raise self._wrong_node(f"compare {field.name} by {shown}", whole)
         nodes = [value]
         if sign == "is":
             if not _is_none(value):
@@ -249,24 +251,18 @@ def _fitting(value: Any, kind: FieldKind) -> Value | None:
     return int(value) if int(value) == value and -(2**63) <= value < 2**63 else None
 
 
-_ENDS = {
-    FieldKind.number: "{} > 0.5",
-    FieldKind.whole: "{} < 8",
-    FieldKind.truth: "{} == True",
-    FieldKind.text: "{} == 'name'",
-    FieldKind.word: "{} == 'raised'",
-    FieldKind.messages: "'words' in {}",
-    FieldKind.calls: "{} == 'lookup'",
-    FieldKind.requests: "{} == 'planner'",
-    FieldKind.labels: "{} == 'good'",
-    FieldKind.notes: "'words' in {}",
-}
-
-
 def _example(field: Field | None = None) -> str:
     if field is None:
         return "reward > 0.5 and 'words' in text"
-    return f"{field.name} == '{field.choices[0]}'" if field.choices else _ENDS[field.kind].format(field.name)
+    return f"{field.name} == '{field.choices[0]}'" if field.choices else _KINDS[field.kind][1].format(field.name)
+
+
+_NAMED_BY: dict[sa.FromClause, tuple[sa.Column[str], sa.Column[str]]] = {
+    groups: (trajectories.c.group, groups.c.id),
+    nodes: (trajectories.c.id, nodes.c.trajectory),
+    trajectory_labels: (trajectories.c.id, trajectory_labels.c.trajectory),
+}
+"""By which columns rows and what other tables know of them belong together."""
 
 
 def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> sa.ColumnElement[bool]:
@@ -284,14 +280,11 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
         calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
-    if field.of_group is not None:
+    if field.elsewhere is not None:
         # Groups that fit are found once, not looked up for every member.
-        return trajectories.c.group.in_(sa.select(groups.c.id).where(_holds(field.of_group, sign, values)))
-    if field.of_request is not None:
-        return trajectories.c.id.in_(sa.select(nodes.c.trajectory).where(_holds(field.of_request, sign, values)))
-    if field.of_label is not None:
-        holds = field.of_label.is_not(None) if sign == "is" else _holds(field.of_label, sign, values)
-        some = trajectories.c.id.in_(sa.select(trajectory_labels.c.trajectory).where(holds))
+        mine, theirs = _NAMED_BY[field.elsewhere.table]
+        holds = field.elsewhere.is_not(None) if sign == "is" else _holds(field.elsewhere, sign, values)
+        some = mine.in_(sa.select(theirs).where(holds))
         return sa.not_(some) if sign == "is" else some
     expression = known.get(field.name, field.expression)
     assert expression is not None
