@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,6 @@ from replay.store import ReplayStore
 
 ROWS = Path("data", "trajectories.parquet")
 UNKNOWN = "unknown"
-_CARD = """---
-license: {license}
-tags: [agentloop, trajectories, reinforcement-learning]
-configs:
-- config_name: default
-  data_files: [{{split: train, path: data/*.parquet}}]
----
-
-# Trajectories of tool-using agents
-
-| | |
-|---|---|
-{table}
-
-{note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
-(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on{labels}.
-"""
 _LABELS = ",\nand so are labels and notes, with the names of those who made them"
 _NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
 
@@ -109,7 +93,8 @@ class _Contents:
         names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
         table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
         note = _NO_LICENSE if license == UNKNOWN else ""
-        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT, labels=labels)
+        card = files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
+        return card.format(license=json.dumps(license), table=table, note=note, format=FORMAT, labels=labels)
 
 
 def _model(config: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from replay.questions.preview import CONTROLS, WrongSettings, changed, options_o
 from replay.sampling.samplers import SAMPLERS
 
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
-_WHICH = (("true", "successful ones"), ("false", "failed ones too"))
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
@@ -42,20 +41,13 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "run": run,
         "errors": errors,
         "fields": fields,
-        "own": {name: _text(own[name]) for name in CONTROLS}
-        | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
-        "which": _WHICH,
+        "own": {name: _text(own[name]) for name in CONTROLS},
         "sampler_names": [(name, name) for name in SAMPLERS],
         "samplers": _samplers(settings, fields["sampler"], asked),
     }
     if found["plan"] is None:
         return page
-    course = [
-        {"label": str(each["iteration"]), "count": round(100 * each["fraction"], 1)}
-        | {"selected": each["iteration"] == found["iteration"]}
-        for each in found["schedule"]
-    ]
-    return page | {"command": _command(source, run, settings, own), "course": course}
+    return page | {"command": _command(source, run, settings, own)}
 
 
 def _text(value: Any) -> str:

@@ -51,12 +51,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 def cluster(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.cluster(source.store, run)
-    live = sum(not each["gone"] for each in found["workers"])
     return {
         **found,
         "name": run.name,
         "by_workers": questions.is_collected_by_workers(source.store, run),
-        "live_workers": live,
         "most": _MOST_PARTICIPANTS,
         "duration": duration,
     }
@@ -90,11 +88,7 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
 def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
-    said = [
-        messages and [shown_message(message, at) for at, message in enumerate(messages)]
-        for messages in (each["messages"] for each in found["episodes"])
-    ]
-    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "said": said}
+    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "shown": shown_message}
 
 
 PAGE = Page("/runs/{run}", "run.html", shows, tab="run")
