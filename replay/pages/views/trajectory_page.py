@@ -11,7 +11,7 @@ from replay.errors import ReplayError
 from replay.pages.actions import label_form
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, requests, rescore_command, shown_message, spelled, style_of, turns, unread
+from replay.pages.reading import codec_of, rescore_command, shown_message, spans, spelled, style_of, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -71,18 +71,11 @@ def _conversation(found: QueryResult, turn: int) -> QueryResult:
     """The turns of one page of the conversation, and the first turns of all its pages."""
     count = len(found["requests"]) or found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
-    asked, messages = found["requests"][first : first + _TURNS], found["messages"]
-    shown = (
-        requests(messages, asked, to_the_end=first + _TURNS >= count)
-        if asked
-        else turns(messages, found["authors"], count, first=first, count=_TURNS)
-    )
-    pages = list(range(0, count, _TURNS))
     return {
-        "turns": shown,
-        "asked": asked,
+        "spans": spans(found, first, first + _TURNS),
+        "shown": shown_message,
         "first_turn": first,
-        "turn_pages": pages,
+        "turn_pages": list(range(0, count, _TURNS)),
         "page_turns": _TURNS,
         "num": count,
     }
