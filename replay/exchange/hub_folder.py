@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class _Contents:
         names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
         table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
         note = _NO_LICENSE if license == UNKNOWN else ""
-        card = files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
+        card = resources.files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
         return card.format(license=json.dumps(license), table=table, note=note, format=FORMAT, labels=labels)
 
 

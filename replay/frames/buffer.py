@@ -168,8 +168,8 @@ class Buffer:
                 raise ReplayError(f"query must be SQL that reads, got one that fails: {said}.") from error
         pa = arrow()
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        try:
-            arrays = [pa.array([_number(value) for value in column]) for column in columns]
+        try:  # a server's sums and means are decimals
+            arrays = [pa.array([float(v) if isinstance(v, Decimal) else v for v in column]) for column in columns]
         except pa.ArrowException as error:
             raise ReplayError(
                 f"query must give values of one type in each column, got {shortened(str(error))}."
@@ -216,11 +216,6 @@ class Buffer:
 def _columns(names: Sequence[str], instead: dict[str, Any] | None = None) -> list[sa.Label[Any]]:
     known = {**TRAJECTORY_COLUMNS, **(instead or {})}
     return [known[name].label(name) for name in names]
-
-
-def _number(value: Any) -> Any:
-    """A server's sums and means are decimals."""
-    return float(value) if isinstance(value, Decimal) else value
 
 
 def _with_lists(

@@ -21,8 +21,7 @@ from replay.sampling.compatibility import names_of, run_mismatches
 from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.rows import known, messages_of
+from replay.storage.format.rows import known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
@@ -336,10 +335,8 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}
     for row in selected(connection, columns, messages.c.trajectory, ids):
-        try:
-            found[row.trajectory] = in_few_words(messages_of(row.num_messages, row.said, row.checksum))
-        except BlobError:
-            found[row.trajectory] = NONE
+        said = readable_messages(row.num_messages, row.said, row.checksum)
+        found[row.trajectory] = NONE if said is None else in_few_words(said)
     return found
 
 

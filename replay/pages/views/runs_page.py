@@ -171,7 +171,8 @@ class OpenedRuns:
 
     def ask(self, folder: str, key: Hashable, question: Callable[[OpenBuffer], Answer]) -> Answer:
         """The answer of the run in that folder; of the same `key` it is remembered until the run writes again."""
-        marks = _marks(self.folder / folder)
+        files = (self.folder / folder / name for name in _WRITTEN)
+        marks = tuple((about.st_mtime_ns, about.st_size) for about in (file.stat() for file in files if file.is_file()))
         known = self._answers.get((folder, key))
         if known is None or known[0] != marks:
             with open_buffer(str(self.folder / folder)) as buffer:
@@ -188,11 +189,6 @@ class OpenedRuns:
 
     def close(self) -> None:
         self._opened.close()
-
-
-def _marks(folder: Path) -> _Marks:
-    found = [path.stat() for name in _WRITTEN if (path := folder / name).is_file()]
-    return tuple((about.st_mtime_ns, about.st_size) for about in found)
 
 
 OF_DATABASE: Page[OpenBuffer] = Page("/", "runs.html", of_database, tab="runs")

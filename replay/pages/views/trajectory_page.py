@@ -40,8 +40,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     segment = whole(request, "segment", 0)
     if segments and segment >= len(segments):
         raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
-    members = [row["id"] for row in found["members"]]
-    place = members.index(id) if id in members else None
     names = [author["name"] for author in found["authors"]]
     near = [row for row in found["members"] if row["id"] != id][:_MOST_NEIGHBOURS]
     readable = compare.readable(source.store, [row["id"] for row in near]) if record and not found["problem"] else []
@@ -49,10 +47,8 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     return {
         **found,
         "run": (record or found["reclaimed"] or {}).get("run"),
-        "previous": members[place - 1] if place else None,
-        "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
         "others": others,
-        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: _MOST_COMPARED - 1])]),
+        "most_compared": _MOST_COMPARED,
         "unread": unread(source, record["run"]) if record else None,
         "rescore": rescore_command(source, id),
         "label_form": label_form(source, found["labels"], "trajectories", id),

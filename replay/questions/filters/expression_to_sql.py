@@ -126,8 +126,8 @@ def _all_parts(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _asks_messages(node: ast.expr) -> bool:
-    names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
-    return any(FIELDS[name].asks_messages for name in names if name in FIELDS)
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return any(FIELDS[name].kind in (FieldKind.messages, FieldKind.calls) for name in names & FIELDS.keys())
 
 
 class _Filter:

@@ -46,10 +46,6 @@ class Field:
     def may_be_unknown(self) -> bool:
         return bool(getattr(self.expression, "nullable", not isinstance(self.expression, coalesce)))
 
-    @property
-    def asks_messages(self) -> bool:
-        return self.kind in (FieldKind.messages, FieldKind.calls)
-
 
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),

@@ -91,11 +91,6 @@ def check_authors(run: str, authors: str, authors_hash: str) -> None:
         raise DamagedDatabase(f"another table than runs.authors_hash is of in runs.authors of run {run!r}")
 
 
-def without_nan(row: Row) -> Row:
-    """The columns of a record as a table holds them."""
-    return row | {name: known(row[name]) for name in LOG_PROB_FIELDS}
-
-
 def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     """From the values of RECORD_COLUMNS, whatever follows them."""
     values: dict[str, Any] = dict(zip(_RECORD_FIELDS, row, strict=False))
@@ -202,6 +197,14 @@ def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Me
     if len(found) != num_messages:
         raise BlobError("another number of messages than were written")
     return found
+
+
+def readable_messages(num_messages: int, said: bytes | str, checksum: int) -> tuple[Message, ...] | None:
+    """`messages_of`; None where they are damaged."""
+    try:
+        return messages_of(num_messages, said, checksum)
+    except BlobError:
+        return None
 
 
 def plain_text(said: bytes | str) -> str:
