@@ -19,7 +19,7 @@ from replay.errors import CorruptTrajectory, ReplayError, shortened
 from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
 from replay.questions.filters import conditions
-from replay.questions.filters.query import newest_versions, run_is, staleness
+from replay.questions.filters.query import run_is, staleness
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
@@ -198,7 +198,7 @@ class Buffer:
 
     def _chosen(self, connection: sa.Connection, where: Where) -> tuple[sa.Select[Any], dict[str, Any]]:
         """The trajectories that fit, in order; and columns that take less time than the view's."""
-        age = staleness(newest_versions(connection, self._run), self._run)
+        age = staleness(connection, self._run)
         texts = [where] if isinstance(where, str) else list(where or ())
         parts = conditions(texts, known={"staleness": age})
         fits = [run_is(self._run, _rows.run), parts.columns, *([] if parts.messages is None else [parts.messages])]

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters import FIELDS, conditions
-from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
+from replay.questions.filters.query import Query, QueryResult, Sort, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
@@ -63,7 +63,7 @@ def page(
     backwards = before is not None
     rising = query.ascending is not backwards
     with store.reading() as connection:
-        age = staleness(newest_versions(connection, query.run), query.run)
+        age = staleness(connection, query.run)
         parts = conditions(query.filters, known={"staleness": age})
         place = _place(query, age)
         statement = sa.select(_rows.id).where(parts.columns, run_is(query.run, _rows.run))
@@ -167,8 +167,6 @@ def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:
 
 def views(store: ReplayStore) -> list[QueryResult]:
     """Saved views by their names."""
+    query = sa.select(schema.saved_views).order_by(schema.saved_views.c.name)
     with store.reading() as connection:
-        return [
-            dict(row)
-            for row in connection.execute(sa.select(schema.saved_views).order_by(schema.saved_views.c.name)).mappings()
-        ]
+        return [dict(row) for row in connection.execute(query).mappings()]

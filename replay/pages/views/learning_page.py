@@ -27,13 +27,7 @@ def tasks(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def failures(source: OpenBuffer, request: Request) -> QueryResult:
-    run, filters = run_of(source, request), texts(request, "where")
-    found = outcomes(source.store, run, filters)
-
-    def rows(condition: str) -> str:
-        return address("buffer", run=run or "*", where=[*filters, condition])
-
-    return {**found, "rows": rows}
+    return outcomes(source.store, run_of(source, request), texts(request, "where"))
 
 
 def replayed(source: OpenBuffer, request: Request) -> QueryResult:
