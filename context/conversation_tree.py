@@ -223,9 +223,8 @@ class ConversationTree:
         known = given in self._ids
         if given is None or known or not self._renderer.template.needs_call_ids:
             return given if known else None
-        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[
-            :9
-        ]  # in the form that Mistral's takes
+        # In the form that Mistral's takes.
+        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
         """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one that

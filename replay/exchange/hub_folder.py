@@ -91,7 +91,7 @@ class _Contents:
         template = Template(text, trim_blocks=True, keep_trailing_newline=True)
         totals = {**self._totals, "tasks": len(self._tasks)}
         names = {name: map(_quoted, sorted(found)) for name, found in self._names.items()}
-        return template.render(license=license, totals=totals, names=names, format=FORMAT, labels=labels)
+        return str(template.render(license=license, totals=totals, names=names, format=FORMAT, labels=labels))
 
 
 def _model(config: Mapping[str, Any]) -> str:

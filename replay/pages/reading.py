@@ -9,7 +9,6 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from context.authors import DISCARD_SUFFIX
-from context.tokens.codec import TokenCodec
 from replay import questions
 from replay.pages.templating import visible_text
 from replay.questions import CodecOf, QueryResult
@@ -26,11 +25,7 @@ MOST_SHOWN = 20_000
 
 def codec_of(source: OpenBuffer) -> CodecOf:
     """The opened run's tokenizer, for rows that were written with it."""
-
-    def find(run: str) -> TokenCodec | None:
-        return source.tokenizer() if unread(source, run) is None else None
-
-    return find
+    return lambda run: source.tokenizer() if unread(source, run) is None else None
 
 
 def unread(source: OpenBuffer, run: str) -> str | None:

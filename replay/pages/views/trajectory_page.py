@@ -53,7 +53,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "rescore": rescore_command(source, id),
         "label_form": label_form(source, found["labels"], "trajectories", id),
         "view": view,
-        "views": _VIEWS,
         "color": choice(request, "color", _COLORS),
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),

@@ -22,15 +22,13 @@ from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
 from replay.storage.format.column_types import ExactText, is_storable
 from replay.storage.format.schema import groups, messages, nodes, trajectories, trajectory_labels
+from replay.storage.statements import spelled
 
 _LONGEST = 3_000
 """Characters of all filters together: SQLite takes expressions of depth 1,000."""
@@ -338,43 +336,24 @@ _COMPARISONS: dict[str, Callable[[sa.ColumnElement[Any], Any], sa.ColumnElement[
 }
 
 
-class _ByDialect(FunctionElement[Any]):
-    """An SQL expression of some clauses that each database spells in its own way."""
-
-    inherit_cache = True
-    sqlite: str
-    postgresql: str
-
-
-@compiles(_ByDialect)
-def _compile(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
-    template: str = getattr(element, compiler.dialect.name)
-    return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
-
-
-def _spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) -> type[_ByDialect]:
-    attributes = {"type": kind, "inherit_cache": True, "sqlite": sqlite, "postgresql": postgresql}
-    return type("_Spelled", (_ByDialect,), attributes)
-
-
-_AnyMessage = _spelled(
+_AnyMessage = spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each(plain_text({})) AS message WHERE {})",
     postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS message(value) WHERE {})",
 )
 """(messages of a trajectory as they are stored, condition on the parts of one of them)"""
-_Plain = _spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
+_Plain = spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
 """(messages of a trajectory as they are stored): the JSON."""
-_Part = _spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
+_Part = spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
 """(name): of the message that is looked at; NULL where it has no such part."""
-_AnyCall = _spelled(
+_AnyCall = spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each({}) AS called WHERE {})",
     postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS called(value) WHERE {})",
 )
 """(tool calls as JSON, condition on one of them): calls are compared as the JSON that was written, in which no text is
 too odd for a database to look at."""
-_Call = _spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
+_Call = spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
 """The call that is looked at, as JSON."""
-_Position = _spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
+_Position = spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
 """(text, part): where the part begins in the text, from 1; 0: nowhere."""
