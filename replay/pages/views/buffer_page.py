@@ -1,4 +1,5 @@
-"""The buffer as a list, filtered, sorted, page by page; how its rows are spread; and one task."""
+"""The buffer as a list, filtered, sorted, page by page; how its rows are spread; its tasks, all and one; and failures
+against successes."""
 
 import json
 
@@ -10,11 +11,13 @@ from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
-from replay.questions import Query, QueryResult, Sort
+from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.open_buffer import OpenBuffer
+from replay.questions.outcomes import outcomes
 
 _ROWS = 50
+_TASKS = 100
 _KEPT = ("run", "sort", "order", "limit")
 _GROUPS = 40
 """Attempts over time that are shown."""
@@ -107,6 +110,24 @@ def task(source: OpenBuffer, request: Request) -> QueryResult:
     }
 
 
+def tasks(source: OpenBuffer, request: Request) -> QueryResult:
+    run = run_of(source, request)
+    sort, order = TaskSort(choice(request, "sort", TaskSort)), choice(request, "order", ("desc", "asc"))
+    limit = whole(request, "limit", _TASKS, least=1, most=5000)
+    found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
+
+    def here(**more: object) -> str:
+        return address("tasks", run=text(request, "run"), **{"limit": text(request, "limit"), **more})
+
+    return {**found, "order": order, "here": here}
+
+
+def failures(source: OpenBuffer, request: Request) -> QueryResult:
+    return outcomes(source.store, run_of(source, request), texts(request, "where"))
+
+
 PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")
 OVERVIEW = Page("/buffer/overview", "overview.html", overview, tab="buffer")
 TASK = Page("/tasks/{hash}", "task.html", task, tab="buffer")
+TASKS = Page("/tasks", "tasks.html", tasks, tab="buffer")
+OUTCOMES = Page("/outcomes", "outcomes.html", failures, tab="buffer")
