@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import HISTORY, INITIALIZATION
-from context.messages import Message, ToolCall, canonical_json, content_hash
+from context.messages import Message, ToolCall, canonical_json, content_hash, numbered_calls
 from context.parse import Reply, ReplyParser
 from context.templates.render import Renderer, Rendering
 from context.tokens.session_nodes import (
@@ -165,11 +165,8 @@ class ConversationTree:
         reply = self._parsed(prompt.rendering, token_ids)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
-            calls = [
-                replace(call, id=call.id or f"call{number:05d}")
-                for number, call in enumerate(reply.message.tool_calls, first)
-            ]
-            reply = replace(reply, message=replace(reply.message, tool_calls=tuple(calls)))
+            calls = numbered_calls(reply.message.tool_calls, first)
+            reply = replace(reply, message=replace(reply.message, tool_calls=calls))
         node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
         self._append(node)
         if prompt.place.fork is None:
@@ -226,9 +223,8 @@ class ConversationTree:
         known = given in self._ids
         if given is None or known or not self._renderer.template.needs_call_ids:
             return given if known else None
-        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[
-            :9
-        ]  # in the form that Mistral's takes
+        # In the form that Mistral's takes.
+        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
         """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one that

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from context.authors import HISTORY
-from context.messages import Message, ToolCall, admitted, shown_messages
+from context.messages import Message, admitted, numbered_calls, shown_messages
 from context.parse import Reply, ReplyParser
 from context.strategies import STRATEGIES, Linear, Strategy
 from context.strategies.protocol import (
@@ -165,7 +165,11 @@ class ContextManager:
         self._current.say(sampled, turn=self._num_turns)
         self._num_turns += 1
         self._said = said
-        reply = replace(reply, message=replace(reply.message, author=author, tool_calls=self._calls(reply)))
+        calls = reply.message.tool_calls
+        if renderer.template.needs_call_ids:
+            calls = numbered_calls(calls, self._num_calls)
+            self._num_calls += len(calls)
+        reply = replace(reply, message=replace(reply.message, author=author, tool_calls=calls))
         self._messages.append(reply.message)
         self._view = (*self._view, reply.message)
         self._last = reply
@@ -194,15 +198,6 @@ class ContextManager:
             for index, segment in enumerate(self._segments)
             if segment.has_replies or index == 0
         )
-
-    def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
-        """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
-        calls = reply.message.tool_calls
-        if not self._renderer.template.needs_call_ids:
-            return calls
-        self._num_calls += len(calls)
-        first = self._num_calls - len(calls)
-        return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
 
     def _take_answer(self, reply: Reply, sampled: TokenSequence) -> Reply:
         assert self._asked is not None and self._current is not None

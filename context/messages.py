@@ -120,6 +120,11 @@ def changed(value: Any, leaf: Change, word: Change) -> Any:
     return value
 
 
+def numbered_calls(calls: Sequence[ToolCall], first: int) -> tuple[ToolCall, ...]:
+    """Calls with ids, for a template that needs them where the policy's format has none."""
+    return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
+
+
 def plain_message(message: Message) -> dict[str, Any]:
     """The dictionary that pages and answers for programs have: JSON, whatever a model wrote."""
     calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]

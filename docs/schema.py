@@ -1,7 +1,7 @@
 """Writes docs/schema.md: `python -m docs.schema > docs/schema.md`.
 
 What a column means is said where its owner is: at the
-field of its record, at the field of a filter, or at the column itself (`doc`).
+field of its record, at the field of a filter, or at the column itself (`doc`); what a view alone has, here.
 """
 
 import ast
@@ -16,7 +16,7 @@ from replay import records, ticket_records
 from replay.frames.token_columns import TOKEN_COLUMNS
 from replay.questions.filters import FIELDS
 from replay.storage.format.schema import metadata
-from replay.storage.format.views import MEANINGS, VIEWS
+from replay.storage.format.views import VIEWS
 
 RECORDS: dict[str, type] = {
     "runs": records.RunRecord,
@@ -31,6 +31,24 @@ RECORDS: dict[str, type] = {
     "tickets": ticket_records.TicketRecord,
     "planned_batches": ticket_records.PlannedBatch,
 }
+_OF_THE_ROW = {name: f"{name.capitalize()} of the trajectory." for name in ("source", "reward", "success", "task")}
+OF_VIEWS: dict[str, dict[str, str]] = {
+    "v_draws": {**_OF_THE_ROW, "group_id": "Group of the trajectory.", "trajectory": "Its id; the row may be gone."},
+    "v_groups": {"without_signal": "Whether all rewards are equal, so that there is nothing to compare."},
+    "v_tasks": {
+        "task": "Hash of the task.",
+        "num_groups": "Groups of its episodes, without those of hindsight or of iterations that a resume undid.",
+        "attempts": "Episodes of these groups.",
+        "success_rate": "Share of successful attempts.",
+        "reward_mean": "Mean reward of the attempts.",
+        "first_iteration": "Iteration of the first group.",
+        "latest_iteration": "Iteration of the latest group.",
+        "first_success": "Share of successful members of the first group.",
+        "latest_success": "Share of successful members of the latest group.",
+        "best_success": "Greatest share of successful members of a group.",
+    },
+}
+"""What columns mean that views alone have."""
 INTRODUCTION = """\
 # Tables and views
 
@@ -83,7 +101,7 @@ def table_section(table: sa.Table) -> Iterator[str]:
 def view_section(name: str) -> Iterator[str]:
     """A column has the meaning of the filter's field of its name, or of the column of its table, or its own."""
     table = metadata.tables.get(name.removeprefix("v_"))
-    said = {**({} if table is None else meanings(table)), **MEANINGS.get(name, {})}
+    said = {**({} if table is None else meanings(table)), **OF_VIEWS.get(name, {})}
     said |= {field.name: _sentence(field.meaning) for field in FIELDS.values()} if name == "v_trajectories" else {}
     yield from _heading(name, "")
     for column, expression in VIEWS[name].selected_columns.items():

@@ -1,7 +1,7 @@
 """Sampled text -> message with tool calls, with an explicit outcome. Nothing the policy writes raises."""
 
 from context.parse.choose import PARSERS, choose_parser, unread_call
-from context.parse.react import ReactParser
+from context.parse.named_json import ReactParser
 from context.parse.reply import NAME, KnownReply, Reply, ReplyParser
 from context.parse.tagged_json import HermesParser, Llama3JsonParser
 

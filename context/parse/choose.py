@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
-from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
+from context.parse.named_json import DeepSeekParser, GemmaParser, KimiParser, MistralParser, ReactParser
 from context.parse.pythonic import OlmoParser, PythonicParser
-from context.parse.react import ReactParser
 from context.parse.reply import CallParser, ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,

@@ -1,12 +1,26 @@
-"""Tool calls as a tool's name and then its arguments as JSON, each behind tags of its own."""
+"""Tool calls as a tool's name and then its arguments as JSON, each behind a tag or a label of its own."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import ClassVar
 
 from context.messages import ToolCall
-from context.parse.json_calls import arguments_of, calls_of, json_at
-from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, check_id, check_tool_name, skip_space
+from context.parse.json_calls import arguments_of, calls_of, json_at, strict_json
+from context.parse.reply import (
+    NOT_CLOSED,
+    THINK,
+    BlockParser,
+    CallParser,
+    Malformed,
+    ReadCalls,
+    check_id,
+    check_length,
+    check_tool_name,
+    skip_space,
+)
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class SectionParser(BlockParser):
@@ -98,3 +112,86 @@ class MistralParser(BlockParser):
         value, end = json_at(text, head.end())
         call_id = head[2].strip() if head[2] else None
         return [ToolCall(check_tool_name(head[1]), arguments_of(value), call_id and check_id(call_id))], end
+
+
+class GemmaParser(BlockParser):
+    """`<|tool_call>call:name{key:<|"|>text<|"|>,n:1,list:[true,{a:null}]}<tool_call|>`, one or more, and text.
+
+    Thinking stands in `<|channel>thought` ... `<channel|>`: Gemma 4's chat template, which writes text behind calls, so
+    that what stands there belongs to the content. Malformed: a call that is not closed, and one that is not JSON once
+    keys and texts have JSON's quotation marks.
+    """
+
+    thinking = (("<|channel>thought", "<channel|>"), THINK)
+    opening, closing = re.compile(r"<\|tool_call>"), "<tool_call|>"
+    _HEAD = re.compile(r"\s*call:\s*([^\s{\[<]*)")
+    _PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([^\s,:\[\]{}<>][^,:\[\]{}<>]*)|<tool_call\|>', re.DOTALL)
+
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
+        head = self._HEAD.match(text, start)
+        if head is None:
+            raise Malformed('a tool call does not begin with "call:"')
+        written, end = "", head.end()
+        for part in self._PART.finditer(text, end):
+            written += text[end : part.start()]
+            end = part.end()
+            if part[0] == self.closing:
+                break
+            written += _gemma_as_json(part, is_key=text.startswith(":", end))
+        else:
+            raise Malformed(NOT_CLOSED)
+        arguments = strict_json(written)
+        if not isinstance(arguments, dict):
+            raise Malformed('"arguments" of a tool call is not an object')
+        return [ToolCall(check_tool_name(head[1]), arguments)], end
+
+    def _content(self, around: Sequence[str]) -> str:
+        return around[0] if len(around) == 1 else "".join(around).strip("\n")
+
+
+def _gemma_as_json(part: re.Match[str], *, is_key: bool) -> str:
+    """A text in Gemma's quotation marks, a bare key or a bare value, as JSON writes it."""
+    if part[1] is not None:
+        return json.dumps(part[1], ensure_ascii=False)
+    word = part[2].strip()
+    return json.dumps(word, ensure_ascii=False) if is_key else _PYTHON_WORDS.get(word, word)
+
+
+class ReactParser(CallParser):
+    """Lines that begin with `Action:` and `Action Input:` (a JSON object), or with `Final Answer:`.
+
+    Plain text, for models without a format of their own: ReAct, https://arxiv.org/abs/2210.03629. What comes before the
+    final answer is thinking. A reply without any of these lines is an answer as a whole; text behind the JSON is left
+    out.
+    """
+
+    stop_strings = ("Observation:",)
+    """What the environment writes, and a policy would go on with."""
+    _LABEL = re.compile(r"^[ \t]*(Action Input|Action|Final Answer|Observation)[ \t]*:[ \t]*", re.MULTILINE)
+
+    def _read_calls(self, text: str) -> ReadCalls:
+        found = self._LABEL.search(text)
+        if found is None:
+            return ReadCalls(text)
+        before = text[: found.start()].removesuffix("\n")
+        if found[1] == "Final Answer":
+            return ReadCalls(text[found.end() :].strip(), thoughts=before or None)
+        check_length(len(text) - found.start())
+        _, *parts = self._LABEL.split(text)
+        return ReadCalls(before, tuple(_labelled_calls(parts[::2], parts[1::2])))
+
+
+def _labelled_calls(labels: list[str], bodies: list[str]) -> list[ToolCall]:
+    if "Observation" in labels:
+        raise Malformed('"Observation:" is not for the policy to write')
+    if "Final Answer" in labels:
+        raise Malformed("there is a final answer after a tool call")
+    if labels != ["Action", "Action Input"] * (len(labels) // 2):
+        raise Malformed('"Action:" and "Action Input:" must take turns')
+    calls = []
+    for name, text in zip(bodies[::2], bodies[1::2], strict=True):
+        arguments, _ = json_at(text, 0)
+        if not isinstance(arguments, dict):
+            raise Malformed('"Action Input:" is not a JSON object')
+        calls.append(ToolCall(check_tool_name(name.strip()), arguments))
+    return calls

@@ -61,7 +61,9 @@ class Memory(Strategy):
             asked = _asking(shown(history.opening, gone), _ASK_SUMMARY)
             if history.measure(asked, tools=False) + self.max_summary_tokens > history.max_tokens:
                 return Stop(CONTEXT_FULL)
-            return Question(asked, self.max_summary_tokens, self.train_answers, _thoughts(gone))
+            # The newest of their thoughts: enough to learn what notes look like.
+            example = ", ".join(turn.reply.reasoning or turn.reply.content for turn in gone[-_NOTED:])
+            return Question(asked, self.max_summary_tokens, self.train_answers, example)
         messages = shown(_with_notes(initial, history.answer.text), kept)
         if history.answer.truncated or history.measure(messages) > limit:
             return Stop(SUMMARY_TOO_LONG)
@@ -75,11 +77,6 @@ class Memory(Strategy):
             if history.measure(shown(_with_notes(initial, ""), kept)) + self.max_summary_tokens <= limit:
                 return kept
         return None
-
-
-def _thoughts(turns: tuple[Turn, ...]) -> str:
-    """The newest of the replies' thoughts: enough to learn what notes look like."""
-    return ", ".join(turn.reply.reasoning or turn.reply.content for turn in turns[-_NOTED:])
 
 
 def _with_notes(opening: tuple[Message, ...], text: str) -> tuple[Message, ...]:

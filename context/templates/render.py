@@ -98,7 +98,9 @@ class Renderer:
         self._marking = marking(template, codec)
         self._allow_hidden = allow_hidden
         self._thoughts_are_controls = bool(codec.controls("</think>"))
-        self._piece = lru_cache(_MOST_PIECES)(self._new_piece)
+        self._piece = lru_cache(_MOST_PIECES)(
+            lambda text, control, opens: codec.piece(storable(text), control, opens=opens)
+        )
 
     def initial(self, messages: Sequence[Message], tools: _Tools | None = None) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -331,9 +333,6 @@ class Renderer:
         return TokenSequence.unsampled(
             np.concatenate([piece.ids for piece in pieces])[skipped:], np.concatenate(codes)[skipped:]
         )
-
-    def _new_piece(self, text: str, control: Control | None, opens: bool) -> Piece:
-        return self.codec.piece(storable(text), control, opens=opens)
 
 
 def _again(messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]) -> Again:

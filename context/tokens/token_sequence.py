@@ -32,7 +32,7 @@ class TokenSequence:
     """Publishes before the token was sampled; -1 where it was not sampled."""
 
     def __post_init__(self) -> None:
-        for name, dtype in _FIELDS:
+        for name, dtype in TOKEN_FIELDS.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
                 raise ValueError(f"{name} must be a vector of {dtype.__name__}, got {array.dtype}{list(array.shape)}.")
@@ -46,7 +46,9 @@ class TokenSequence:
     @classmethod
     def concatenate(cls, parts: Iterable[TokenSequence]) -> TokenSequence:
         rows = list(parts)
-        return cls(*(np.concatenate([getattr(p, f) for p in rows] or [np.empty(0, d)]) for f, d in _FIELDS))
+        return cls(
+            *(np.concatenate([getattr(p, f) for p in rows] or [np.empty(0, d)]) for f, d in TOKEN_FIELDS.items())
+        )
 
     @classmethod
     def unsampled(cls, token_ids: npt.NDArray[np.int32], authors: npt.NDArray[np.uint8]) -> TokenSequence:
@@ -60,19 +62,20 @@ class TokenSequence:
         return cls.unsampled(ids, np.full(len(ids), author_code, np.uint8))
 
     def part(self, start: int, end: int) -> TokenSequence:
-        return TokenSequence(*(getattr(self, name)[start:end] for name, _ in _FIELDS))
+        return TokenSequence(*(getattr(self, name)[start:end] for name in TOKEN_FIELDS))
 
     def equals(self, other: TokenSequence) -> bool:
         """Bit-equal in every field (NaN equals NaN)."""
-        return all(getattr(self, f).tobytes() == getattr(other, f).tobytes() for f, _ in _FIELDS)
+        return all(getattr(self, f).tobytes() == getattr(other, f).tobytes() for f in TOKEN_FIELDS)
 
 
-_FIELDS: tuple[tuple[str, type], ...] = (
-    ("token_ids", np.int32),
-    ("authors", np.uint8),
-    ("behavior_log_probs", np.float32),
-    ("policy_versions", np.int32),
-)
+TOKEN_FIELDS: dict[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "authors": np.uint8,
+    "behavior_log_probs": np.float32,
+    "policy_versions": np.int32,
+}
+"""The arrays of a TokenSequence, in its order."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,14 @@
 """Rows as a folder that is a dataset repository of Hugging Face's hub: Parquet, and a card that says what is in it."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from jinja2 import Template
 
 from context.wording import excerpt, visible
 from replay.exchange import parquet
@@ -19,25 +20,6 @@ from replay.store import ReplayStore
 
 ROWS = Path("data", "trajectories.parquet")
 UNKNOWN = "unknown"
-_CARD = """---
-license: {license}
-tags: [agentloop, trajectories, reinforcement-learning]
-configs:
-- config_name: default
-  data_files: [{{split: train, path: data/*.parquet}}]
----
-
-# Trajectories of tool-using agents
-
-| | |
-|---|---|
-{table}
-
-{note}A row is a trajectory: its messages, its tokens, who wrote each of them, and the log-probs they were sampled with
-(format {format} of agentloop). The configuration of its run is in it, with paths of the machine that it ran on{labels}.
-"""
-_LABELS = ",\nand so are labels and notes, with the names of those who made them"
-_NO_LICENSE = "Nobody has said under which license these rows may be used.\n\n"
 
 
 def export_folder(
@@ -68,7 +50,7 @@ def export_folder(
         rows = bundles(store, ids, report, progress)
         kept = rows if labels else (replace(row, labels=(), run_labels=()) for row in rows)
         parquet.write(target, contents.counted(kept))
-        card.write_text(contents.card(license, _LABELS if labels else ""), encoding="utf-8")
+        card.write_text(contents.card(license, labels=labels), encoding="utf-8")
     return report
 
 
@@ -104,12 +86,12 @@ class _Contents:
             self._names["source"].add(record.source)
             yield row
 
-    def card(self, license: str, labels: str) -> str:
-        counts = {name: f"{count:,}" for name, count in {**self._totals, "tasks": len(self._tasks)}.items()}
-        names = {name: ", ".join(map(_quoted, sorted(found))) for name, found in self._names.items()}
-        table = "\n".join(f"| {name} | {value} |" for name, value in {**counts, **names}.items())
-        note = _NO_LICENSE if license == UNKNOWN else ""
-        return _CARD.format(license=json.dumps(license), table=table, note=note, format=FORMAT, labels=labels)
+    def card(self, license: str, *, labels: bool) -> str:
+        text = resources.files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
+        template = Template(text, trim_blocks=True, keep_trailing_newline=True)
+        totals = {**self._totals, "tasks": len(self._tasks)}
+        names = {name: map(_quoted, sorted(found)) for name, found in self._names.items()}
+        return str(template.render(license=license, totals=totals, names=names, format=FORMAT, labels=labels))
 
 
 def _model(config: Mapping[str, Any]) -> str:

@@ -10,8 +10,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.exchange.files import MOST_LINE, ExchangeError, is_packed, lines
-from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
+from replay.exchange.row_format import BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
 def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> None:
@@ -43,7 +44,7 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 def encode(bundle: Bundle) -> bytes:
     row = to_plain(bundle)
     for parts in ("segments", "nodes"):
-        row[parts] = [{**part, **{name: _numbers(part[name]) for name in ARRAYS}} for part in row[parts]]
+        row[parts] = [{**part, **{name: _numbers(part[name]) for name in TOKEN_FIELDS}} for part in row[parts]]
     text = _dumps(row)
     try:
         return text.encode()

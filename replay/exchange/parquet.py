@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
-from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
+from replay.exchange.row_format import BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
 MOST_BYTES = 128 << 20
@@ -98,7 +99,7 @@ def _with_texts(value: Any, change: Callable[[str], str | None]) -> Any:
     if isinstance(value, list):
         return [_with_texts(part, change) for part in value]
     if isinstance(value, dict):
-        return {name: part if name in ARRAYS else _with_texts(part, change) for name, part in value.items()}
+        return {name: part if name in TOKEN_FIELDS else _with_texts(part, change) for name, part in value.items()}
     return value
 
 
@@ -118,7 +119,7 @@ def _check_installed() -> None:
 
 
 def _schema(pa: Any) -> Any:
-    numbers = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in ARRAYS.items()}
+    numbers = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_FIELDS.items()}
     kinds = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
     def fields(part: type[BaseModel]) -> list[Any]:

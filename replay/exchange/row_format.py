@@ -33,17 +33,16 @@ from pydantic import (
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
 from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes, segments_of
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
 from replay.records import GroupRecord, Label, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
+from replay.storage.format.encoding import TOKEN_BYTES
+from replay.storage.format.rows import LOG_PROB_FIELDS
 
 FORMAT = 5
 """Raised when a column changes its meaning, or one is added or goes."""
-
-_BYTES_OF_TOKEN = 13
-"""Bytes of a token's entries in the arrays of `ARRAYS`."""
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
@@ -75,7 +74,7 @@ class Bundle:
         """Bytes that its tokens and messages take, about."""
         row = self.trajectory
         said = sum(len(one.content) + len(one.reasoning or "") + len(str(one.tool_calls)) for one in row.messages)
-        return said + _BYTES_OF_TOKEN * sum(len(part.tokens) for part in row.segments)
+        return said + TOKEN_BYTES * sum(len(part.tokens) for part in row.segments)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,12 +156,6 @@ def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
 Payload = Annotated[dict[str, JsonValue], BeforeValidator(partial(read_object, constants=False))]
 Arguments = Annotated[dict[str, JsonValue], BeforeValidator(read_object)]
 """Models write NaN, too."""
-ARRAYS: dict[str, type[np.generic]] = {
-    "token_ids": np.int32,
-    "authors": np.uint8,
-    "behavior_log_probs": np.float32,
-    "policy_versions": np.int32,
-}
 
 
 def _tools(text: str) -> str:
@@ -181,11 +174,10 @@ def _list(part: Any) -> Any:
     return Annotated[list[part], Field(fail_fast=True)]
 
 
-_NAN_IS_NULL = ("mean_behavior_log_prob", "min_behavior_log_prob")
 _OF_MEMBERS = ("id", "run", "task", "iteration")
 """Fields of a group that are its members' too."""
 _POLICY = ("version", "tokenizer_hash", "template_hash")
-_RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(_NAN_IS_NULL, float | None)
+_RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(LOG_PROB_FIELDS, float | None)
 _GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _OF_MEMBERS}
 _TASK = {"task_environment": str, "task_payload": Payload}
 _RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
@@ -193,7 +185,7 @@ _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
 _LABELS = _list(_part("LabelColumns", column_types(Label)))
 _CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
-_ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
+_ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in TOKEN_FIELDS.items()}
 _NODE = {"number": int, **column_types(Place), "fork": Literal[*map(str, Fork)] | None}
 _NODE |= {"status": Literal[*map(str, Status)], "agent": str, "offered": Annotated[str, AfterValidator(_tools)]}
 _NODE |= {"num_messages": int, "num_sampled": int}
@@ -214,7 +206,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
     """The row's columns in order; arrays of tokens stay arrays, NaN in them unknown."""
     record, group, run = bundle.trajectory.record, bundle.group, bundle.run
     row: PlainRow = {"format": FORMAT} | {name: getattr(record, name) for name in _RECORD}
-    row |= {name: None for name in _NAN_IS_NULL if math.isnan(row[name])}
+    row |= {name: None for name in LOG_PROB_FIELDS if math.isnan(row[name])}
     row |= {name: getattr(group, name.removeprefix("group_")) for name in _GROUP}
     row |= {"task_environment": bundle.task.environment, "task_payload": canonical_json(bundle.task.payload)}
     row |= {name: getattr(run, name.removeprefix("run_")) for name in _RUN} | {
@@ -227,13 +219,13 @@ def to_plain(bundle: Bundle) -> PlainRow:
     row |= {name: [*map(vars, getattr(bundle, name))] for name in ("labels", "run_labels")}
     row["segments"] = [
         {"reason": part.reason, "behavior_context": part.behavior_context}
-        | {name: getattr(part.tokens, name) for name in ARRAYS}
+        | {name: getattr(part.tokens, name) for name in TOKEN_FIELDS}
         for part in ([] if bundle.trajectory.nodes else bundle.trajectory.segments)
     ]
     row["nodes"] = [
         {"number": node.number, **vars(node.place), "status": node.status, "agent": node.agent, "offered": node.offered}
         | {"num_messages": len(node.messages), "num_sampled": node.num_sampled}
-        | {name: getattr(node.tokens, name) for name in ARRAYS}
+        | {name: getattr(node.tokens, name) for name in TOKEN_FIELDS}
         for node in bundle.trajectory.nodes
     ]
     return row | {"messages": messages}
@@ -262,7 +254,7 @@ def from_plain(row: PlainRow) -> Bundle:
         )
     columns = vars(given)
     values = {name: columns[name] for name in _RECORD}
-    record = TrajectoryRecord(**values | {name: math.nan for name in _NAN_IS_NULL if values[name] is None})
+    record = TrajectoryRecord(**values | {name: math.nan for name in LOG_PROB_FIELDS if values[name] is None})
     ours = {name: getattr(record, name) for name in _OF_MEMBERS} | {"id": record.group}
     group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
     if hashlib.sha256(given.run_authors.encode("utf-8", "surrogatepass")).hexdigest() != given.run_authors_hash:
@@ -316,7 +308,7 @@ def _nodes(parts: Sequence[Any], messages: Sequence[Message]) -> tuple[Node, ...
 
 def _tokens(part: Any, where: str) -> TokenSequence:
     try:
-        return TokenSequence(*(getattr(part, name) for name in ARRAYS))
+        return TokenSequence(*(getattr(part, name) for name in TOKEN_FIELDS))
     except ValueError as error:
         raise BadRow(f"{where}.{error}") from None
 

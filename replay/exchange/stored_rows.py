@@ -6,13 +6,13 @@ and as it was at one moment, and the rows are not all of the same moment.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
 from replay.exchange.files import ROWS_AT_ONCE
 from replay.exchange.row_format import Bundle
-from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
+from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
 from replay.storage.labels import labels_of
@@ -79,25 +79,19 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     by_task = task_records(connection, [row.record.task for row in rows])
     labels = labels_of(connection, [row.id for row in rows])
     of_runs = labels_of(connection, list({row.record.run for row in rows}), "run")
-    return [
-        replace(
-            _bundle(row, by_group[row.record.group], by_task[row.record.task], known[row.record.run]),
-            labels=tuple(labels.get(row.id, ())),
-            run_labels=tuple(of_runs.get(row.record.run, ())),
-        )
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        (run, published), group, task = known[row.record.run], by_group[row.record.group], by_task[row.record.task]
+        by = tuple(published[version] for version in sorted(_versions_of(row)) if version in published)
+        of_row, of_run = tuple(labels.get(row.id, ())), tuple(of_runs.get(run.id, ()))
+        made.append(Bundle(row, group, task, run, by, of_row, of_run))
+    return made
 
 
-def _bundle(
-    row: Trajectory, group: GroupRecord, task: TaskRecord, of_run: tuple[RunRecord, dict[int, PolicyRecord]]
-) -> Bundle:
+def _versions_of(row: Trajectory) -> set[int]:
     """Rows that no policy sampled name one too: the tokenizer is the policy's."""
-    run, published = of_run
-    versions = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
-    versions |= {row.record.policy_version_min, row.record.policy_version_max}
-    by = tuple(published[version] for version in sorted(versions) if version in published)
-    return Bundle(row, group, task, run, by)
+    sampled = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
+    return sampled | {row.record.policy_version_min, row.record.policy_version_max}
 
 
 def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:

@@ -58,12 +58,9 @@ def arrow() -> Any:
 
 
 def schema_of(columns: Sequence[sa.ColumnElement[Any]]) -> pyarrow.Schema:
-    return arrow().schema([(column.name, _type_of(column)) for column in columns])
-
-
-def _type_of(column: sa.ColumnElement[Any]) -> Any:
     pa = arrow()
-    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}.get(column.type.python_type, pa.string())
+    types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    return pa.schema([(column.name, types.get(column.type.python_type, pa.string())) for column in columns])
 
 
 def selected_batches(

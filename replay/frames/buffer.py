@@ -19,7 +19,7 @@ from replay.errors import CorruptTrajectory, ReplayError, shortened
 from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
 from replay.questions.filters import conditions
-from replay.questions.filters.query import newest_versions, run_is, staleness
+from replay.questions.filters.query import run_is, staleness
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
@@ -168,8 +168,8 @@ class Buffer:
                 raise ReplayError(f"query must be SQL that reads, got one that fails: {said}.") from error
         pa = arrow()
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        try:
-            arrays = [pa.array([_number(value) for value in column]) for column in columns]
+        try:  # a server's sums and means are decimals
+            arrays = [pa.array([float(v) if isinstance(v, Decimal) else v for v in column]) for column in columns]
         except pa.ArrowException as error:
             raise ReplayError(
                 f"query must give values of one type in each column, got {shortened(str(error))}."
@@ -198,7 +198,7 @@ class Buffer:
 
     def _chosen(self, connection: sa.Connection, where: Where) -> tuple[sa.Select[Any], dict[str, Any]]:
         """The trajectories that fit, in order; and columns that take less time than the view's."""
-        age = staleness(newest_versions(connection, self._run), self._run)
+        age = staleness(connection, self._run)
         texts = [where] if isinstance(where, str) else list(where or ())
         parts = conditions(texts, known={"staleness": age})
         fits = [run_is(self._run, _rows.run), parts.columns, *([] if parts.messages is None else [parts.messages])]
@@ -216,11 +216,6 @@ class Buffer:
 def _columns(names: Sequence[str], instead: dict[str, Any] | None = None) -> list[sa.Label[Any]]:
     known = {**TRAJECTORY_COLUMNS, **(instead or {})}
     return [known[name].label(name) for name in names]
-
-
-def _number(value: Any) -> Any:
-    """A server's sums and means are decimals."""
-    return float(value) if isinstance(value, Decimal) else value
 
 
 def _with_lists(

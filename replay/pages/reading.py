@@ -3,13 +3,12 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from context.authors import DISCARD_SUFFIX
-from context.tokens.codec import TokenCodec
 from replay import questions
 from replay.pages.templating import visible_text
 from replay.questions import CodecOf, QueryResult
@@ -26,11 +25,7 @@ MOST_SHOWN = 20_000
 
 def codec_of(source: OpenBuffer) -> CodecOf:
     """The opened run's tokenizer, for rows that were written with it."""
-
-    def find(run: str) -> TokenCodec | None:
-        return source.tokenizer() if unread(source, run) is None else None
-
-    return find
+    return lambda run: source.tokenizer() if unread(source, run) is None else None
 
 
 def unread(source: OpenBuffer, run: str) -> str | None:
@@ -121,37 +116,25 @@ def indented(text: str) -> str | None:
         return None
 
 
-def turns(
-    messages: Sequence[QueryResult], authors: Sequence[Mapping[str, Any]], num_turns: int, *, first: int, count: int
-) -> list[QueryResult]:
-    """`count` turns from `first` on, and before the very first one what opened the conversation, without a number.
+def spans(found: QueryResult, first: int, last: int) -> list[tuple[int | None, int, int]]:
+    """(number, begin, end) of the messages of turns `first` to `last` of a conversation, or of requests of a session;
+    without a number, of what opened the conversation, or what the agent's program wrote behind its last request.
 
     A turn is a reply with what came back. The last `num_turns` messages of an action author are the replies; what was
-    spoken before is the opening's.
+    spoken before is the opening's. A request has what it added to the conversation that it goes on from.
     """
-    action = {author["name"] for author in authors if author["action"]}
+    messages, asked = found["messages"], found["requests"]
+    if asked:
+        begun = [(one["number"], one["first_message"], one["first_message"] + one["num_messages"]) for one in asked]
+        rest = [(None, begun[-1][2], len(messages))] if last >= len(asked) and begun[-1][2] < len(messages) else []
+        return [*begun[first:last], *rest]
+    action = {author["name"] for author in found["authors"] if author["action"]}
     acted = [place for place, message in enumerate(messages) if message["author"] in action]
-    starts = acted[max(0, len(acted) - num_turns) :]
-    spans: list[tuple[int | None, int, int]] = [(None, 0, starts[0] if starts else len(messages))] if first == 0 else []
+    starts = acted[max(0, len(acted) - found["record"]["num_turns"]) :]
     ends = [*starts[1:], len(messages)]
-    spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
-    return [
-        {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
-        for number, start, end in spans
-        if start < end
-    ]
-
-
-def requests(messages: Sequence[QueryResult], asked: Sequence[QueryResult], *, to_the_end: bool) -> list[QueryResult]:
-    """Requests of an agent's session with what each of them added to the conversation that it goes on from; behind the
-    last one, without a number, what the agent's program wrote."""
-    spans = [(one["number"], one["first_message"], one["first_message"] + one["num_messages"]) for one in asked]
-    spans += [(None, spans[-1][2], len(messages))] if to_the_end else []
-    return [
-        {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
-        for number, start, end in spans
-        if number is not None or start < end
-    ]
+    turns = zip(range(len(starts)), starts, ends, strict=False)
+    opening = starts[0] if starts else len(messages)
+    return [*([(None, 0, opening)] if first == 0 and opening else []), *list(turns)[first:last]]
 
 
 def shown_message(message: QueryResult, position: int) -> QueryResult:

@@ -21,6 +21,7 @@ from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
+from replay.text_tables import share
 
 REPORT_NAME = "report.html"
 _STYLES = ("style.css", "vendor/uPlot.min.css", "charts.css", "run.css")
@@ -161,7 +162,7 @@ def _success(metrics: Metrics) -> Tile:
     held_out, tasks = finite(metrics, "eval/success"), finite(metrics, "eval/tasks")
     training, reward = finite(metrics, "rollout/success"), finite(metrics, "rollout/reward")
     last = f" (newest {min(_NEWEST, len(training))} iterations)" if len(training) > 1 else ""
-    facts = [("training success", _percent(_newest_mean(training)) + last)] if training else []
+    facts = [("training success", share(_newest_mean(training), 1) + last)] if training else []
     if reward:
         facts.append(("training reward", number(_newest_mean(reward)) + last))
     if not held_out:
@@ -169,10 +170,10 @@ def _success(metrics: Metrics) -> Tile:
     on = f"held-out success, on {tasks[-1][1]:,.0f} tasks never trained on" if tasks else "held-out success"
     (first, start), (last_at, end) = held_out[0], held_out[-1]
     if len(held_out) == 1:
-        return Tile(LEARNING, _plain(_percent(start)), f"{on}, at iteration {first:,}, evaluated once", facts)
+        return Tile(LEARNING, _plain(share(start, 1)), f"{on}, at iteration {first:,}, evaluated once", facts)
     best, at = max((value, -iteration) for iteration, value in held_out)
-    facts.insert(0, ("best", "the newest" if best == end else f"{_percent(best)} at iteration {-at:,}"))
-    words = ((_percent(start), "plain"), ("\u2192", "arrow"), (_percent(end), "rising" if end > start else "plain"))
+    facts.insert(0, ("best", "the newest" if best == end else f"{share(best, 1)} at iteration {-at:,}"))
+    words = ((share(start, 1), "plain"), ("\u2192", "arrow"), (share(end, 1), "rising" if end > start else "plain"))
     return Tile(LEARNING, words, f"{on}, from iteration {first:,} to {last_at:,}", facts)
 
 
@@ -194,7 +195,7 @@ def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
     facts = []
     for part in ("collect", "update"):
         if spent := sum(value for _, value in finite(metrics, f"time/{part}")):
-            facts.append((part, f"{duration(spent / len(seconds))}, {_percent(spent / total)}"))
+            facts.append((part, f"{duration(spent / len(seconds))}, {share(spent, total)}"))
     if evaluations := [value for _, value in finite(metrics, "time/evaluation")]:
         facts.append(("evaluation", f"{duration(fmean(evaluations))} each, {len(evaluations):,} made"))
     if tokens := sum(rates.get(at, 0.0) * value for at, value in seconds):
@@ -213,23 +214,19 @@ def _rows(metrics: Metrics) -> Tile:
     if not fresh + replay:
         return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.")
     words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
-    shares = (_percent(part / (fresh + replay)) for part in (replay, total("planned_replay")))
+    shares = (share(part, fresh + replay) for part in (replay, total("planned_replay")))
     sources = {name: total(name.removeprefix("batch/")) for name in sorted(metrics) if name.startswith(_BY_SOURCE)}
     counts = ", ".join(f"{name.removeprefix(_BY_SOURCE)} {count:,.0f}" for name, count in sources.items())
     facts = [("replayed by source", counts)] if sources else []
     if flat := finite(metrics, "rollout/groups_without_signal"):
-        newest = f", newest {_NEWEST} iterations {_percent(_newest_mean(flat))}" if len(flat) > _NEWEST else ""
-        facts.append(("groups without signal", _percent(fmean(value for _, value in flat)) + newest))
+        newest = f", newest {_NEWEST} iterations {share(_newest_mean(flat), 1)}" if len(flat) > _NEWEST else ""
+        facts.append(("groups without signal", share(fmean(value for _, value in flat), 1) + newest))
     if stored_rows := finite(metrics, "buffer/rows"):
         drawable = finite(metrics, "buffer/eligible")
         can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
         facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))
     note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def setting(config: Config) -> str:

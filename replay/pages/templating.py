@@ -1,6 +1,7 @@
 """Templates, and how values are shown in them."""
 
 import re
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -32,10 +33,10 @@ def environment() -> Environment:
     templates.filters |= {
         "digits": digits,
         "number": lambda value: _DASH if value is None else number(value),
-        "short": short,
+        "short": lambda id, length=10: id[:length],
         "error_counts": error_counts,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
-        "signed": signed,
+        "signed": partial(digits, sign="+"),
     }
     templates.globals |= {"address": address, "saved": False}
     return templates
@@ -51,19 +52,10 @@ def visible_text(text: str) -> str:
     return "".join(part if part in "\n\t" else visible(part) for part in re.split(r"([\n\t])", text))
 
 
-def short(id: str, length: int = 10) -> str:
-    return id[:length]
-
-
 def _seen(value: Any) -> Any:
     return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def digits(value: float | None, places: int = 3) -> str:
-    """A fixed number of decimals, the minus as wide as a plus; a dash where nothing is known."""
-    return _DASH if value is None else f"{value:,.{places}f}".replace("-", "\u2212")
-
-
-def signed(value: float | None, places: int = 3) -> str:
-    """`digits`, a plus too."""
-    return _DASH if value is None else f"{value:+,.{places}f}".replace("-", "\u2212")
+def digits(value: float | None, places: int = 3, *, sign: str = "-") -> str:
+    """A fixed number of decimals, the minus as wide as a plus, which `sign` may ask for; a dash for what is unknown."""
+    return _DASH if value is None else f"{value:{sign},.{places}f}".replace("-", "\u2212")

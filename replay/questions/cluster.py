@@ -1,7 +1,7 @@
 """A run that workers collect: its learner, workers and engines, and why episodes ended without a row."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -67,41 +67,34 @@ def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:
     return [dict(row) for row in found.mappings()]
 
 
-# Participants report what they like of themselves, so a fact of another kind than it should have is unknown.
-
-
-def _text(value: Any) -> str | None:
-    return excerpt(value, _LONGEST_TEXT) if isinstance(value, str) and value else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int and abs(value) < _GREATEST else None
-
-
-def _real(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) and abs(value) < _GREATEST else None
-
-
-_Kinds = Mapping[str, Callable[[Any], Any]]
-_WORKER: _Kinds = {
-    **dict.fromkeys(("host", "state"), _text),
-    **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), _whole),
+_Kind = type[str] | type[int] | type[float]
+_WORKER: Mapping[str, _Kind] = {
+    **dict.fromkeys(("host", "state"), str),
+    **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), int),
 }
-_ENGINE: _Kinds = {
-    **dict.fromkeys(("state", "label", "adapter", "model"), _text),
-    "version": _whole,
-    "difference": _real,  # root mean square of probed log-probs, in nats: the proof of the weights that are served
+_ENGINE: Mapping[str, _Kind] = {
+    **dict.fromkeys(("state", "label", "adapter", "model"), str),
+    "version": int,
+    "difference": float,  # root mean square of probed log-probs, in nats: the proof of the weights that are served
 }
+
+
+def _fact(value: Any, kind: _Kind) -> str | float | None:
+    """Participants report what they like of themselves, so a fact of another kind than it should have is unknown."""
+    if kind is str:
+        return excerpt(value, _LONGEST_TEXT) if isinstance(value, str) and value else None
+    is_kind = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    return kind(value) if is_kind and abs(value) < _GREATEST else None
 
 
 def _participants(
-    connection: sa.Connection, run: str, role: str, kinds: _Kinds, *, lease_s: float = math.inf
+    connection: sa.Connection, run: str, role: str, kinds: Mapping[str, _Kind], *, lease_s: float = math.inf
 ) -> list[QueryResult]:
     """All that did not leave; they are `gone` after a lease of silence."""
     listed = [
         {
             "id": each.id,
-            **{name: kind(each.facts.get(name)) for name, kind in kinds.items()},
+            **{name: _fact(each.facts.get(name), kind) for name, kind in kinds.items()},
             "silent_s": max(0.0, each.silent_s),
             "age_s": max(0.0, each.age_s),
             "gone": each.is_gone(lease_s),

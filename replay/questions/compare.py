@@ -5,7 +5,6 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from context.authors import AuthorTable
 from context.tokens.token_sequence import TokenSequence
@@ -53,15 +52,12 @@ def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Seque
     if same:
         there = [part for part in parts if part is not None]
         ids = np.array([part.token_ids[:same] for part in there])
-        names = np.array([_names(part, table)[:same] for part, table in zip(there, tables, strict=True)])
+        # Codes of authors mean something within one run only.
+        codes = [part.authors[:same].tolist() for part in there]
+        names = np.array([[*map(table.name, mine)] for table, mine in zip(tables, codes, strict=True)], object)
         differs = ((ids != ids[0]) | (names != names[0])).any(axis=0)
         same = int(np.argmax(differs)) if differs.any() else same
     return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths)}
-
-
-def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]:
-    """[T] names of authors, whose codes mean something within one run only."""
-    return np.array([authors.name(code) for code in part.authors.tolist()], object)
 
 
 def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:

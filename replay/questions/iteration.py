@@ -8,11 +8,11 @@ import sqlalchemy as sa
 from context.messages import Message, plain_message
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
+from replay.questions.summary import total
 from replay.questions.trajectory import NONE, in_few_words
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.collecting.never_drawn import FACTS, SAID
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.rows import messages_of
+from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies
 from replay.storage.format.schema import held_out as episodes
 from replay.storage.statements import selected
@@ -148,10 +148,8 @@ def held_out(
 
 def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
     """The evaluations of which episodes are kept, oldest first."""
-    successes = sa.cast(sa.func.sum(sa.cast(episodes.c.success, sa.Integer)), sa.BigInteger)
-    query = sa.select(
-        episodes.c.iteration, sa.func.count().label("episodes"), sa.func.coalesce(successes, 0).label("successes")
-    )
+    successes = total(sa.cast(episodes.c.success, sa.Integer)).label("successes")
+    query = sa.select(episodes.c.iteration, sa.func.count().label("episodes"), successes)
     mine = query.where(episodes.c.run == run).group_by(episodes.c.iteration).order_by(episodes.c.iteration)
     return [dict(row) for row in connection.execute(mine).mappings()]
 
@@ -173,8 +171,4 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
 
 def _kept(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:
     """What is known of an episode, and what was said: None where the messages are damaged."""
-    facts = {name: row[name] for name in FACTS}
-    try:
-        return facts, messages_of(*(row[name] for name in SAID))
-    except BlobError:
-        return facts, None
+    return {name: row[name] for name in FACTS}, readable_messages(*(row[name] for name in SAID))

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.questions.filters import conditions
-from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
+from replay.questions.filters import FIELDS, conditions
+from replay.questions.filters.query import Query, QueryResult, Sort, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
@@ -27,9 +27,6 @@ _rows = schema.trajectories.c
 _GREATEST = 2**62
 """Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
-_COUNTED = {
-    Sort.num_tool_errors: NUM_TOOL_ERRORS,
-}
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
@@ -39,7 +36,6 @@ _SHOWN = (
     DRIFT.label("drift"),
     TOKEN_GAP_MAX.label("token_gap_max"),
 )
-_DRIFTS = {Sort.drift: DRIFT, Sort.token_gap_max: TOKEN_GAP_MAX}
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def page(
     backwards = before is not None
     rising = query.ascending is not backwards
     with store.reading() as connection:
-        age = staleness(newest_versions(connection, query.run), query.run)
+        age = staleness(connection, query.run)
         parts = conditions(query.filters, known={"staleness": age})
         place = _place(query, age)
         statement = sa.select(_rows.id).where(parts.columns, run_is(query.run, _rows.run))
@@ -110,9 +106,11 @@ def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[An
         return columns
     if sort is Sort.staleness:
         return [sa.func.coalesce(age, last * _GREATEST), *columns]
-    if sort in _DRIFTS:
-        return [sa.func.coalesce(_DRIFTS[sort], sa.literal(last * sys.float_info.max, sa.Double)), *columns]
-    return [_COUNTED[sort] if sort in _COUNTED else _rows[sort.value], *columns]
+    field = FIELDS[sort]
+    assert field.expression is not None
+    if field.may_be_unknown:
+        return [sa.func.coalesce(field.expression, sa.literal(last * sys.float_info.max, sa.Double)), *columns]
+    return [field.expression, *columns]
 
 
 def _place_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[Any]], id: str, name: str) -> sa.Tuple:
@@ -169,8 +167,6 @@ def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:
 
 def views(store: ReplayStore) -> list[QueryResult]:
     """Saved views by their names."""
+    query = sa.select(schema.saved_views).order_by(schema.saved_views.c.name)
     with store.reading() as connection:
-        return [
-            dict(row)
-            for row in connection.execute(sa.select(schema.saved_views).order_by(schema.saved_views.c.name)).mappings()
-        ]
+        return [dict(row) for row in connection.execute(query).mappings()]

@@ -12,8 +12,7 @@ from replay.questions.filters.query import QueryResult, run_is
 from replay.questions.trajectory import last_answer
 from replay.records import ORPHANED
 from replay.storage.format import schema
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.rows import messages_of
+from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import messages
 from replay.store import ReplayStore
 
@@ -94,10 +93,7 @@ def _answers(connection: sa.Connection, mine: sa.ColumnElement[bool], *, success
     newest = query.where(mine, _rows.success == success).order_by(_rows.iteration.desc(), _rows.slot, _rows.id)
     found = []
     for row in connection.execute(newest.limit(_SAMPLED)):
-        try:
-            answer = last_answer(messages_of(*row))
-        except BlobError:
-            continue
+        answer = last_answer(readable_messages(*row) or ())
         if answer is not None:
             found.append(set(_WORD.findall(answer[:_CHARACTERS])))
     return found

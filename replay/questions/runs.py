@@ -176,10 +176,12 @@ def metric_series(
     if merged > 1:
         place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
         first, last = max(0, within.start), within.stop - 1
-        begin = first - (first - 1) % merged if first else 0
-        within = range(begin, last - (last - 1) % merged + merged if last > 0 else 1)
+        start = first - (first - 1) % merged if first else 0
+        within = range(start, last - (last - 1) % merged + merged if last > 0 else 1)
+    begin = (metrics.c.name.startswith(each, autoescape=True) for each in families)
+    wanted = sa.or_(metrics.c.name.in_(names), *begin) if names or families else sa.true()
     points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(
-        metrics.c.run == run, _wanted(names, families), _KNOWN, iteration.between(within.start, within.stop - 1)
+        metrics.c.run == run, wanted, _KNOWN, iteration.between(within.start, within.stop - 1)
     )
     query = _merged(points, run, merged) if merged > 1 else points.order_by("place", metrics.c.name)
     series: dict[str, list[tuple[int, float]]] = {}
@@ -219,9 +221,3 @@ def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int
 def merged_to(iterations: int) -> int:
     """How many of so many iterations to show as one point."""
     return 1 << (max(1, math.ceil(iterations / MOST_POINTS)) - 1).bit_length()
-
-
-def _wanted(names: Sequence[str], families: Sequence[str]) -> sa.ColumnElement[bool]:
-    if not names and not families:
-        return sa.true()
-    return sa.or_(metrics.c.name.in_(names), *(metrics.c.name.startswith(each, autoescape=True) for each in families))

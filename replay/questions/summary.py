@@ -12,7 +12,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.questions.filters import FIELDS, FieldKind, condition, conditions
-from replay.questions.filters.query import Query, QueryResult, chosen, newest_versions, run_is, staleness
+from replay.questions.filters.query import Query, QueryResult, chosen, run_is, staleness
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
@@ -50,7 +50,7 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
     rows = chosen(run, filter)
     with store.reading() as connection:
         kinds = _kinds(connection, rows)
-        age = staleness(newest_versions(connection, run), run)
+        age = staleness(connection, run)
         return {
             "database": store.url,
             "bytes": store.size(connection),
@@ -179,7 +179,7 @@ def distributions(store: ReplayStore, query: Query) -> QueryResult:
     of those that can be drawn. All None where filters ask what was said: counting would read every conversation.
     """
     with store.reading() as connection:
-        age = staleness(newest_versions(connection, query.run), query.run)
+        age = staleness(connection, query.run)
         rows = conditions(query.filters, known={"staleness": age})
         if rows.messages is not None:
             return dict.fromkeys(("total", "fields", "choices", "staleness"))

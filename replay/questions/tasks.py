@@ -16,8 +16,7 @@ from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.rows import chunked, messages_of
+from replay.storage.format.rows import chunked, readable_messages
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
 from replay.storage.format.views import OF_ATTEMPTS, WITHOUT_SIGNAL
 from replay.storage.statements import selected
@@ -108,13 +107,10 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
     columns = (messages.c.num_messages, messages.c.said, messages.c.checksum)
     query = sa.select(*columns).join_from(schema.trajectories, messages, _rows.id == messages.c.trajectory).where(mine)
     row = connection.execute(query.order_by(*_NEWEST_FIRST).limit(1)).one_or_none()
-    if row is None:
+    said = row and readable_messages(*row)
+    if said is None:
         return None
-    try:
-        asked = opening(messages_of(*row))
-        return [{"author": each.author, "role": each.role, "content": each.content} for each in asked]
-    except BlobError:
-        return None
+    return [{"author": each.author, "role": each.role, "content": each.content} for each in opening(said)]
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
@@ -229,20 +225,12 @@ def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any
     sign = 1 if ascending else -1
     if sort is TaskSort.unsolved:
         return -sign * row["successes"] / row["attempts"], sign * row["attempts"], row["hash"]
-    return (*((row[name] is None, sign * (row[name] or 0)) for name in _COLUMNS[sort]), row["hash"])
+    names = _COLUMNS.get(sort, (sort.value, "attempts"))
+    return (*((row[name] is None, sign * (row[name] or 0)) for name in names), row["hash"])
 
 
-_COLUMNS = {
-    TaskSort.replayed: ("replayed",),
-    TaskSort.drift: ("drift_mean", "token_gap_max"),
-    TaskSort.attempts: ("attempts",),
-    TaskSort.last: ("latest_iteration",),
-    TaskSort.first_success: ("first_success", "attempts"),
-    TaskSort.latest_success: ("latest_success", "attempts"),
-    TaskSort.best_success: ("best_success", "attempts"),
-    TaskSort.trend: ("trend", "attempts"),
-    TaskSort.groups_without_signal: ("groups_without_signal",),
-}
+_COLUMNS = {TaskSort.drift: ("drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
+"""What the others sort by has their name; of equal ones the most tried come first."""
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
 """Iterations of a task's course, the newest ones."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 import numpy as np
@@ -10,19 +10,18 @@ import sqlalchemy as sa
 
 from context.authors import HISTORY, AuthorTable
 from context.messages import Message, plain_message
+from context.tokens.session_nodes import Fork, Node, trained_in
 from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_mask
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
-from replay.questions.session import requests_of
 from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.rows import known, messages_of
+from replay.storage.format.rows import known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
@@ -244,6 +243,61 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
     return {"index": index, "token_ids": ids, "texts": texts}
 
 
+def requests_of(nodes: Sequence[Node]) -> list[QueryResult]:
+    """A line per request. `begins`: what it goes on from, or why it forks. `segment`: the training sequence in which
+    its reply is trained; None: it is in none. `first_message`: where its messages begin among those of all."""
+    sequence = trained_in(nodes)
+    starts = accumulate((len(node.messages) for node in nodes), initial=0)
+    return [
+        {
+            "number": node.number,
+            "agent": node.agent,
+            "status": str(node.status),
+            "begins": _begins(node),
+            "lanes": lanes,
+            "parent": node.place.parent,
+            "fork": None if node.place.fork is None else str(node.place.fork),
+            "kept_tokens": node.place.kept_tokens,
+            "new_tokens": len(node.tokens) - node.num_sampled,
+            "sampled_tokens": node.num_sampled,
+            "segment": sequence.get(node.number),
+            "first_message": start,
+            "num_messages": len(node.messages),
+        }
+        for node, start, lanes in zip(nodes, starts, _lanes(nodes), strict=False)
+    ]
+
+
+def _begins(node: Node) -> str:
+    fork, parent = node.place.fork, node.place.parent
+    if fork is None:
+        return f"goes on from {parent}"
+    if parent is None or fork == Fork.NEW:
+        return str(fork)
+    return f"{fork}, from {parent}"
+
+
+def _lanes(nodes: Sequence[Node]) -> list[str]:
+    """A line per request of a drawing of the branches: \u25cf where it stands, \u2502 for each that later ones go on
+    from. A branch that has ended leaves its place to the next."""
+    last = {node.number: node.number for node in nodes}
+    last |= {
+        node.place.parent: node.number for node in nodes if node.place.fork is None and node.place.parent is not None
+    }
+    tips: list[int] = []
+    lines = []
+    for number, place in ((node.number, node.place) for node in nodes):
+        free = [lane for lane, tip in enumerate(tips) if last[tip] < number]
+        if place.fork is None and place.parent in tips:
+            lane = tips.index(place.parent)
+        else:
+            lane = free[0] if free else len(tips)
+        tips[lane : lane + 1] = [number]
+        marks = ("\u25cf" if tip == number else "\u2502" if last[tip] > number else " " for tip in tips)
+        lines.append(" ".join(marks).rstrip())
+    return lines
+
+
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
     """Where a trajectory, also an evicted one, came from, every update that used it, and the policies these made."""
     id = find(store, id_prefix)
@@ -281,10 +335,8 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}
     for row in selected(connection, columns, messages.c.trajectory, ids):
-        try:
-            found[row.trajectory] = in_few_words(messages_of(row.num_messages, row.said, row.checksum))
-        except BlobError:
-            found[row.trajectory] = NONE
+        said = readable_messages(row.num_messages, row.said, row.checksum)
+        found[row.trajectory] = NONE if said is None else in_few_words(said)
     return found
 
 

@@ -101,11 +101,6 @@ def labels_of(connection: sa.Connection, ids: Sequence[str], on: Labelled = "tra
     return found
 
 
-def remove_labels_of(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Of trajectories that go: notes are text."""
-    connection.execute(trajectory_labels.delete().where(trajectory_labels.c.trajectory.in_(ids)))
-
-
 def _stored(connection: sa.Connection, ids: Sequence[str], on: Labelled) -> set[str]:
     _, id = _TABLES[on]
     return {row[0] for row in selected(connection, [id], id, ids)}

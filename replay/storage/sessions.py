@@ -65,7 +65,8 @@ class Sessions:
         for id, node in {(id, node.number): (id, node) for id, node in given}.values():
             (row,) = node_rows(id, [node])
             said, _ = conversation_row(id, node.messages, compressed=self._database.compresses_text)
-            rows.append({**{_name(name): value for name, value in row.items()}, **{name: said[name] for name in _SAID}})
+            row["session"] = row.pop("trajectory")
+            rows.append(row | {name: said[name] for name in _SAID})
 
         def work(connection: sa.Connection) -> None:
             for id, node in given:
@@ -116,7 +117,3 @@ def remove(connection: sa.Connection, ids: Sequence[str]) -> None:
 def _session(connection: sa.Connection, id: str) -> OpenSession | None:
     row = connection.execute(sa.select(*sessions.c).where(sessions.c.id == id)).one_or_none()
     return None if row is None else OpenSession(*row)
-
-
-def _name(column: str) -> str:
-    return "session" if column == "trajectory" else column

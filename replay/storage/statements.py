@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
 from replay.storage.format.rows import Row, chunked
@@ -14,21 +15,32 @@ from replay.storage.format.rows import Row, chunked
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-class seconds_now(sa.ColumnElement[float]):
-    """Seconds since 1970 of the database's clock when it evaluates this: it ends leases, and orders nothing."""
+class _ByDialect(FunctionElement[Any]):
+    """An SQL expression of some clauses that each database spells in its own way."""
 
-    type = sa.Double()
     inherit_cache = True
+    sqlite: str
+    postgresql: str
 
 
-@compiles(seconds_now, "sqlite")
-def _of_file(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
+@compiles(_ByDialect)
+def _compile(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
+    template: str = getattr(element, compiler.dialect.name)
+    return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
 
 
-@compiles(seconds_now, "postgresql")
-def _of_server(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "cast(extract(epoch from clock_timestamp()) as double precision)"
+def spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) -> type[_ByDialect]:
+    """The class of such expressions; {} stands for each clause in turn."""
+    attributes = {"type": kind, "inherit_cache": True, "sqlite": sqlite, "postgresql": postgresql}
+    return type("_Spelled", (_ByDialect,), attributes)
+
+
+seconds_now = spelled(
+    sa.Double(),
+    sqlite="((julianday('now') - 2440587.5) * 86400.0)",
+    postgresql="cast(extract(epoch from clock_timestamp()) as double precision)",
+)
+"""Seconds since 1970 of the database's clock when it evaluates this: it ends leases, and orders nothing."""
 
 
 def selected(

@@ -14,7 +14,6 @@ from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import FACTS, draws, groups, messages, reclaimed, tasks, tickets, trajectories
-from replay.storage.labels import remove_labels_of
 from replay.storage.sessions import remove_sessions
 from replay.storage.statements import selected
 
@@ -76,9 +75,8 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
         left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
         connection.execute(left)
-        for table in (schema.segments, schema.nodes, messages, schema.token_scores):
+        for table in (schema.segments, schema.nodes, messages, schema.token_scores, schema.trajectory_labels):
             connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
-        remove_labels_of(connection, chunk)
         connection.execute(trajectories.delete().where(mine))
         _remove_unused_tasks(connection, named)
 

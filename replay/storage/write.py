@@ -17,6 +17,7 @@ from replay.storage.format import schema
 from replay.storage.format.encoding import encode_log_probs
 from replay.storage.format.rows import (
     GROUP_COLUMNS,
+    LOG_PROB_FIELDS,
     RECORD_COLUMNS,
     Row,
     as_read,
@@ -31,7 +32,6 @@ from replay.storage.format.rows import (
     segment_rows,
     segment_values,
     tokens_checksum,
-    without_nan,
 )
 from replay.storage.statements import insert, selected
 from replay.storage.validate import SUMMARY, checked, refused, validate, with_segments
@@ -100,7 +100,7 @@ def prepare(
 def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compress_text: bool) -> PreparedRow:
     said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
     is_redacted = said != trajectory.messages
-    record = without_nan(found)
+    record = found | {name: known(found[name]) for name in LOG_PROB_FIELDS}
     if is_redacted:
         # With the rest of a text known, a hash gives away what was taken out of it.
         record["content_hash"] = ""

@@ -1,9 +1,7 @@
-"""The buffer as a list, filtered, sorted, page by page; how its rows are spread; and one task."""
+"""The buffer as a list, filtered, sorted, page by page; how its rows are spread; its tasks, all and one; and failures
+against successes."""
 
 import json
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,30 +11,23 @@ from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
-from replay.questions import Query, QueryResult, Sort
+from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.open_buffer import OpenBuffer
+from replay.questions.outcomes import outcomes
 
 _ROWS = 50
+_TASKS = 100
 _KEPT = ("run", "sort", "order", "limit")
 _GROUPS = 40
 """Attempts over time that are shown."""
 _MOST_RUNS = 6
-_TITLES = {
-    "reward": "Reward",
-    "num_tokens": "Length in tokens",
-    "num_turns": "Turns",
-    "staleness": "Staleness",
-    "uses": "Uses",
-    "group_success": "Group success",
-}
 _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.startswith({!r})"}
 """Fields of the form that become a condition of the address: there is one way to say it."""
 
 
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and named
-    by their field."""
+    """A page of rows. Conditions that can't be read are left out, and named by their field."""
     kept, asked_for = _kept(request), texts(request, "where")
     short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
     if short:
@@ -46,30 +37,15 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
     after, before = text(request, "after"), text(request, "before")
     limit = whole(request, "limit", _ROWS, least=1, most=500)
     found = questions.page(source.store, query, limit=limit, after=after, before=before)
-    base = {**kept, "where": filters}
-
-    def without(condition: str) -> str:
-        return address("buffer", **kept, where=[other for other in filters if other != condition])
-
-    def sorted_by(sort: Sort) -> str:
-        turned = query.sort == sort and not query.ascending
-        return address("buffer", **{**base, "sort": sort, "order": "asc" if turned else None})
-
     return {
         **vars(query),
         **found,
         "mistakes": mistakes,
-        "chips": [(each, without(each)) for each in filters],
-        "sorts": {sort: sorted_by(sort) for sort in Sort},
-        "kept": list(kept.items()),
+        "kept": kept,
         "command": _command(source, query),
         "saved_views": [(each["name"], view_address(each["query"])) for each in questions.views(source.store)],
-        "this_view": address("buffer", **base).partition("?")[2],
         "form": form_of(source),
-        "overview": address("buffer", "overview", **base),
-        "first_page": address("buffer", **base) if after or before else None,
-        "next_page": address("buffer", **base, after=found["after"]) if found["after"] else None,
-        "previous_page": address("buffer", **base, before=found["before"]) if found["before"] else None,
+        "is_first": not (after or before),
     }
 
 
@@ -83,25 +59,8 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
         rest = [other for other in chosen if other != condition]
         return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
 
-    def choosing(label: str, count: int, condition: str) -> dict[str, Any]:
-        return {"label": label, "count": count, "href": toggled(condition), "selected": condition in chosen}
-
-    facets = [
-        (name.replace("_", " "), [choosing(given, counts[given], f"{name} == {given!r}") for given in counts])
-        for name, counts in (found["choices"] or {}).items()
-        if len(counts) > 1 or any(name in condition for condition in chosen)
-    ]
-    spreads = [
-        {
-            **found["fields"][name],
-            "title": title,
-            "bars": [choosing(_label(bar), bar["count"], bar["filter"]) for bar in found["fields"][name]["bars"]],
-        }
-        for name, title in _TITLES.items()
-        if name in (found["fields"] or {})
-    ]
     listed = address("buffer", **kept, where=chosen)
-    return {**vars(query), **found, "listed": listed, "spreads": spreads, "facets": facets}
+    return {**vars(query), **found, "listed": listed, "toggled": toggled}
 
 
 def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
@@ -120,10 +79,6 @@ def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
 def _query(source: OpenBuffer, request: Request, filters: list[str]) -> Query:
     sort = Sort(choice(request, "sort", [Sort.iteration, *Sort]))
     return Query(run_of(source, request), filters, sort, choice(request, "order", ("desc", "asc")) == "asc")
-
-
-def _label(bar: QueryResult) -> str:
-    return f"{bar['low']:g}" if bar["low"] == bar["high"] else f"{bar['low']:g}\u2013{bar['high']:g}"
 
 
 def _kept(request: Request) -> dict[str, str]:
@@ -146,48 +101,33 @@ def _command(source: OpenBuffer, query: Query) -> str:
 def task(source: OpenBuffer, request: Request) -> QueryResult:
     run = run_of(source, request)
     found = questions.task(source.store, in_path(request, "hash"), run)
-    task_is = f"task == {found['hash']!r}"
-    by_run = [(name, list(rows)) for name, rows in groupby(found["versions"], key=lambda row: row["run"])]
     return {
         **found,
         "payload_text": found["payload"] and json.dumps(found["payload"], indent=2, ensure_ascii=False),
-        "by_version": [{"run": name, **_by_version(rows)} for name, rows in by_run[:_MOST_RUNS]],
-        "more_runs": max(0, len(by_run) - _MOST_RUNS),
-        "by_difficulty": [_bucket_bar(bucket, run, task_is) for bucket in found["difficulty"]],
-        "newest": next((bucket for bucket in found["difficulty"] if bucket["newest"]), None),
-        "tried": found["groups"][:_GROUPS],
+        "most_runs": _MOST_RUNS,
+        "most_groups": _GROUPS,
         "asked_run": run,
-        "in_buffer": address("buffer", run=run or "*", where=[task_is]),
-        "several": run is None and found["runs"] > 1,
     }
 
 
-def _by_version(rows: Sequence[QueryResult]) -> QueryResult:
-    """Percent of successes by policy version, as bars, and what they show in words."""
-    bars = []
-    for row in rows:
-        name = str(row["version"])
-        title = f"policy {name}: {row['successes']:,} of {row['attempts']:,} attempts successful"
-        bars.append({"label": name, "count": 100 * row["successes"] / row["attempts"], "title": title})
-    at = [f"{bar['count']:.0f} % at {bar['label']}" for bar in (bars[0], bars[-1])]
-    return {"bars": bars, "summary": f"success by policy version, from {at[0]} to {at[1]}"}
+def tasks(source: OpenBuffer, request: Request) -> QueryResult:
+    run = run_of(source, request)
+    sort, order = TaskSort(choice(request, "sort", TaskSort)), choice(request, "order", ("desc", "asc"))
+    limit = whole(request, "limit", _TASKS, least=1, most=5000)
+    found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
+
+    def here(**more: object) -> str:
+        return address("tasks", run=text(request, "run"), **{"limit": text(request, "limit"), **more})
+
+    return {**found, "order": order, "here": here}
 
 
-def _bucket_bar(bucket: QueryResult, run: str | None, task_is: str) -> QueryResult:
-    """The groups with so many successes, as a bar that leads to their rows."""
-    solved, size = bucket["successes"], bucket["size"]
-    around = f"{(solved - 0.5) / size:.6g} <= group_success < {(solved + 0.5) / size:.6g}"
-    rows = address("buffer", run=run or "*", where=[task_is, f"group_size == {size} and {around}"])
-    title = f"{solved} of {size}: {bucket['groups']:,} groups, {bucket['eligible']:,} rows that can be drawn, "
-    return {
-        "label": f"{solved}/{size}",
-        "count": bucket["groups"],
-        "href": rows if bucket["groups"] else None,
-        "title": f"{title}drawn {bucket['replayed']:,} times" + ("; the newest group" * bucket["newest"]),
-        "selected": bucket["newest"],
-    }
+def failures(source: OpenBuffer, request: Request) -> QueryResult:
+    return outcomes(source.store, run_of(source, request), texts(request, "where"))
 
 
 PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")
 OVERVIEW = Page("/buffer/overview", "overview.html", overview, tab="buffer")
 TASK = Page("/tasks/{hash}", "task.html", task, tab="buffer")
+TASKS = Page("/tasks", "tasks.html", tasks, tab="buffer")
+OUTCOMES = Page("/outcomes", "outcomes.html", failures, tab="buffer")

@@ -31,16 +31,6 @@ COLUMNS = {
 }
 """What the table of rows can be sorted by, but for streams and slots the greatest first, with the titles of the columns
 in their order; texts stand between them."""
-_OF_STREAM = {
-    "ess": "ess",
-    "clipped": "pg_clipfrac",
-    "lower": "pg_clipfrac_lower",
-    "kl": "approx_kl",
-    "loss": "pg_loss",
-    **{name: name for name in (f"{of}_{part}" for of in ("ratio", "drift") for part in ("p01", "p50", "p99", "mean"))},
-    **{name: name for name in ("ratio_max", "token_gap_max")},
-}
-"""Metrics of one stream, by the name that the template has for them."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
@@ -57,22 +47,21 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     said = questions.excerpts(source.store, [row["trajectory"] for row in shown])
     by_slot = {row["slot"]: row for row in rows}
     groups = [{**group, "members": [by_slot[slot] for slot in group["slots"]]} for group in found["groups"]]
-    taught = [group for group in groups if not _is_flat(group)]
     command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
     return {
         **found,
         "name": run.name,
-        "streams": [_stream(found, each) for each in (FRESH, REPLAY)],
-        "taught": taught[:_MOST_GROUPS],
-        "groups_left_out": max(0, len(taught) - _MOST_GROUPS),
-        "flat": [group for group in groups if _is_flat(group)],
+        "streams": [(stream, found[stream]) for stream in (FRESH, REPLAY)],
+        "of": lambda stream, name: found["metrics"].get(f"actor/{stream}/{name}"),
+        "groups": groups,
+        "most_groups": _MOST_GROUPS,
         "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
         "listed": len(ordered),
-        "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
-        "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
+        "at_once": _ROWS,
+        "here": here,
         "by": by,
-        "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
+        "columns": COLUMNS,
         "command": shlex.join(command),
     }
 
@@ -83,16 +72,6 @@ def _ordered(rows: Sequence[QueryResult], by: str) -> list[QueryResult]:
     if by == "stream":
         return sorted(rows, key=lambda row: row["stream"] != REPLAY)
     return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
-
-
-def _stream(found: QueryResult, stream: str) -> QueryResult:
-    """What the update did to all tokens of one stream."""
-    known = {key: found["metrics"].get(f"actor/{stream}/{name}") for key, name in _OF_STREAM.items()}
-    return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **known}
-
-
-def _is_flat(group: QueryResult) -> bool:
-    return group["stream"] == FRESH and not group["teaches"]
 
 
 PAGE = Page("/runs/{run}/iterations/{number}", "iteration.html", shows, tab="run")

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +17,6 @@ from replay.questions.preview import CONTROLS, WrongSettings, changed, options_o
 from replay.sampling.samplers import SAMPLERS
 
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
-_WHICH = (("true", "successful ones"), ("false", "failed ones too"))
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
@@ -36,52 +35,22 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     except WrongSettings as error:
         errors = dict(error.errors)
     settings = found["settings"]
-    fields = {name: asked.get(name, _text(settings[name])) for name in CONTROLS}
-    page = {
+    return {
         **found,
         "run": run,
         "errors": errors,
-        "fields": fields,
-        "own": {name: _text(own[name]) for name in CONTROLS}
-        | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
-        "which": _WHICH,
-        "sampler_names": [(name, name) for name in SAMPLERS],
-        "samplers": _samplers(settings, fields["sampler"], asked),
-    }
-    if found["plan"] is None:
-        return page
-    course = [
-        {"label": str(each["iteration"]), "count": round(100 * each["fraction"], 1)}
-        | {"selected": each["iteration"] == found["iteration"]}
-        for each in found["schedule"]
-    ]
-    return page | {
+        "asked": asked,
+        "text": _text,
+        "fields": {name: asked.get(name, _text(settings[name])) for name in CONTROLS},
+        "own": {name: _text(own[name]) for name in CONTROLS},
+        "samplers": {name: options_of(name) for name in SAMPLERS},
         "command": _command(source, run, settings, own),
-        "steps": _steps(found["rules"]),
-        "course": course,
     }
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
-
-
-def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]) -> list[QueryResult]:
-    """Every built-in sampler with its options, as they are given, stored or by default."""
-    found = []
-    for name in SAMPLERS:
-        options = []
-        for option in options_of(name):
-            value = option["default"]
-            if name == settings["sampler"]:
-                value = settings["sampler_options"].get(option["name"], value)
-            text = value if isinstance(value, str) else json.dumps(value) if value is not None else ""
-            key = f"{name}.{option['name']}"
-            options.append({**option, "key": key, "value": given.get(key, text)})
-        found.append({"name": name, "chosen": name == chosen, "options": options})
-    return found
+    """A setting as it is typed: a text as it is, and other values as JSON; nothing for none."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
 
 
 def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> str:
@@ -89,18 +58,8 @@ def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Map
     words = ["agentloop", "replay", "mix", *source.words_of(run)]
     for name, value in settings.items():
         if value != own[name]:
-            words += ["--set", f"replay.{name}={value if isinstance(value, str) else json.dumps(value)}"]
+            words += ["--set", f"replay.{name}={_text(value) or 'null'}"]
     return shlex.join(words)
-
-
-def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
-    """The rules that leave something out, as widths of bars."""
-    whole = max(1, steps[0]["left"])
-    return [
-        {**step, "width": 100 * step["left"] / whole, "gone": 100 * step["out"] / whole}
-        for step in steps
-        if step["out"] or step["rule"] == "stored"
-    ]
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

@@ -1,4 +1,4 @@
-"""One run: its curves and batches, who collects it, and what its evaluations were asked and answered."""
+"""One run: its curves and batches, who collects it, what its evaluations were asked and answered, what replay did."""
 
 import yaml
 from starlette.requests import Request
@@ -9,10 +9,12 @@ from replay.locate import own_folder
 from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
+from replay.pages.panels import Axis, Curve, Panel, plain_groups
 from replay.pages.reading import shown_message
 from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
+from replay.questions.replayed import after_replay, stream_shares, token_gaps
 from replay.questions.runs import ALL
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -51,12 +53,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 def cluster(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.cluster(source.store, run)
-    live = sum(not each["gone"] for each in found["workers"])
     return {
         **found,
         "name": run.name,
         "by_workers": questions.is_collected_by_workers(source.store, run),
-        "live_workers": live,
         "most": _MOST_PARTICIPANTS,
         "duration": duration,
     }
@@ -80,27 +80,41 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
     return {
         **found,
         "name": run.name,
-        "made": [
-            {**each, "href": here(iteration=each["iteration"]), "is_shown": each["iteration"] == found["iteration"]}
-            for each in found["evaluations"]
-        ],
-        "only": [(name, here(only=name), name == only) for name in _ONLY],
-        "further": None if found["next"] is None else here(after=found["next"]),
-        "first": here() if text(request, "after") else None,
+        "here": here,
+        "choices": list(_ONLY),
+        "only": only,
+        "is_first": text(request, "after") is None,
     }
 
 
 def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
-    said = [
-        messages and [shown_message(message, at) for at, message in enumerate(messages)]
-        for messages in (each["messages"] for each in found["episodes"])
-    ]
-    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "said": said}
+    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "shown": shown_message}
+
+
+def replayed(source: OpenBuffer, request: Request) -> QueryResult:
+    run = source.store.run(in_path(request, "run"))
+    shares = stream_shares(source.store, run.id)
+    pushes = [(each["iteration"], each["advantage"]) for each in shares if each["advantage"] is not None]
+    rows = [(each["iteration"], each["rows"]) for each in shares]
+    panel = Panel(
+        "Replay's share",
+        "Of the rows, and of the sum of |advantage × weight| over them. Far above the rows: replay pushes the harder.",
+        [Curve("of |advantage × weight|", pushes, "replay"), Curve("of the rows", rows, "ink", dashed=True)],
+        Axis(unit="share", percent=True, whole=True),
+    )
+    return {
+        "run": run.id,
+        "name": run.name,
+        **plain_groups({"": [panel]}, merged=1),
+        "after": after_replay(source.store, run.id),
+        "gaps": token_gaps(source.store, run.id),
+    }
 
 
 PAGE = Page("/runs/{run}", "run.html", shows, tab="run")
 CLUSTER = Page("/runs/{run}/cluster", "cluster.html", cluster, tab="run")
 HELD_OUT = Page("/runs/{run}/held-out", "held_out.html", evaluation, tab="run")
 HELD_OUT_TASK = Page("/runs/{run}/held-out/{task}", "held_out_task.html", held_out_task, tab="run")
+REPLAYED = Page("/runs/{run}/replayed", "replayed.html", replayed, tab="run")

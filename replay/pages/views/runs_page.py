@@ -20,11 +20,12 @@ from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
 from replay.pages.addresses import BadQuery, address, text, texts
 from replay.pages.page import Page
-from replay.pages.panels import COLOURS, Config, PanelGroups, compared, panel_groups, plain_groups
+from replay.pages.panels import COLOURS, Config, compared, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.questions.runs import LIVE, Metrics, merged_to
+from replay.store import ReplayStore
 
 Answer = TypeVar("Answer")
 _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
@@ -36,8 +37,8 @@ _TASKS = 50
 _AT_FIRST = COLOURS
 """Runs that are shown where none is marked."""
 
-Ask = Callable[[QueryResult, Hashable, Callable[[OpenBuffer], Any]], Any]
-"""(line of a run, name of a question, question about its buffer): the answer."""
+Ask = Callable[[QueryResult, str, Callable[[ReplayStore, str], Any]], Any]
+"""(line of a run, name of a question, question about a store's run): the answer."""
 
 
 def of_database(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -46,7 +47,7 @@ def of_database(source: OpenBuffer, request: Request) -> QueryResult | Response:
     if len(lines) == 1 and text(request, "all") is None:
         return RedirectResponse(address("runs", lines[0]["run"]), 303)
     named = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in lines]
-    return _shown(named, request, lambda line, key, question: question(source), place=source.store.url)
+    return _shown(named, request, lambda line, _, asked: asked(source.store, line["run"]), place=source.store.url)
 
 
 def of_folder(source: OpenedRuns, request: Request) -> QueryResult:
@@ -54,9 +55,12 @@ def of_folder(source: OpenedRuns, request: Request) -> QueryResult:
         {**line, "key": f"{line['folder']}:{line['run']}", "href": address("in", line["folder"], "runs", line["run"])}
         for line in source.lines()
     ]
-    return _shown(
-        named, request, lambda line, key, asked: source.ask(line["folder"], key, asked), place=str(source.folder)
-    )
+
+    def ask(line: QueryResult, name: str, asked: Callable[[ReplayStore, str], Any]) -> Any:
+        run = line["run"]
+        return source.ask(line["folder"], (name, run), lambda buffer: asked(buffer.store, run))
+
+    return _shown(named, request, ask, place=str(source.folder))
 
 
 def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) -> QueryResult:
@@ -65,13 +69,11 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
     names = _names(shown)
     merged = merged_to(max((line["iteration"] for line in shown), default=1))
 
-    def panels_of(line: QueryResult) -> PanelGroups:
-        def curves(buffer: OpenBuffer, run: str = line["run"]) -> tuple[Metrics, Config]:
-            return panel_series(buffer.store, run, merged), buffer.store.run(run).config
+    def curves(store: ReplayStore, run: str) -> tuple[Metrics, Config]:
+        return panel_series(store, run, merged), store.run(run).config
 
-        return panel_groups(*ask(line, ("curves", line["run"], merged), curves))
-
-    groups = compared({name: panels_of(line) for name, line in zip(names, shown, strict=True)})
+    series = (ask(line, f"curves of {merged}", curves) for line in shown)
+    groups = compared({name: panel_groups(*each) for name, each in zip(names, series, strict=True)})
     return {
         "runs": lines,
         "folder": place,
@@ -108,27 +110,15 @@ def _names(lines: Sequence[QueryResult]) -> list[str]:
 
 def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
     """Rows of the keys and numbers that differ between the runs, how many are the same in all, and their tasks."""
-
-    def facts_of(line: QueryResult) -> Any:
-        def facts(buffer: OpenBuffer, run: str = line["run"]) -> QueryResult:
-            return compare.run_facts(buffer.store, run)
-
-        return ask(line, ("facts", line["run"]), facts)
-
-    def tasks_of(line: QueryResult) -> Any:
-        def tasks(buffer: OpenBuffer, run: str = line["run"]) -> QueryResult:
-            return questions.task_success(buffer.store, run)
-
-        return ask(line, ("tasks", line["run"]), tasks)
-
-    facts = [*map(facts_of, shown)]
+    facts = [ask(line, "facts", compare.run_facts) for line in shown]
+    tasks = [ask(line, "tasks", questions.task_success) for line in shown]
     found = {name: compare.side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
         name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
         for name, rows in found.items()
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {**different, "same_numbers": same, "tasks": compare.task_success([*map(tasks_of, shown)], _TASKS)}
+    return {**different, "same_numbers": same, "tasks": compare.task_success(tasks, _TASKS)}
 
 
 def _text(value: object) -> str:
@@ -181,7 +171,8 @@ class OpenedRuns:
 
     def ask(self, folder: str, key: Hashable, question: Callable[[OpenBuffer], Answer]) -> Answer:
         """The answer of the run in that folder; of the same `key` it is remembered until the run writes again."""
-        marks = _marks(self.folder / folder)
+        files = (self.folder / folder / name for name in _WRITTEN)
+        marks = tuple((about.st_mtime_ns, about.st_size) for about in (file.stat() for file in files if file.is_file()))
         known = self._answers.get((folder, key))
         if known is None or known[0] != marks:
             with open_buffer(str(self.folder / folder)) as buffer:
@@ -198,11 +189,6 @@ class OpenedRuns:
 
     def close(self) -> None:
         self._opened.close()
-
-
-def _marks(folder: Path) -> _Marks:
-    found = [path.stat() for name in _WRITTEN if (path := folder / name).is_file()]
-    return tuple((about.st_mtime_ns, about.st_size) for about in found)
 
 
 OF_DATABASE: Page[OpenBuffer] = Page("/", "runs.html", of_database, tab="runs")

@@ -11,7 +11,7 @@ from replay.errors import ReplayError
 from replay.pages.actions import label_form
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, requests, rescore_command, shown_message, spelled, style_of, turns, unread
+from replay.pages.reading import codec_of, rescore_command, shown_message, spans, spelled, style_of, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -40,24 +40,19 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     segment = whole(request, "segment", 0)
     if segments and segment >= len(segments):
         raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
-    members = [row["id"] for row in found["members"]]
-    place = members.index(id) if id in members else None
     names = [author["name"] for author in found["authors"]]
     near = [row for row in found["members"] if row["id"] != id][:_MOST_NEIGHBOURS]
-    readable = set(compare.readable(source.store, [row["id"] for row in near])) if record else ()
+    readable = compare.readable(source.store, [row["id"] for row in near]) if record and not found["problem"] else []
     others = [row for row in near if row["id"] in readable]
     return {
         **found,
         "run": (record or found["reclaimed"] or {}).get("run"),
-        "previous": members[place - 1] if place else None,
-        "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
-        "others": others if not found["problem"] else [],
-        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: _MOST_COMPARED - 1])]),
+        "others": others,
+        "most_compared": _MOST_COMPARED,
         "unread": unread(source, record["run"]) if record else None,
         "rescore": rescore_command(source, id),
         "label_form": label_form(source, found["labels"], "trajectories", id),
         "view": view,
-        "views": _VIEWS,
         "color": choice(request, "color", _COLORS),
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),
@@ -71,18 +66,11 @@ def _conversation(found: QueryResult, turn: int) -> QueryResult:
     """The turns of one page of the conversation, and the first turns of all its pages."""
     count = len(found["requests"]) or found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
-    asked, messages = found["requests"][first : first + _TURNS], found["messages"]
-    shown = (
-        requests(messages, asked, to_the_end=first + _TURNS >= count)
-        if asked
-        else turns(messages, found["authors"], count, first=first, count=_TURNS)
-    )
-    pages = list(range(0, count, _TURNS))
     return {
-        "turns": shown,
-        "asked": asked,
+        "spans": spans(found, first, first + _TURNS),
+        "shown": shown_message,
         "first_turn": first,
-        "turn_pages": pages,
+        "turn_pages": list(range(0, count, _TURNS)),
         "page_turns": _TURNS,
         "num": count,
     }
@@ -132,6 +120,7 @@ def side_by_side(source: OpenBuffer, request: Request) -> QueryResult:
         "run": runs[0] if len(set(runs)) == 1 else None,
         "segment": segment,
         "part": part,
+        "spelled": spelled,
         "sides": [_side(source, found, at, segment, around) for at in range(len(ids))],
         "here": lambda **changes: address("compare", **{"id": ids, "segment": segment, **changes}),
         "different": {name: found["records"][name] for name in found["different"] if name not in _ALWAYS_DIFFERENT},
@@ -143,45 +132,32 @@ def side_by_side(source: OpenBuffer, request: Request) -> QueryResult:
 def _side(source: OpenBuffer, found: QueryResult, at: int, segment: int, around: tuple[int, int]) -> QueryResult:
     part, id, (begin, end) = found["segments"][segment], found["ids"][at], around
     total = part["tokens"][at]
-    difference = part["same"] if part["differs"] else None
-    stretches, shown = [], 0
+    tokens = None
     if total:
         codec = codec_of(source)
         tokens = questions.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec)
-        stretches, shown = _stretches(tokens, difference), len(tokens["token_ids"])
     return {
         "letter": "ABCDEFGH"[at],
         "id": id,
         "reward": found["records"]["reward"][at],
         "success": found["records"]["success"][at],
-        "stretches": stretches,
+        "tokens": tokens,
+        "stretches": _stretches(tokens) if tokens else [],
         "before": min(begin, total),
-        "after": max(0, total - begin - shown),
-        "ended": difference is not None and difference >= total,
+        "after": max(0, total - begin - (len(tokens["token_ids"]) if tokens else 0)),
+        "ended": part["differs"] and part["same"] >= total,
     }
 
 
-def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]:
-    """Runs of one author, with their tokens as the page shows them."""
+def _stretches(tokens: QueryResult) -> list[QueryResult]:
+    """Runs of one author, with the places of their tokens."""
     writers = [tokens["author_names"][code] for code in tokens["authors"]]
     stretches = []
     for author, places in groupby(range(len(writers)), key=writers.__getitem__):
-        shown = [_token(tokens, t, difference) for t in places]
-        turn = tokens["turns"][shown[0]["at"] - tokens["first"]]
-        stretches.append({"author": author, "style": style_of(author), "turn": turn, "tokens": shown})
+        here = list(places)
+        turn = tokens["turns"][here[0]]
+        stretches.append({"author": author, "style": style_of(author), "turn": turn, "places": here})
     return stretches
-
-
-def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
-    at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
-    title = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
-    return {
-        "at": at,
-        "text": f"{tokens['token_ids'][t]} " if tokens["texts"] is None else spelled(tokens["texts"][t]),
-        "title": title,
-        "trained": tokens["loss_mask"][t],
-        "is_first": at == difference,
-    }
 
 
 def _messages(source: OpenBuffer, request: Request, found: QueryResult) -> QueryResult:

@@ -22,15 +22,13 @@ from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
 from replay.storage.format.column_types import ExactText, is_storable
 from replay.storage.format.schema import groups, messages, nodes, trajectories, trajectory_labels
+from replay.storage.statements import spelled
 
 _LONGEST = 3_000
 """Characters of all filters together: SQLite takes expressions of depth 1,000."""
@@ -45,18 +43,19 @@ Known = Mapping[str, sa.ColumnElement[Any]]
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
 _SEARCH = ("contains", "startswith")
-_SIGNS = {
-    FieldKind.number: (*_EQUAL, *_ORDER, "is"),
-    FieldKind.whole: (*_EQUAL, *_ORDER, "is"),
-    FieldKind.truth: (*_EQUAL, "is"),
-    FieldKind.text: (*_EQUAL, *_SEARCH, "is"),
-    FieldKind.word: (*_EQUAL, "is"),
-    FieldKind.messages: (*_EQUAL, *_SEARCH),
-    FieldKind.calls: _EQUAL,
-    FieldKind.requests: _EQUAL,
-    FieldKind.labels: (*_EQUAL, "is"),
-    FieldKind.notes: (*_EQUAL, *_SEARCH, "is"),
+_KINDS: dict[FieldKind, tuple[tuple[str, ...], str]] = {
+    FieldKind.number: ((*_EQUAL, *_ORDER, "is"), "{} > 0.5"),
+    FieldKind.whole: ((*_EQUAL, *_ORDER, "is"), "{} < 8"),
+    FieldKind.truth: ((*_EQUAL, "is"), "{} == True"),
+    FieldKind.text: ((*_EQUAL, *_SEARCH, "is"), "{} == 'name'"),
+    FieldKind.word: ((*_EQUAL, "is"), "{} == 'raised'"),
+    FieldKind.messages: ((*_EQUAL, *_SEARCH), "'words' in {}"),
+    FieldKind.calls: (_EQUAL, "{} == 'lookup'"),
+    FieldKind.requests: (_EQUAL, "{} == 'planner'"),
+    FieldKind.labels: ((*_EQUAL, "is"), "{} == 'good'"),
+    FieldKind.notes: ((*_EQUAL, *_SEARCH, "is"), "'words' in {}"),
 }
+"""The signs that each kind is compared by, and an example of it."""
 _SHOWN = {
     "==": "==, !=",
     "in": "in [...]",
@@ -125,8 +124,8 @@ def _all_parts(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _asks_messages(node: ast.expr) -> bool:
-    names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
-    return any(FIELDS[name].asks_messages for name in names if name in FIELDS)
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return any(FIELDS[name].kind in (FieldKind.messages, FieldKind.calls) for name in names & FIELDS.keys())
 
 
 class _Filter:
@@ -176,9 +175,10 @@ class _Filter:
         return holds if is_so else sa.not_(holds)
 
     def _compared(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
-        if sign not in _SIGNS[field.kind]:
-            signs = ", ".join(_SHOWN.get(known, known).format(field.name) for known in _SIGNS[field.kind])
-            raise self._wrong_node(f"compare {field.name} by {signs}", whole)
+        signs, _ = _KINDS[field.kind]
+        if sign not in signs:
+            shown = ", ".join(_SHOWN.get(known, known).format(field.name) for known in signs)
+            raise self._wrong_node(f"compare {field.name} by {shown}", whole)
         nodes = [value]
         if sign == "is":
             if not _is_none(value):
@@ -249,24 +249,18 @@ def _fitting(value: Any, kind: FieldKind) -> Value | None:
     return int(value) if int(value) == value and -(2**63) <= value < 2**63 else None
 
 
-_ENDS = {
-    FieldKind.number: "{} > 0.5",
-    FieldKind.whole: "{} < 8",
-    FieldKind.truth: "{} == True",
-    FieldKind.text: "{} == 'name'",
-    FieldKind.word: "{} == 'raised'",
-    FieldKind.messages: "'words' in {}",
-    FieldKind.calls: "{} == 'lookup'",
-    FieldKind.requests: "{} == 'planner'",
-    FieldKind.labels: "{} == 'good'",
-    FieldKind.notes: "'words' in {}",
-}
-
-
 def _example(field: Field | None = None) -> str:
     if field is None:
         return "reward > 0.5 and 'words' in text"
-    return f"{field.name} == '{field.choices[0]}'" if field.choices else _ENDS[field.kind].format(field.name)
+    return f"{field.name} == '{field.choices[0]}'" if field.choices else _KINDS[field.kind][1].format(field.name)
+
+
+_NAMED_BY: dict[sa.FromClause, tuple[sa.Column[str], sa.Column[str]]] = {
+    groups: (trajectories.c.group, groups.c.id),
+    nodes: (trajectories.c.id, nodes.c.trajectory),
+    trajectory_labels: (trajectories.c.id, trajectory_labels.c.trajectory),
+}
+"""By which columns rows and what other tables know of them belong together."""
 
 
 def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> sa.ColumnElement[bool]:
@@ -284,14 +278,11 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
         calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
-    if field.of_group is not None:
+    if field.elsewhere is not None:
         # Groups that fit are found once, not looked up for every member.
-        return trajectories.c.group.in_(sa.select(groups.c.id).where(_holds(field.of_group, sign, values)))
-    if field.of_request is not None:
-        return trajectories.c.id.in_(sa.select(nodes.c.trajectory).where(_holds(field.of_request, sign, values)))
-    if field.of_label is not None:
-        holds = field.of_label.is_not(None) if sign == "is" else _holds(field.of_label, sign, values)
-        some = trajectories.c.id.in_(sa.select(trajectory_labels.c.trajectory).where(holds))
+        mine, theirs = _NAMED_BY[field.elsewhere.table]
+        holds = field.elsewhere.is_not(None) if sign == "is" else _holds(field.elsewhere, sign, values)
+        some = mine.in_(sa.select(theirs).where(holds))
         return sa.not_(some) if sign == "is" else some
     expression = known.get(field.name, field.expression)
     assert expression is not None
@@ -345,43 +336,24 @@ _COMPARISONS: dict[str, Callable[[sa.ColumnElement[Any], Any], sa.ColumnElement[
 }
 
 
-class _ByDialect(FunctionElement[Any]):
-    """An SQL expression of some clauses that each database spells in its own way."""
-
-    inherit_cache = True
-    sqlite: str
-    postgresql: str
-
-
-@compiles(_ByDialect)
-def _compile(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
-    template: str = getattr(element, compiler.dialect.name)
-    return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
-
-
-def _spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) -> type[_ByDialect]:
-    attributes = {"type": kind, "inherit_cache": True, "sqlite": sqlite, "postgresql": postgresql}
-    return type("_Spelled", (_ByDialect,), attributes)
-
-
-_AnyMessage = _spelled(
+_AnyMessage = spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each(plain_text({})) AS message WHERE {})",
     postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS message(value) WHERE {})",
 )
 """(messages of a trajectory as they are stored, condition on the parts of one of them)"""
-_Plain = _spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
+_Plain = spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
 """(messages of a trajectory as they are stored): the JSON."""
-_Part = _spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
+_Part = spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
 """(name): of the message that is looked at; NULL where it has no such part."""
-_AnyCall = _spelled(
+_AnyCall = spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each({}) AS called WHERE {})",
     postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS called(value) WHERE {})",
 )
 """(tool calls as JSON, condition on one of them): calls are compared as the JSON that was written, in which no text is
 too odd for a database to look at."""
-_Call = _spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
+_Call = spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
 """The call that is looked at, as JSON."""
-_Position = _spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
+_Position = spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
 """(text, part): where the part begins in the text, from 1; 0: nowhere."""

@@ -37,21 +37,14 @@ class Field:
     meaning: str
     expression: sa.ColumnElement[Any] | None = None
     """Over the table `trajectories`."""
-    of_group: sa.Column[Any] | None = None
-    """A column of the row's group."""
-    of_request: sa.Column[Any] | None = None
-    """A column of the requests of an agent's session."""
-    of_label: sa.Column[Any] | None = None
-    """A column of the row's labels. With none of these it asks the messages: see `expression_to_sql.compared`."""
+    elsewhere: sa.Column[Any] | None = None
+    """A column of the row's group, of its labels or of the requests of its session. With neither of both the messages
+    are asked: see `expression_to_sql.compared`."""
     choices: tuple[str, ...] = ()
 
     @property
     def may_be_unknown(self) -> bool:
         return bool(getattr(self.expression, "nullable", not isinstance(self.expression, coalesce)))
-
-    @property
-    def asks_messages(self) -> bool:
-        return self.kind in (FieldKind.messages, FieldKind.calls)
 
 
 _ALL = (
@@ -92,11 +85,11 @@ _ALL = (
     Field("member", FieldKind.whole, "its place within its group", _rows.member),
     Field("policy_version_min", FieldKind.whole, "publishes before its oldest sampled token", _rows.policy_version_min),
     Field("temperature", FieldKind.number, "sampling temperature", _rows.temperature),
-    Field("group_size", FieldKind.whole, "members of its group", of_group=groups.c.size),
+    Field("group_size", FieldKind.whole, "members of its group", elsewhere=groups.c.size),
     Field(
-        "group_success", FieldKind.number, "share of successful members of its group", of_group=groups.c.success_rate
+        "group_success", FieldKind.number, "share of successful members of its group", elsewhere=groups.c.success_rate
     ),
-    Field("group_reward", FieldKind.number, "mean reward of its group", of_group=groups.c.reward_mean),
+    Field("group_reward", FieldKind.number, "mean reward of its group", elsewhere=groups.c.reward_mean),
     Field("id", FieldKind.text, "its id", _rows.id),
     Field("run", FieldKind.text, "id of its run", _rows.run),
     Field("task", FieldKind.text, "hash of its task", _rows.task),
@@ -109,23 +102,23 @@ _ALL = (
     Field("stop_reason", FieldKind.text, "what ended the episode", _rows.stop_reason),
     Field("error_kind", FieldKind.word, "kind of error of a tool call of it", _rows.error_kinds),
     Field("tool", FieldKind.calls, "a tool it called"),
-    Field("agent", FieldKind.requests, "an agent that asked in its session", of_request=nodes.c.agent),
+    Field("agent", FieldKind.requests, "an agent that asked in its session", elsewhere=nodes.c.agent),
     Field(
         "fork",
         FieldKind.requests,
         "why a request of its session did not go on from a reply",
-        of_request=nodes.c.fork,
+        elsewhere=nodes.c.fork,
         choices=tuple(map(str, Fork)),
     ),
     Field(
         "reply",
         FieldKind.requests,
         "what became of a reply in its session",
-        of_request=nodes.c.status,
+        elsewhere=nodes.c.status,
         choices=tuple(map(str, Status)),
     ),
-    Field("label", FieldKind.labels, "a label that somebody gave it", of_label=trajectory_labels.c.label),
-    Field("note", FieldKind.notes, "what a note on it says", of_label=trajectory_labels.c.note),
+    Field("label", FieldKind.labels, "a label that somebody gave it", elsewhere=trajectory_labels.c.label),
+    Field("note", FieldKind.notes, "what a note on it says", elsewhere=trajectory_labels.c.note),
     Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
 )
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}

@@ -1,6 +1,6 @@
 """Which trajectories a query is about."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -59,19 +59,14 @@ def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
     return mine if filter is None else mine & condition(filter)
 
 
-def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[str, int]:
-    """Each run's newest policy, or this run's; one that has published nothing is not there."""
-    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
-    query = sa.select(runs.c.id, newest).where(run_is(run, runs.c.id))
-    return {id: int(version) for id, version in connection.execute(query) if version is not None}
-
-
-def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[int]:
-    """The staleness of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
+def staleness(connection: sa.Connection, run: str | None) -> sa.ColumnElement[int]:
+    """The staleness of this run's rows, or of all runs'; NULL for those of a run that has published nothing.
 
     To look up the newest policy row by row would take three times as long (`replay.questions.filters.fields`).
     """
-    versions = {of: sa.literal(version, sa.BigInteger) for of, version in newest.items()}
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
+    query = sa.select(runs.c.id, sa.cast(newest, sa.BigInteger)).where(run_is(run, runs.c.id), newest.is_not(None))
+    versions = {id: sa.literal(version, sa.BigInteger) for id, version in connection.execute(query)}
     if run in versions:
         return publishes_since(versions[run], _rows)
     if not versions:

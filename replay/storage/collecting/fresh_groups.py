@@ -37,10 +37,7 @@ def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[
     ended = []
     for (number, iteration), rows in groupby(found, key=lambda row: (int(row["number"]), row["iteration"])):
         members = [
-            EndedMember(
-                **{name: row[name] for name in _MEMBER},
-                outcome=None if row["outcome"] is None else json.loads(row["outcome"]),
-            )
+            EndedMember(**{name: row[name] for name in _MEMBER}, outcome=json.loads(row["outcome"] or "null"))
             for row in rows
         ]
         ended.append(EndedGroup(number, iteration, tuple(members)))

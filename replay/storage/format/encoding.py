@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 
 _IS_LITTLE = sys.byteorder == "little"
 _MAGIC = b"AL"
@@ -27,17 +27,12 @@ _ARRAY_LEVEL = -1
 # Of text, level 1 takes a fifth off, for a sixth more time.
 _TEXT_LEVEL = 1
 _LARGEST_TEXT = 1 << 30
-_STORED: dict[str, np.dtype[Any]] = {
-    "token_ids": np.dtype("<i4"),
-    "authors": np.dtype("u1"),
-    "behavior_log_probs": np.dtype("<f4"),
-    "policy_versions": np.dtype("<i4"),
-}
-"""By the names of `TokenSequence`, in its order; hashes are over the arrays in this one."""
+_STORED: dict[str, np.dtype[Any]] = {name: np.dtype(kind).newbyteorder("<") for name, kind in TOKEN_FIELDS.items()}
+"""Hashes are over the arrays in this order."""
 # Within a frame the widest come first, so that every array is aligned.
 _STARTS = {"token_ids": 0, "behavior_log_probs": 4, "policy_versions": 8, "authors": 12}
 """Where each begins, per token."""
-_TOKEN_BYTES = 13
+TOKEN_BYTES = sum(kind.itemsize for kind in _STORED.values())
 FRAME_CHECKSUM_BYTES = 4
 """At the end of every frame: of what is compressed in it."""
 
@@ -65,7 +60,7 @@ def encode_tokens(tokens: TokenSequence) -> bytes:
 
 def decode_tokens(blob: bytes, count: int) -> TokenSequence:
     """`count` tokens from a blob of `encode_tokens`; raises BlobError for any other blob."""
-    payload = _decode("tokens", _TOKENS, blob, count, size=_TOKEN_BYTES)
+    payload = _decode("tokens", _TOKENS, blob, count, size=TOKEN_BYTES)
     arrays = {name: _array(name, payload, count, start * count) for name, start in _STARTS.items()}
     return TokenSequence(**arrays)
 

@@ -34,7 +34,8 @@ Row = dict[str, Any]
 Key = TypeVar("Key")
 
 _MOST_PARAMETERS = 500
-_LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
+LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
+"""NaN where no token was sampled, NULL in a table."""
 
 _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
@@ -90,15 +91,10 @@ def check_authors(run: str, authors: str, authors_hash: str) -> None:
         raise DamagedDatabase(f"another table than runs.authors_hash is of in runs.authors of run {run!r}")
 
 
-def without_nan(row: Row) -> Row:
-    """The columns of a record as a table holds them."""
-    return row | {name: known(row[name]) for name in _LOG_PROB_FIELDS}
-
-
 def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     """From the values of RECORD_COLUMNS, whatever follows them."""
     values: dict[str, Any] = dict(zip(_RECORD_FIELDS, row, strict=False))
-    for name in _LOG_PROB_FIELDS:
+    for name in LOG_PROB_FIELDS:
         if values[name] is None:
             values[name] = math.nan
     return TrajectoryRecord(**values)
@@ -201,6 +197,14 @@ def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Me
     if len(found) != num_messages:
         raise BlobError("another number of messages than were written")
     return found
+
+
+def readable_messages(num_messages: int, said: bytes | str, checksum: int) -> tuple[Message, ...] | None:
+    """`messages_of`; None where they are damaged."""
+    try:
+        return messages_of(num_messages, said, checksum)
+    except BlobError:
+        return None
 
 
 def plain_text(said: bytes | str) -> str:

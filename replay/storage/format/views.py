@@ -115,25 +115,6 @@ VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_metrics": sa.select(*metrics.columns),
 }
 
-_OF_THE_ROW = {name: f"{name.capitalize()} of the trajectory." for name in ("source", "reward", "success", "task")}
-MEANINGS: Mapping[str, Mapping[str, str]] = {
-    "v_draws": {**_OF_THE_ROW, "group_id": "Group of the trajectory.", "trajectory": "Its id; the row may be gone."},
-    "v_groups": {"without_signal": "Whether all rewards are equal, so that there is nothing to compare."},
-    "v_tasks": {
-        "task": "Hash of the task.",
-        "num_groups": "Groups of its episodes, without those of hindsight or of iterations that a resume undid.",
-        "attempts": "Episodes of these groups.",
-        "success_rate": "Share of successful attempts.",
-        "reward_mean": "Mean reward of the attempts.",
-        "first_iteration": "Iteration of the first group.",
-        "latest_iteration": "Iteration of the latest group.",
-        "first_success": "Share of successful members of the first group.",
-        "latest_success": "Share of successful members of the latest group.",
-        "best_success": "Greatest share of successful members of a group.",
-    },
-}
-"""What columns of views mean that no table and no filter has."""
-
 
 def create_views(connection: sa.Connection) -> None:
     """Raises what the database raises where one is there already."""

@@ -8,9 +8,8 @@ import pytest
 from context.tokens.session_nodes import Fork, Node, Place, Status
 from context.tokens.token_sequence import loss_mask
 from replay import ReplayStore, questions
-from replay.questions.session import requests_of
 from replay.questions.tokens import turns_of
-from replay.questions.trajectory import lineage_of
+from replay.questions.trajectory import lineage_of, requests_of
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import AUTHORS, planned_row, put, session_row, tokens
 
