@@ -45,6 +45,10 @@ class Database(ABC):
         """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
 
     @abstractmethod
+    def one_statement(self) -> AbstractContextManager[sa.Connection]:
+        """For a statement that is a transaction of its own: a server is asked once, not to begin and to end one too."""
+
+    @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 
@@ -73,6 +77,10 @@ class Database(ABC):
     def write_rows(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Idempotent `work` on rows that it locks itself, done again when the connection is lost."""
         return _in_each(self.locking_rows, work)
+
+    def ask(self, statement: Callable[[sa.Connection], Result]) -> Result:
+        """One idempotent statement, of those that are so frequent that a server should have little work with them."""
+        return _in_each(self.one_statement, statement)
 
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view, asked again when the connection is lost."""
