@@ -208,9 +208,7 @@ def called(file: Path, name: str) -> ToolResult:
     return asyncio.run(call())
 
 
-def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themselves_alone(
-    file: Path, raised: str
-) -> None:
+def test_tools_dropped_rewards_sinks_and_closes_that_raise_cost_themselves_alone(file: Path, raised: str) -> None:
     for name in ("act", "act_apart", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
@@ -309,9 +307,7 @@ def test_functions_of_files_can_be_sent_to_processes_and_are_not_confused(tmp_pa
         assert [pool.submit(function, None).result() for function in functions] == [1.0, 2.0]
 
 
-def test_file_that_is_edited_within_a_second_is_run_as_it_is_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_edited_within_a_second_is_run_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     spec = write_judge(tmp_path / "mine", 1.0)
     first = load_function(spec, what="reward.functions")

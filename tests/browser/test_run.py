@@ -87,9 +87,7 @@ def zoom(page: Page, panel: str, first: float, last: float) -> None:
     page.mouse.up()
 
 
-def test_a_live_page_follows_a_long_run_in_points_of_several_iterations(
-    long: tuple[ReplayStore, str], page: Page
-) -> None:
+def test_a_live_page_follows_a_long_run_in_merged_points(long: tuple[ReplayStore, str], page: Page) -> None:
     store, page_of_run = long
     page.goto(page_of_run)
     assert values(page, "gradient-norm").first.inner_text() == "256\t2"

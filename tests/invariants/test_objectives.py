@@ -114,9 +114,7 @@ def check_variants(dtype: torch.dtype = torch.float64, **sections: Any) -> RunCo
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", [*OBJECTIVE_NAMES, "own"])
-def test_objective_does_not_depend_on_passes_row_order_or_segments(
-    name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_objective_is_the_same_in_any_passes_order_or_segments(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     check_variants(dtype, loss={**streams(name, tmp_path), "aggregation": "seq-mean-token-mean"})
 
 

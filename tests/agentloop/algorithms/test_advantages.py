@@ -148,9 +148,7 @@ def measured(members: list[Member], baseline: ReplayBaseline, algorithm: str = "
         ("leave_one_out", [1 - 2.25 / 5, -3.25 / 5, -3.25 / 5, 1 - 2.25 / 5], [1 - 2.25 / 5, 0.25 - 3 / 5]),
     ],
 )
-def test_baseline_compares_with_whom_it_names(
-    baseline: ReplayBaseline, fresh: list[float], replayed: list[float]
-) -> None:
+def test_baseline_compares_those_it_names(baseline: ReplayBaseline, fresh: list[float], replayed: list[float]) -> None:
     found = measured([*FRESH, *REPLAYED, OTHER], baseline)
     assert found == pytest.approx([*fresh, *replayed, 0.0], abs=1e-15)
 

@@ -128,9 +128,7 @@ def aggregate(mask: torch.Tensor = MASK, **changes: Any) -> float:
         ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10, 0.7 + 0.5 * 5.6),
     ],
 )
-def test_aggregation_equals_hand_computed_values(
-    mode: str, norm_length: float | None, joint: float, per_stream: float
-) -> None:
+def test_aggregation_equals_hand_values(mode: str, norm_length: float | None, joint: float, per_stream: float) -> None:
     """One denominator for both streams, or one each, and half the weight for the replayed one."""
     assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(joint, abs=1e-12)
     apart = aggregate(mode=mode, norm_length=norm_length, normalise="per_stream", replay_weight=0.5)

@@ -224,9 +224,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
 
-def test_program_names_itself_as_it_was_called_where_it_is_not_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_off_the_path_names_itself_as_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [".venv/bin/agentloop", "train"])
     assert program() == ".venv/bin/agentloop"

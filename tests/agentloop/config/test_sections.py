@@ -133,9 +133,7 @@ def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
         (["objective={name: ppo_clip}"], {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
     ],
 )
-def test_options_of_one_objective_do_not_follow_another_one(
-    tmp_path: Path, overrides: list[str], objective: dict[str, Any]
-) -> None:
+def test_options_stay_with_their_own_objective(tmp_path: Path, overrides: list[str], objective: dict[str, Any]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("loss: {replay: {objective: {name: ppo_clip, clip_high: 0.6}}}")
     replay = load_config(path, [f"loss.replay.{override}" for override in overrides]).loss.replay

@@ -287,9 +287,7 @@ async def posted(server: EngineServer, *asked: tuple[str, object]) -> None:
             (await client.post(path, json=body)).raise_for_status()
 
 
-def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
-    server: EngineServer, next_weights: Path, qwen2: Path
-) -> None:
+def test_each_token_over_a_publish_has_its_own_version(server: EngineServer, next_weights: Path, qwen2: Path) -> None:
     engine = connected(server, proof_timeout_s=5.0)
     server.models.pace_s = 0.002
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(next_weights)}}

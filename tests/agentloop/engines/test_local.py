@@ -94,9 +94,7 @@ CASES: list[dict[str, Any]] = [{}, {"temperature": 0.6}, FED_APART, *({"rewrite"
         *((make, case) for make in (lambda: llama("eager"), windowed) for case in ({}, FED_APART)),
     ],
 )
-def test_generator_log_probs_equal_a_plain_forward_over_turns(
-    make: Callable[[], PreTrainedModel], case: dict[str, Any]
-) -> None:
+def test_log_probs_equal_a_plain_forward_over_turns(make: Callable[[], PreTrainedModel], case: dict[str, Any]) -> None:
     assert conversation(make(), **case) < 1e-5
 
 

@@ -200,9 +200,7 @@ def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kin
     assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
 
 
-def test_isolated_tool_leaves_no_child_and_no_file_behind_and_dies_with_its_group(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_isolated_tool_leaves_no_child_and_no_file_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
     assert pid == session != os.getpid()
     before = len(os.listdir("/proc/self/fd"))

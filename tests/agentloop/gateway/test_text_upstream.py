@@ -39,9 +39,7 @@ def answered(finish: str | None, **message: Any) -> Completion:
         ("stop", {"content": f"One says {MODEL.call} for this."}, "one that would be read as something else"),
     ],
 )
-def test_what_would_not_be_imitated_as_it_was_said_is_no_reply(
-    finish: str | None, message: dict[str, Any], text: str
-) -> None:
+def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
     with pytest.raises(GenerationFailed, match=f"^the upstream must give .* got RenderError: {text}"):
         answered(finish, **message)
 

@@ -187,9 +187,7 @@ def test_critic_learns_to_explain_returns() -> None:
 
 @pytest.mark.parametrize("section", [{"backbone": "own"}, {"backbone": "shared", "value_coef": 0.5}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
-    dtype: torch.dtype, section: dict[str, Any]
-) -> None:
+def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtype, section: dict[str, Any]) -> None:
     kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
     config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
     reference = tiny_actor(dtype, seed=3)

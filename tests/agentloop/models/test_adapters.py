@@ -94,9 +94,7 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def test_new_adapters_are_on_every_linear_layer_but_the_head_and_change_nothing_yet(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_new_adapters_are_on_all_linear_layers_but_the_head_and_inert(lora: tuple[Path, Path], tmp_path: Path) -> None:
     config = with_lora(tmp_path, lora[0])
     before = torch.get_rng_state()
     model = load_policy(config, lora[0]).model
@@ -180,9 +178,7 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
 
 
 @pytest.mark.slow
-def test_sft_with_lora_trains_adapters_and_resumes_like_the_unbroken_one(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_sft_with_lora_trains_adapters_and_resumes_equal(lora: tuple[Path, Path], tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": "Answer"}]
     data = tmp_path / "data.jsonl"
     data.write_text(f"{json.dumps({'messages': said})}\n" * 4)

@@ -133,9 +133,7 @@ def test_two_words_at_temperature_two_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_words_that_a_bias_forbids_have_no_share_in_entropies_and_gradients(
-    dtype: torch.dtype, tolerance: float
-) -> None:
+def test_words_that_a_bias_forbids_have_no_share_in_entropy_or_gradient(dtype: torch.dtype, tolerance: float) -> None:
     inputs = case(dtype)
     with torch.no_grad():
         inputs["targets"].clamp_(max=20)

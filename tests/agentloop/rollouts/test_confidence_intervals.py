@@ -130,9 +130,7 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
         ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 did not come to an answer. {_ROOM}"),
     ],
 )
-def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded(
-    outcomes: list[Outcome], has_tools: bool, said: str
-) -> None:
+def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:
     evaluation = Evaluation((Attempts(tuple(outcomes)),), 4, 0, has_tools)
     plain, trained = (
         as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]

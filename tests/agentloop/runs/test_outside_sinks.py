@@ -148,9 +148,7 @@ def test_wandb_online_without_a_key_is_refused_at_the_start(folder: Path, monkey
         open_sinks(["wandb"], folder, warn=pytest.fail)
 
 
-def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_out_of_reach_is_left_out_with_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -80,9 +80,7 @@ def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: 
     assert versions(result.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_checkpoint(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
     with serving(model) as server:
         given = config(tmp_path, model, server)
 
@@ -243,9 +241,7 @@ def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
 
 
 @pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
-def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
-    tmp_path: Path, model: Path, phase: str, learned: int
-) -> None:
+def test_a_run_whose_engine_dies_goes_on_with_another(tmp_path: Path, model: Path, phase: str, learned: int) -> None:
     given = serving_config(tmp_path, model)
 
     def kill(now: str, iterations: int) -> None:

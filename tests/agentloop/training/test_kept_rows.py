@@ -170,9 +170,7 @@ def test_run_is_the_same_whether_they_are_kept_or_not(kept: Path, tmp_path: Path
     assert rows(without / "replay.sqlite", "select count(*) from held_out") == [(0,)]
 
 
-def test_redacted_run_goes_on_and_leaves_neither_words_nor_tokens_of_what_was_hidden(
-    tmp_path: Path, qwen2: Path
-) -> None:
+def test_redacted_run_goes_on_and_leaves_neither_words_nor_tokens_hidden(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
     replay, display = {"fraction": 0.25, "redact": f"{tmp_path}/hide.py:hide"}, SilentDisplay()
     config = evaluating(tmp_path, qwen2, keep=1, replay=replay, run={"iterations": 2})

@@ -68,9 +68,7 @@ WITHIN = [
 
 
 @pytest.mark.parametrize(("given", "message"), BEFORE + WITHIN)
-def test_run_that_can_not_be_is_refused_in_one_line_and_leaves_no_folder_before_it_begins(
-    tmp_path: Path, qwen2: Path, given: str, message: str
-) -> None:
+def test_run_that_can_not_be_is_refused_in_one_line(tmp_path: Path, qwen2: Path, given: str, message: str) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(40)))
     small = to_plain(small_config(tmp_path / "runs", qwen2))
@@ -125,9 +123,7 @@ def test_template_without_tools_is_refused_as_context_check_says_it(loaded: Load
 
 
 @pytest.mark.parametrize("insisting", [False, True])
-def test_template_that_shows_tools_and_writes_no_calls_needs_a_parser_that_was_named(
-    loaded: LoadedModel, insisting: bool
-) -> None:
+def test_template_with_tools_and_without_calls_needs_a_named_parser(loaded: LoadedModel, insisting: bool) -> None:
     silent = with_template(loaded, loaded.template.source.replace("tool_calls", "function_calls"))
     with pytest.raises(
         UserError, match=r"^context\.parser must be named for a chat template that shows tools and leave"

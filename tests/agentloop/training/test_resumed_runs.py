@@ -197,9 +197,7 @@ def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(t
     assert train(two_iterations(tmp_path, qwen2), run=folder, display=SilentDisplay()).iterations == 2
 
 
-def test_a_run_finds_the_files_it_began_with_from_any_directory(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_finds_its_files_from_any_directory(tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "data").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")

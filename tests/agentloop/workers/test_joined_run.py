@@ -59,9 +59,7 @@ def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner_and_notes_ano
     assert notes == ["the run was begun with version 0.1.0, this worker is 9.9"]
 
 
-def test_a_run_that_is_not_there_has_not_begun_or_collects_by_itself_is_refused(
-    tmp_path: Path, server: EngineServer
-) -> None:
+def test_a_run_not_there_not_begun_or_collecting_by_itself_is_refused(tmp_path: Path, server: EngineServer) -> None:
     assert refusal(tmp_path / "run-001").startswith("RUN must be there within --wait 0 s, got ")
     config = worker_config(tmp_path, server.models.folder, server, tmp_path / "replay.sqlite")
     assert "(the learner has not begun it)" in refusal(create_run_folder(config).path)

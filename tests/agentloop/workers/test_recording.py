@@ -95,9 +95,7 @@ def no_session_is_left(buffer: Location) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.every_database
-def test_sessions_are_rows_with_the_log_probs_of_the_engine(
-    location: Location, server: EngineServer, model: Path
-) -> None:
+def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server: EngineServer, model: Path) -> None:
     with Recorder(location, server.address, model, "--temperature", str(TEMPERATURE)) as recorder:
         talks = [talk(recorder.agent("first")), talk(recorder.agent("second"), 2)]
         recorder.agent("second").responses.create(model="policy", input="Hello.", max_output_tokens=9)
@@ -164,9 +162,7 @@ def test_sessions_go_on_after_a_crash_and_what_was_not_delivered_is_given_again(
 
 
 @pytest.mark.slow
-def test_a_session_that_nobody_ends_is_stored_without_a_reward(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as recorder:
         talk(recorder.agent("left-open"), 2)
@@ -328,9 +324,7 @@ def test_recording_goes_on_with_what_it_was_made_with_alone(
 
 
 @pytest.mark.slow
-def test_of_two_gateways_that_record_the_same_the_later_one_stores_rows(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as first:
         talk(first.agent("a"))

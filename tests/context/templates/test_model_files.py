@@ -162,9 +162,7 @@ CALLING = (
         (COMMAND_R7B, None, {COHERE_EOS}),  # writes the next header whether it is asked for or not
     ],
 )
-def test_stops_are_the_declared_ones_and_those_of_the_template_for_tools(
-    source: str, tool_use: str | None, stops: set[str]
-) -> None:
+def test_stops_are_declared_or_of_the_template_for_tools(source: str, tool_use: str | None, stops: set[str]) -> None:
     codec = TokenCodec(train_tokenizer([SAYING], spelled_controls(SAYING + CALLING + COMMAND_R7B)).to_str())
     eos = codec.token_id(COHERE_EOS)
     assert eos is not None

@@ -70,9 +70,7 @@ def test_a_name_in_a_row_is_never_a_path(empty: ReplayStore, rows: list[Any], tm
     assert sorted(path.name for path in folder.iterdir()) == ["out.jsonl", "rows.jsonl"]
 
 
-def test_export_takes_the_name_at_once_and_only_if_it_is_free_or_given_up(
-    three_rows: ReplayStore, tmp_path: Path
-) -> None:
+def test_export_takes_the_name_at_once_and_only_if_free_or_given_up(three_rows: ReplayStore, tmp_path: Path) -> None:
     target, link = tmp_path / "rows.jsonl", tmp_path / "link.jsonl"
     target.write_text("mine")
     link.symlink_to(target)

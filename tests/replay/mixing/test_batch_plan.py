@@ -56,9 +56,7 @@ def plans(mixer: Mixer, count: int, available: Availability = PLENTY, *, first: 
 @pytest.mark.parametrize("shortfall", ["fresh", "shrink", "error"])
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
 @pytest.mark.parametrize("fraction", [0.0, 1 / 3, 0.5, 0.9])
-def test_composition_is_the_declared_rule_over_100_iterations(
-    fraction: float, unit: str, shortfall: str, schedule: str
-) -> None:
+def test_composition_is_the_rule_over_100_iterations(fraction: float, unit: str, shortfall: str, schedule: str) -> None:
     rule = rule_of(unit, fraction, schedule=SCHEDULES[schedule](fraction), shortfall=shortfall)
     declared, given = Fraction(0), 0
     grain = GROUP if unit in ("task", "group") else 1

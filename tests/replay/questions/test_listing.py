@@ -114,9 +114,7 @@ def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unknown_values(
-    two_runs: ReplayStore, sort: Sort
-) -> None:
+def test_pages_joined_are_the_sorted_list_with_ties_and_unknown_values(two_runs: ReplayStore, sort: Sort) -> None:
     for ascending in (False, True):
         for run in (None, RUN, UNPUBLISHED):
             query = Query(run, (), sort, ascending)
@@ -132,9 +130,7 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
 
 
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.num_tokens, Sort.staleness])
-def test_no_row_is_lost_or_seen_twice_while_rows_are_appended_and_policies_published(
-    location: Location, sort: Sort
-) -> None:
+def test_no_row_is_lost_or_seen_twice_while_rows_and_policies_are_added(location: Location, sort: Sort) -> None:
     """Each publish makes all rows of the run staler by one, also the one a page ended with."""
     with closing(new_store(location)) as store:
         for ascending in (False, True):

@@ -213,9 +213,7 @@ def test_tokens_know_their_turn_and_those_of_a_range_are_those_of_the_whole(spli
         questions.tokens(split, "a", 3)
 
 
-def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
-    split: ReplayStore, store: ReplayStore
-) -> None:
+def test_tokens_of_a_scored_row_have_new_log_probs_and_clamped_drift(split: ReplayStore, store: ReplayStore) -> None:
     answer = questions.tokens(split, "b")
     json.dumps(answer, allow_nan=False)
     # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.

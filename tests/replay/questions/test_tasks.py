@@ -78,9 +78,7 @@ def test_tasks_that_never_succeeded_come_first_and_of_these_the_most_tried(store
         (TaskSort.last, ["never", "half", "hard", "easy"]),
     ],
 )
-def test_tasks_are_sorted_by_what_is_asked_the_greatest_first(
-    store: ReplayStore, sort: TaskSort, order: list[str]
-) -> None:
+def test_tasks_are_sorted_by_what_is_asked_greatest_first(store: ReplayStore, sort: TaskSort, order: list[str]) -> None:
     assert listed(store, sort) == order
 
 

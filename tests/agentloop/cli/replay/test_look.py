@@ -294,9 +294,7 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
         ({"a-001": 100, "on-a-server": 300, "c-001": 200}, "on-a-server"),
     ],
 )
-def test_newest_run_is_the_one_whose_buffer_was_last_written(
-    tmp_path: Path, written: dict[str, int], newest: str
-) -> None:
+def test_newest_run_is_that_whose_buffer_was_written_last(tmp_path: Path, written: dict[str, int], newest: str) -> None:
     (tmp_path / "notes").mkdir()
     for name, at in written.items():
         (tmp_path / name).mkdir()

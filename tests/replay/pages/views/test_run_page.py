@@ -91,9 +91,7 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert iterations(html) == [2, 1]
 
 
-def test_a_poll_brings_the_page_where_something_is_new_and_nothing_where_nothing_is(
-    writer: ReplayStore, inspector: Served
-) -> None:
+def test_a_poll_brings_the_page_where_something_is_new_or_nothing(writer: ReplayStore, inspector: Served) -> None:
     (mark,) = re.findall('data-mark="([^"]*)"', inspector.page(HERE))
     assert inspector.ask(f"{HERE}?mark={mark}").status == 204
     log(writer, 3)
