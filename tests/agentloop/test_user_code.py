@@ -272,9 +272,7 @@ def stopping() -> Iterator[None]:
     [("BrokenPipeError('gone')", CodeInterrupted), ("SystemExit(0)", CodeInterrupted), ("ValueError('no')", UserError)],
 )
 @pytest.mark.usefixtures("stopping")
-def test_failure_after_a_stop_is_no_error_where_the_end_of_a_process_may_cause_it(
-    file: Path, becomes: type[Exception]
-) -> None:
+def test_failure_after_a_stop_is_no_error_where_a_processs_end_causes_it(file: Path, becomes: type[Exception]) -> None:
     with pytest.raises(becomes):
         scorer(file, "fail").score([EPISODE])
     if becomes is UserError:

@@ -58,9 +58,7 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_the_log_probs_and_entropies_of_one_padded_pass(
-    dtype: torch.dtype, tolerance: float, way: str
-) -> None:
+def test_every_way_has_log_probs_and_entropies_of_one_pass(dtype: torch.dtype, tolerance: float, way: str) -> None:
     plain, batch = tiny_actor(dtype), build_batch(mixed_rows(), AUTHORS)
     wanted = score(plain, batch, max_tokens=10**6)
     for tokens in (1, 40, 10**6):
@@ -73,9 +71,7 @@ def test_every_way_has_the_log_probs_and_entropies_of_one_padded_pass(
     ("way", "loss"), [(way, loss) for way in WAYS for loss in LOSSES if way == "padded" or "entropy_coef" in loss]
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_the_gradient_of_one_padded_pass(
-    dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]
-) -> None:
+def test_every_way_has_the_same_gradient(dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]) -> None:
     plain = tiny_actor(dtype)
     scored = scored_rows(plain, mixed_rows(), old=tiny_actor(dtype, seed=1))
     wanted_loss, wanted, _ = gradients(plain, scored, run_config(loss=loss))

@@ -39,9 +39,7 @@ def with_tokens(store: ReplayStore) -> list[Any]:
     return store.read(ids)
 
 
-def test_columns_of_trajectories_are_those_of_their_records_and_lists(
-    opened: tuple[Buffer, ReplayStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_are_those_of_records(opened: tuple[Buffer, ReplayStore], monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, store = opened
     monkeypatch.setattr(arrow_rows, "BATCH_ROWS", 3)
     assert len(list(buffer.trajectories())) > 5

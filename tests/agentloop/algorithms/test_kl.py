@@ -85,9 +85,7 @@ def mean_gradient(estimator: Estimator, gradient: KlGradient, *, sampled_by: str
         ("k3", "importance", "another policy"),
     ],
 )
-def test_gradient_correct_forms_have_the_gradient_of_the_kl(
-    estimator: Estimator, gradient: KlGradient, sampled_by: str
-) -> None:
+def test_gradient_correct_forms_have_the_kl_slope(estimator: Estimator, gradient: KlGradient, sampled_by: str) -> None:
     bias, found, wanted = mean_gradient(estimator, gradient, sampled_by=sampled_by)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
     assert float(wanted.abs().max()) > 0.1

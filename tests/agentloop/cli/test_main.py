@@ -175,9 +175,7 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
         (6, "12.5 % (5-26) -> 75.0 % (60-86)"),
     ],
 )
-def test_train_says_of_which_iteration_its_success_is(
-    last: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/a-001")
     closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None, 6)
     assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"

@@ -89,9 +89,7 @@ def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: 
     ("bad", "problem"),
     [(LOST, "HTTP 500"), (Completion((40, VOCAB), (-1.0, -1.0), 0), f"token {VOCAB} of a vocabulary of {VOCAB}")],
 )
-def test_reply_that_cannot_be_recorded_ends_the_episode_and_nothing_of_it_is_stored(
-    bad: Completion | GenerationFailed, problem: str
-) -> None:
+def test_reply_that_cannot_be_recorded_ends_its_episode_alone(bad: Completion | GenerationFailed, problem: str) -> None:
     ended = episode(call("count"), bad)
     assert (ended.stop_reason, ended.problem, ended.num_turns) == ("engine_failure", problem, 1)
     assert math.isnan(ended.environment_reward)

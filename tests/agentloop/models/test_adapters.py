@@ -127,9 +127,7 @@ def test_adapter_adds_alpha_over_rank_of_what_it_has_learned(lora: tuple[Path, P
 
 
 @pytest.mark.slow
-def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbroken_one(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes(lora: tuple[Path, Path], tmp_path: Path) -> None:
     base = lora[0]
     sections: dict[str, Any] = {
         "kl": {"loss_coef": 0.1},

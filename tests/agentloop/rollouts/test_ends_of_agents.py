@@ -111,9 +111,7 @@ def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason:
     [("hang()", "overtime", 0.0), ("(post(reward=0.75), hang())", "answered", 0.75)],
     ids=["says nothing", "posts a reward"],
 )
-def test_an_agent_that_takes_too_long_is_overtime_unless_it_posted_a_reward(
-    agent: str, then: str, stop_reason: str, reward: float
-) -> None:
+def test_overtime_leaves_an_agent_the_reward_it_posted(agent: str, then: str, stop_reason: str, reward: float) -> None:
     agent, row = agent.format(asking.__file__), {"then": then}
     (episode,), _ = play(agent, lambda prompt: "y", row=row, episode_timeout_s=3.0)
     assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)

@@ -226,9 +226,7 @@ def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_
     assert [json.loads(line)["holds"] for line in proofs] == [True] * 3
 
 
-def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
-    tmp_path: Path, model: Path, executable: Path
-) -> None:
+def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, model: Path, executable: Path) -> None:
     executable.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n'
     )

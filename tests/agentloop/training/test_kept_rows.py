@@ -74,9 +74,7 @@ def test_run_keeps_to_its_capacity_and_logs_it(finished: tuple[TrainResult, Sile
     ]
 
 
-def test_killed_run_that_resumes_ends_like_the_unbroken_one(
-    finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path
-) -> None:
+def test_killed_run_ends_as_unbroken(finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path) -> None:
     with pytest.raises(MemoryError):
         train(settings(tmp_path, qwen2), display=SilentDisplay(at_iteration=killed))
     # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.

@@ -241,9 +241,7 @@ def test_a_run_finds_its_files_from_any_directory(tmp_path: Path, qwen2: Path, m
 
 
 @pytest.mark.parametrize("agent", [f"{sys.executable} looking.py", "looking.py:solve"], ids=["program", "function"])
-def test_a_resumed_run_finds_its_agent_from_any_directory(
-    agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_finds_its_agent(agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "a folder"
     here.mkdir()
     monkeypatch.chdir(here)

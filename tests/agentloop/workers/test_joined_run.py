@@ -43,9 +43,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner_and_notes_another_version(
-    run: IssuedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_has_the_learners_tokens_and_notes_versions(run: IssuedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     joined = join_run(run.folder, wait_s=0.0, note=notes.append)
     with closing(joined.store):
@@ -75,9 +73,7 @@ def test_a_run_not_there_not_begun_or_collecting_by_itself_is_refused(tmp_path: 
         ("start/tokenizer.json", None, "tokenizer of a worker must be the run's, got "),
     ],
 )
-def test_another_environment_template_or_tokenizer_is_refused(
-    run: IssuedRun, file: str, changed: str | None, said: str
-) -> None:
+def test_other_environment_or_tokenizer_is_refused(run: IssuedRun, file: str, changed: str | None, said: str) -> None:
     path = run.folder / file
     before = path.read_text()
     nfkc = json.dumps({**json.loads(before), "normalizer": {"type": "NFKC"}}) if changed is None else ""

@@ -133,9 +133,7 @@ def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server
 
 
 @pytest.mark.slow
-def test_sessions_go_on_after_a_crash_and_what_was_not_delivered_is_given_again(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as recorder:
         server.models.pace_s = 0.2

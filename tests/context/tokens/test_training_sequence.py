@@ -68,9 +68,7 @@ OPEN_CALL = MODEL.codec.encode("<tool_call>\n")  # the control token, the line b
         (TrainingControl(blackout_after_end=False), [50, END, 51, END], set()),
     ],
 )
-def test_blackout_withholds_texts_and_what_follows_the_end(
-    control: TrainingControl, ids: list[int], withheld: set[int]
-) -> None:
+def test_blackout_withholds_texts_and_the_rest(control: TrainingControl, ids: list[int], withheld: set[int]) -> None:
     context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
     context.begin([Message("user", "go")], ())
     before = len(context.prompt_ids)

@@ -170,9 +170,7 @@ def test_reward_and_advantage_can_be_given(file_store: ReplayStore, tmp_path: Pa
     assert found == [(0.75, 0, 1.5), (0.25, 1, 1.5)]
 
 
-def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
-    file_store: ReplayStore, tmp_path: Path
-) -> None:
+def test_an_import_is_stored_once_and_a_changed_file_is_another_set(file_store: ReplayStore, tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 1
     report = import_chat(file_store, path, teaching(file_store, tmp_path))

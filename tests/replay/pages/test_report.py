@@ -183,9 +183,7 @@ def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) 
     [(to_plain(CONFIG), "# Seed of everything that is random."), ({"replay": {"forgotten": 3}}, '"forgotten": 3')],
     ids=["as it is printed", "of another version, as stored"],
 )
-def test_report_replaces_an_older_one_whole_and_has_the_configuration(
-    tmp_path: Path, config: dict[str, Any], shown: str
-) -> None:
+def test_report_replaces_the_older_and_has_the_settings(tmp_path: Path, config: dict[str, Any], shown: str) -> None:
     report(tmp_path, config=config)
     with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
         html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")

@@ -259,9 +259,7 @@ def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) ->
 
 
 @pytest.mark.parametrize("named", [["runs/new-001"], []])
-def test_run_that_still_warms_up_is_not_taken_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
-) -> None:
+def test_run_that_warms_up_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for age, name in enumerate(["new-001", "zeta-001"]):
         (tmp_path / "runs" / name).mkdir(parents=True)

@@ -53,9 +53,7 @@ def test_log_probs_from_before_the_temperature_are_refused_by_their_name(
     assert publish(engine, tmp_path / "one").difference < 1e-5
 
 
-def test_what_is_no_number_and_a_restarted_engine_are_refused(
-    tmp_path: Path, engine: EngineControl, server: EngineServer
-) -> None:
+def test_nan_and_a_restarted_engine_are_refused(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
     publish(engine, tmp_path / "000000")
     server.models.gives_nan = True
     with pytest.raises(ProofFailed, match="got nan of token .*; next tokens differ by inf nats"):

@@ -81,9 +81,7 @@ def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attached_engine_is_proved_again_when_it_is_back(
-    tmp_path: Path, engine: EngineControl, server: EngineServer
-) -> None:
+def test_attached_engine_is_proved_when_it_is_back(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
     with watching(engine, tmp_path, lambda watch: watch.stay(None)) as said:
         until(lambda: served(said) == 1)
         server.is_healthy = False

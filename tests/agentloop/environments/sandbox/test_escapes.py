@@ -129,9 +129,7 @@ def test_nothing_can_be_written_but_two_temporary_places() -> None:
     assert not Path("/tmp/mine").exists() and not Path("/dev/shm/mine").exists()
 
 
-def test_environment_variables_and_open_files_do_not_come_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_variables_and_open_files_stay_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "the secret")
     with open(tmp_path / "secret.txt", "w+") as file:
         os.set_inheritable(file.fileno(), True)

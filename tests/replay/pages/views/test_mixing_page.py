@@ -28,9 +28,7 @@ def page(server: Served, **parameters: str) -> str:
     return server.page(f"/mixing?{urlencode(parameters)}")
 
 
-def test_page_shows_the_batch_with_links_to_its_rows_and_writes_nothing(
-    server: Served, three_iterations: ReplayStore
-) -> None:
+def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, three_iterations: ReplayStore) -> None:
     tables = ("draws", "sampler_state", "iterations", "metrics")
     before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     text = page(server, **CHOSEN)
