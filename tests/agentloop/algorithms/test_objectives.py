@@ -84,10 +84,8 @@ def test_input_that_requires_grad_and_must_not_raises(field: str) -> None:
         replace(inputs, **{field: getattr(inputs, field).clone().requires_grad_()})
 
 
-def one_token(log_prob: float, anchor: float, advantage: float) -> Rows:
-    return Rows(
-        np.array([[log_prob]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0])
-    )
+def one_token(now: float, anchor: float, advantage: float) -> Rows:
+    return Rows(np.array([[now]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0]))
 
 
 LN2 = math.log(2)

@@ -42,10 +42,8 @@ Script = list[str | Completion | GenerationFailed]
 
 
 def actors(generator: Generator, environment: str = "Graded") -> Actors:
-    factory: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
-    return Actors(
-        RunEnvironments.of_one(factory), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB
-    )
+    kind: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
+    return Actors(RunEnvironments.of_one(kind), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB)
 
 
 def collected(*groups: list[Script]) -> Collected:

@@ -101,9 +101,7 @@ def test_log_probs_equal_a_plain_forward_over_turns(make: Callable[[], PreTraine
 def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
     """[rows, tokens] of each of the model's forward passes from now on."""
     shapes: list[tuple[int, ...]] = []
-    model.register_forward_pre_hook(
-        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda _, __, got: shapes.append(tuple(got["input_ids"].shape)), with_kwargs=True)
     return shapes
 
 

@@ -14,11 +14,8 @@ from tests.fakes.random_agents import TOOLS
 from tests.fakes.scripted_http import scripted_server
 
 MODEL = family("chatml")
-CALL = {
-    "id": "call_up",
-    "type": "function",
-    "function": {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'},
-}
+_LOOKUP = {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'}
+CALL = {"id": "call_up", "type": "function", "function": _LOOKUP}
 
 
 def answered(finish: str | None, **message: Any) -> Completion:

@@ -79,9 +79,7 @@ SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flus
         ('{"rewards": {"a": null}}', None),
     ],
 )
-def test_a_last_line_is_a_reward_or_a_problem_whatever_is_written_beside_it(
-    line: str, rewards: dict[str, float] | None, tmp_path: Path
-) -> None:
+def test_any_last_line_is_a_reward_or_a_problem(line: str, rewards: dict[str, float] | None, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
     end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
     problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"

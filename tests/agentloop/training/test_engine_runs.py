@@ -56,9 +56,7 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
         "select iteration, policy_version_min, policy_version_max, count(*), count(mean_entropy) from trajectories "
         "group by 1, 2, 3 order by 1",
     )
-    assert stored == [
-        (iteration, iteration - 1, iteration - 1, 12 + 4 * (iteration == 1), 0) for iteration in (1, 2, 3)
-    ]
+    assert stored == [(made, made - 1, made - 1, 12 + 4 * (made == 1), 0) for made in (1, 2, 3)]
     gaps = [metrics["actor/fresh/token_gap_max"] for metrics in display.iterations]
     assert max(gaps) <= 0.0009995  # log 1.001
     assert {body["model"] for body in server.requests} == {"tiny"}
@@ -128,7 +126,7 @@ class EndsTheStarter(SilentDisplay):
     def note(self, text: str) -> None:
         super().note(text)
         if text.startswith("waiting for the engines"):
-            subprocess.run(self._command, cwd=ROOT, check=False, capture_output=True)
+            subprocess.run(self._command, cwd=ROOT, capture_output=True)
 
 
 def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, model: Path) -> None:

@@ -63,10 +63,8 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     assert f"resumed {run} after iteration 2" in display.notes
     assert "run.iterations is 4 now, after 2; schedules stay laid over 2 iterations" in display.notes
     whole = train(scheduled(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
-    for version in range(5):
-        assert_same_bits(
-            *(folder / "policies" / f"{version:06d}" / "model.safetensors" for folder in (run, whole.folder))
-        )
+    for made in range(5):
+        assert_same_bits(*(folder / "policies" / f"{made:06d}" / "model.safetensors" for folder in (run, whole.folder)))
     # Linear from 0.5 at the first iteration to 0.25 at the second, and so it stays.
     query = "select fraction from iterations order by iteration"
     assert rows(run / "replay.sqlite", query) == [(0.5,), (0.25,), (0.25,), (0.25,)]

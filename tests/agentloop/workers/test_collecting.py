@@ -71,9 +71,7 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
                 scored = np.array([np.nan, *plain_log_probs(server.models.model, ids[:1], ids[1:], 0.7)])
                 assert sampled.any() and not np.isnan(tokens.behavior_log_probs[sampled]).any()
                 assert np.abs(tokens.behavior_log_probs - scored)[sampled].max() < 1e-4
-        outcomes = [
-            member.outcome for group in run.store.tickets.ended_groups(run.id, EVALUATION) for member in group.members
-        ]
+        outcomes = [one.outcome for each in run.store.tickets.ended_groups(run.id, EVALUATION) for one in each.members]
         names = {"success", "reward", "turns", "num_tool_calls", "stop_reason"}
         assert len(outcomes) == 6 and all(outcome and names == outcome.keys() for outcome in outcomes)
         kept = questions.held_out(run.store, run.id)["rows"]

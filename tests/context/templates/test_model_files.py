@@ -129,11 +129,9 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("vocabulary", "given", "complaint"), GIVEN)
-def test_given_template_that_does_not_fit_is_refused(
-    tmp_path: Path, vocabulary: str, given: str, complaint: str
-) -> None:
-    with pytest.raises(RenderError, match=complaint):
+@pytest.mark.parametrize(("vocabulary", "given", "said"), GIVEN)
+def test_given_template_that_does_not_fit_is_refused(tmp_path: Path, vocabulary: str, given: str, said: str) -> None:
+    with pytest.raises(RenderError, match=said):
         load_model_files(family(vocabulary).save(tmp_path), template=given)
 
 

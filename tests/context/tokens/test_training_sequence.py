@@ -96,9 +96,7 @@ def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> Non
 
 
 def test_table_says_who_is_sampled_trained_shown_and_known() -> None:
-    codes = np.array(
-        [TABLE.code(name) for name in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8
-    )
+    codes = np.array([TABLE.code(it) for it in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8)
     assert TABLE.is_action(codes).tolist() == [False, True, True, True, False]
     assert TABLE.is_trained(codes).tolist() == [False, True, False, True, False]
     assert TABLE.has_behavior(codes).tolist() == [False, True, True, False, False]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from context.authors import LLM
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
@@ -20,20 +21,7 @@ from replay.questions.summary import bars_of
 from replay.questions.trajectory import MOST_SHORT, in_few_words
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
-from tests.fakes.records import (
-    LLM,
-    MESSAGES,
-    RUN,
-    add_draw,
-    iterate,
-    new_store,
-    policy,
-    put,
-    run_record,
-    sql,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import MESSAGES, RUN, a_run, add_draw, iterate, new_store, policy, put, sql, tokens, trajectory
 from tests.fakes.replay_command import counted
 
 UNPUBLISHED = "run-2"
@@ -71,7 +59,7 @@ def append(store: ReplayStore, run: str, indices: range) -> None:
 @pytest.fixture(scope="module")
 def two_runs(module_store: ReplayStore) -> ReplayStore:
     store = module_store
-    store.add_run(run_record(UNPUBLISHED))
+    store.add_run(a_run(UNPUBLISHED))
     store.add_policy(policy(NEWEST))
     append(store, RUN, range(SIZE))
     append(store, UNPUBLISHED, range(SIZE // 2))
@@ -135,7 +123,7 @@ def test_no_row_is_lost_or_seen_twice_while_rows_and_policies_are_added(location
     with closing(new_store(location)) as store:
         for ascending in (False, True):
             run = f"run-{ascending}"
-            store.add_run(run_record(run))
+            store.add_run(a_run(run))
             store.add_policy(policy(NEWEST, run=run))
             append(store, run, range(0, SIZE, 2))
             query = Query(run, (), sort, ascending)

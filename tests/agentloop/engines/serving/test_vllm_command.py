@@ -86,7 +86,7 @@ def _says(program: Path, text: str) -> None:
         ({"checkpoint": NOT_KEPT}, False, 0, False),
     ],
 )
-def test_sleep_and_transfer_follow_the_run(
+def test_sleep_follows_the_run(
     sections: dict[str, dict[str, Any]], shares_gpu: bool, level: int, in_memory: bool
 ) -> None:
     given = {**sections, "engine": {"serve": True, **sections.get("engine", {})}, "rollout": {"engine": "vllm"}}
