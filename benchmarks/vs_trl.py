@@ -94,7 +94,7 @@ def run_arm(judge: Judge, arm: str) -> Run:
     folder = judge.folder / arm
     folder.mkdir()
     weights = folder / "weights.safetensors"
-    command = [sys.executable, "-m", f"benchmarks.{ARMS[arm]}", judge.model, str(judge.seed), weights]
+    command = [sys.executable, "-m", f"benchmarks.{ARMS[arm]}", str(judge.model), str(judge.seed), str(weights)]
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     log = folder / "log.txt"
     run = Run([], [])

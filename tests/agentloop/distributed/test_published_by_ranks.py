@@ -60,7 +60,7 @@ def test_two_ranks_publish_the_files_of_one(published: Path, tmp_path: Path, nam
         # A sharded pass multiplies the same whole weights, which may lie otherwise in memory.
         for found, wanted in zip(log_probs_of(two), log_probs_of(one), strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
-    assert read_published(made / name / "two").sha256 != read_published(made / name / "two-updated").sha256
+    assert read_published(made / "two").sha256 != read_published(made / "two-updated").sha256
 
 
 def test_two_ranks_write_several_files_as_one_does(published: Path, tmp_path: Path) -> None:
