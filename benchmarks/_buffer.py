@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks._rows import RUN, make_trajectory
 from context.messages import Message
-from replay import GroupRecord, ReplayStore, TaskRecord, Trajectory
-from replay.records import FRESH, REPLAY, DrawRecord
+from replay import ReplayStore, TaskRecord, Trajectory
+from replay.records import FRESH, REPLAY, DrawRecord, group_of
 from tests.fakes.records import add_run, iteration_record, measured, policy
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8
@@ -24,7 +24,8 @@ def fill(store: ReplayStore, rows: int, random: np.random.Generator) -> None:
         add_run(store, run)
         ids: list[str] = []
         for iteration in range(1, count // FRESH_ROWS + 1):
-            groups, fresh = _collected(run, iteration, shapes, random)
+            fresh = _collected(run, iteration, shapes, random)
+            groups = [group_of(fresh[first : first + MEMBERS]) for first in range(0, FRESH_ROWS, MEMBERS)]
             store.append(TASKS, groups, fresh)
             ages = random.exponential(2000, REPLAYED if ids else 0)  # the newest more often
             drawn = list(dict.fromkeys(ids[-1 - int(age) % len(ids)] for age in ages))
@@ -53,16 +54,12 @@ def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], ra
     store.add_policy(policy(iteration, run=run))
 
 
-def _collected(
-    run: str, iteration: int, shapes: Sequence[Trajectory], random: np.random.Generator
-) -> tuple[list[GroupRecord], list[Trajectory]]:
-    groups: list[GroupRecord] = []
+def _collected(run: str, iteration: int, shapes: Sequence[Trajectory], random: np.random.Generator) -> list[Trajectory]:
     rows: list[Trajectory] = []
     for first in range(0, FRESH_ROWS, MEMBERS):
         task, name = TASKS[int(random.integers(len(TASKS)))].hash, f"{run}-{iteration}-{first}"
         rewards = np.round(random.beta(0.6, 0.6, MEMBERS), 2)
         mean, std = float(rewards.mean()), float(rewards.std())
-        groups.append(GroupRecord(name, run, task, iteration, MEMBERS, mean, std, float((rewards >= 0.5).mean())))
         for member, reward in enumerate(rewards.tolist()):
             shape = shapes[int(random.integers(len(shapes)))]
             record = replace(
@@ -80,7 +77,7 @@ def _collected(
                 mean_entropy=float(random.exponential(0.5)),
             )
             rows.append(replace(shape, record=record))
-    return groups, rows
+    return rows
 
 
 def _shape(random: np.random.Generator) -> Trajectory:

@@ -7,13 +7,13 @@ No gradient checkpointing but where agentloop's side has it, too, and nothing lo
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.chat_template_utils import qwen3_template
 from trl.trainer.grpo_config import GRPOConfig
@@ -50,36 +50,24 @@ def coin(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float | None
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-@dataclass
-class Phases:
-    """Seconds of one iteration by phase."""
-
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - began
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            with self.timed(name):
-                return function(*arguments, **options)
-
-        return timed
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[phase] += time.perf_counter() - began
 
 
 class TimedTrainer(GRPOTrainer):
     """Says what its sampling takes, and how many tokens it has."""
 
-    phases: Phases
+    seconds: defaultdict[str, float]
+    """Of one iteration, by phase."""
     tokens: dict[str, int]
 
     def _generate(self, *arguments: Any) -> Any:
-        with self.phases.timed("generate"):
+        with timed(self.seconds, "generate"):
             found = super()._generate(*arguments)
         prompts, completions, sampled = found[:3]
         of_completions = sum(map(len, completions))
@@ -104,7 +92,7 @@ class EachIteration(TrainerCallback):
         if state.global_step % self._updates == 0:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            spent, now = self._trainer.phases.seconds, time.perf_counter()
+            spent, now = self._trainer.seconds, time.perf_counter()
             whole, generated, publish = now - self._began, spent["generate"], spent["publish"]
             phases = {"collect": generated - publish, "update": whole - generated, "publish": publish}
             self.iterations.append({"iteration": whole, **phases, **self._trainer.tokens})
@@ -142,6 +130,7 @@ def make_trainer(config: RunConfig, order: Asked) -> TimedTrainer:
     calls = bool(factory.tools)
     if calls:
         tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
+    adapters: Any = {"r": config.lora.rank, "lora_alpha": config.lora.alpha, "target_modules": "all-linear"}
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(order.model, dtype=getattr(torch, config.model.dtype)),
         args=gpu_config(config, order),
@@ -149,21 +138,13 @@ def make_trainer(config: RunConfig, order: Asked) -> TimedTrainer:
         train_dataset=Dataset.from_list(prompt_rows(source, tasks)),
         reward_funcs=reward if calls else coin,
         environment_factory=partial(Calculator, source, factory) if calls else None,
-        peft_config=_lora(config) if config.lora.rank else None,
+        peft_config=LoraConfig(**adapters, task_type="CAUSAL_LM") if config.lora.rank else None,
     )
-    trainer.phases = Phases()
+    trainer.seconds = defaultdict(float)
     if order.engine == "vllm":
         engine: Any = trainer.vllm_generation
-        engine.sync_weights = trainer.phases.wrap("publish", engine.sync_weights)
+        engine.sync_weights = timed(trainer.seconds, "publish")(engine.sync_weights)
     return trainer
-
-
-def _lora(config: RunConfig) -> Any:
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
 
 
 def success(config: RunConfig) -> float:

@@ -10,12 +10,9 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -26,6 +23,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.models.tiny import build_tokenizer
 from agentloop.supervised.sft import sft
+from benchmarks._trained import typed
 from benchmarks.gpu import ROOT, SMOLLM2
 from examples.chat_rows import write_lines
 
@@ -35,8 +33,7 @@ _TASKS = 512
 _WORDS = ("the", "of", "and", "to", "in", "is", "for", "on", "with", "as", "by", "at", "from", "it", "an", "be")
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """What a side is asked for on its command line."""
 
     work: str
@@ -125,8 +122,7 @@ def prepare(order: Asked) -> None:
     rng, words = random.Random(0), WORKS[order.work].get("words")
     order.folder.mkdir(parents=True, exist_ok=True)
     if words is None:
-        command = [sys.executable, "-m", "examples.calculator_agent.make_data", str(order.folder)]
-        subprocess.run(command, cwd=ROOT, check=True)
+        typed("examples.calculator_agent.make_data", order.folder, folder=ROOT)
     else:
         rows = ({"prompt": " ".join(rng.choices(_WORDS, k=words))} for _ in range(_TASKS))
         write_lines(order.folder / "train.jsonl", rows)

@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
 import torch
 from safetensors.torch import save_model
@@ -30,9 +29,9 @@ GO_ON = "go on"
 def order() -> argparse.Namespace:
     """What a side is asked for: the warmed-up model's folder, a seed, and where the judge looks for weights."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("weights", type=Path)
     return parser.parse_args()
 
 
@@ -61,8 +60,8 @@ def run_config(asked: argparse.Namespace) -> RunConfig:
 class Talk:
     """A side's end of the talk. The clock runs from `begin`, and stands still while the judge looks."""
 
-    def __init__(self, weights: Path, answers: IO[str] = sys.stdin) -> None:
-        self._weights, self._answers, self._words = weights, answers, sys.stdout
+    def __init__(self, weights: Path) -> None:
+        self._weights, self._words = weights, sys.stdout
         sys.stdout = sys.stderr  # what a library prints is for people
 
     def begin(self) -> None:
@@ -70,13 +69,9 @@ class Talk:
 
     def goes_on(self, model: torch.nn.Module, *, fresh: int) -> bool:
         """Tell of the iteration that has just ended, with `fresh` new episodes; whether the judge wants another."""
-        told = {
-            "cpu_s": time.process_time() - self._cpu,
-            "fresh": fresh,
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
+        cpu, peak = time.process_time() - self._cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         save_model(model, str(self._weights))
-        print(json.dumps(told), file=self._words, flush=True)
-        answer = self._answers.readline().strip()
+        print(json.dumps({"cpu_s": cpu, "fresh": fresh, "peak_mib": peak}), file=self._words, flush=True)
+        answer = sys.stdin.readline().strip()
         self.begin()
         return answer == GO_ON

@@ -10,9 +10,9 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
@@ -24,25 +24,18 @@ TURNS = (50, 200)
 REPLY, RESULT = 100, 1900
 GOALS = {"speedup_50": ">= 20", "speedup_200": ">= 60", "growth": "<= 5"}
 _WORDS = 4000
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the archive.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+_QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+_FUNCTION = {"name": "search", "description": "Search the archive.", "parameters": _QUERY}
+SEARCH = {"type": "function", "function": _FUNCTION}
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     reply: Message
     reply_ids: list[int]
     result: Message
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(NamedTuple):
     """What both ways are given."""
 
     tokenizer: PreTrainedTokenizerFast
@@ -61,7 +54,7 @@ def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT) -
     def text(count: int) -> str:
         return " ".join(rng.choices(words, cum_weights=ranks, k=count))
 
-    frame = [json.dumps(SEARCH["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
+    frame = [json.dumps(_FUNCTION), '{"name": "search", "arguments": {"query": "x"}}'] * 50
     tokenizer = build_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
     per_word = len(tokenizer.encode(text(2000))) / 2000
     made = []
@@ -105,31 +98,23 @@ def prompt_by_prompt(conversation: Conversation) -> tuple[float, list[int]]:
 
 def whole_each_turn(conversation: Conversation) -> tuple[float, list[int]]:
     """The other way: CPU-seconds, and the last prompt."""
-    tokenizer = conversation.tokenizer
+    tokenizer: Any = conversation.tokenizer
+    prompt = partial(tokenizer.apply_chat_template, tools=[SEARCH], add_generation_prompt=True, return_dict=False)
     messages = [to_template(message) for message in conversation.opening]
     replies = [(to_template(turn.reply), to_template(turn.result)) for turn in conversation.turns]
     began = time.process_time()
-    ids = _prompt(tokenizer, messages)
+    ids: list[int] = prompt(messages)
     for pair in replies:
         messages += pair
-        ids = _prompt(tokenizer, messages)
+        ids = prompt(messages)
     return time.process_time() - began, ids
 
 
-def _prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
-    ids: list[int] = tokenizer.apply_chat_template(
-        messages, tools=[SEARCH], add_generation_prompt=True, return_dict=False
-    )
-    return ids
-
-
-def measure(
-    turns: Sequence[int] = TURNS, *, rounds: int = 5, reply: int = REPLY, result: int = RESULT
-) -> dict[str, float]:
+def measure(turns: Sequence[int] = TURNS, *, rounds: int = 5, **tokens: int) -> dict[str, float]:
     """Medians over rounds: seconds of both ways by number of turns, their ratio, and how ours grows."""
     found: dict[str, float] = {}
     for count in turns:
-        conversation = make_conversation(count, reply=reply, result=result)
+        conversation = make_conversation(count, **tokens)
         ours = [prompt_by_prompt(conversation) for _ in range(rounds)]
         theirs = [whole_each_turn(conversation) for _ in range(1 if count > 100 else rounds)]  # half a minute each
         prompt = ours[0][1]

@@ -66,9 +66,7 @@ def measure(folder: Path, *, size: int = SIZE, rounds: int = 5) -> dict[str, flo
     stored = [name for name in TRAJECTORY_COLUMNS if name not in DERIVED]
     ours, raw = paired(buffer.trajectories().to_arrow, partial(by_hand, file, "select * from v_trajectories"), rounds)
     table_ours, table_raw = paired(
-        buffer.trajectories(columns=stored).to_arrow,
-        partial(by_hand, file, _STORED.format(", ".join(stored))),
-        rounds,
+        buffer.trajectories(columns=stored).to_arrow, partial(by_hand, file, _STORED.format(", ".join(stored))), rounds
     )
     on_view, on_table = [partial(by_hand, file, _COUNTED.format(of)) for of in ("v_trajectories", "trajectories")]
     view, table = paired(on_view, on_table, rounds)

@@ -98,12 +98,11 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, f
     stop = made.tokenizer.eos_token_id
     replies = [[*turn.reply_ids[: turn.reply_ids.index(stop)], stop] for turn in made.turns]
     results = [turn.result.content for turn in made.turns]
+    words = ("--model", folder, "--port", "0", "--record", folder / "h.sqlite")
     with (
         served(serve_engine, replies) as engine,
         served(serve_proxy, engine) as proxy,
-        Program(
-            "gateway", "--upstream", engine, "--model", folder, "--port", "0", "--record", folder / "h.sqlite"
-        ) as gateway,
+        Program("gateway", "--upstream", engine, *words) as gateway,
     ):
         gateway.says("each attempt at a task")
         url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]

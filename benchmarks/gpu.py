@@ -134,14 +134,8 @@ def ended(module: Sequence[str], log: Path, limit: float) -> tuple[str, str]:
     log.parent.mkdir(parents=True, exist_ok=True)
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     with log.with_suffix(".out").open("w") as printed, log.with_suffix(".log").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            cwd=ROOT,
-            env={**os.environ, **quiet},
-            stdout=printed,
-            stderr=errors,
-            start_new_session=True,
-        )
+        command, place = [sys.executable, "-m", *module], {**os.environ, **quiet}
+        process = subprocess.Popen(command, cwd=ROOT, env=place, stdout=printed, stderr=errors, start_new_session=True)
         try:
             code = process.wait(limit)
             said = [line for line in log.with_suffix(".log").read_text().splitlines() if line.strip()]

@@ -5,12 +5,11 @@ process spent on a processor meanwhile, so that other work on the machine is not
 """
 
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -22,6 +21,7 @@ from benchmarks._rows import RUN
 from replay import ReplayStore
 from replay.questions import Query, Sort, page
 from tests.browser import executable
+from tests.fakes.processes import Program
 
 SIZE = 100_000
 GOALS = {
@@ -55,7 +55,7 @@ def lists(store: ReplayStore) -> Iterator[str]:
 def pages(store: ReplayStore) -> dict[str, str]:
     """One address of every kind, by its name."""
     newest, other = page(store, Query(RUN, ("uses >= 1",)), limit=2)["rows"]
-    found = {
+    return {
         "runs": "/",
         "run": f"/runs/{RUN}",
         "iteration": f"/runs/{RUN}/iterations/{newest['iteration']}",
@@ -67,25 +67,8 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "compared_trajectories": "/compare?" + urlencode({"id": [newest["id"], other["id"]]}, doseq=True),
         "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "mixing": f"/mixing?run={RUN}",
+        **{f"search_{n}": "/buffer?" + urlencode({"run": RUN, "where": text}) for n, text in enumerate(_SEARCHES)},
     }
-    for number, text in enumerate(_SEARCHES):
-        found[f"search_{number}"] = "/buffer?" + urlencode({"run": RUN, "where": text})
-    return found
-
-
-@contextmanager
-def server(database: Path) -> Iterator[tuple[str, int]]:
-    """Its address and process id."""
-    command = [sys.executable, "-m", "agentloop", "inspect", str(database), "--no-browser", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if " at http" not in line:
-                raise RuntimeError(f"the inspector must print its address, got {line!r}")
-            yield line.split(" at ")[-1].strip(), process.pid
-        finally:
-            process.terminate()
 
 
 def measure(address: str, process: int, addresses: Mapping[str, str], *, rounds: int) -> dict[str, list[float]]:
@@ -148,7 +131,9 @@ def main(rounds: int = 20, size: int = SIZE) -> dict[str, float]:
         with closing(ReplayStore.create(database)) as store:
             fill(store, size, np.random.default_rng(0))
             kinds, listed = pages(store), {path: path for path in lists(store)}
-        with server(database) as (address, process):
+        with Program("inspect", database, "--no-browser", "--port", "0") as server:
+            server.says(" at http")
+            address, process = server.output.split(" at ")[-1].split()[0], server.id
             of_lists = measure(address, process, listed, rounds=max(1, rounds // 5))
             by_page = measure(address, process, kinds, rounds=rounds)
             taken = [each for times in of_lists.values() for each in times]

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.models.token_log_probs.chunked import How, head_log_probs
+from benchmarks._trained import ROOT, typed
 
 VOCABULARY = 151_936
 TOKENS, ENTROPY_TOKENS = 8192, 2048
@@ -102,11 +102,8 @@ def measure(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
         before = psutil.Process().memory_info().rss
         began = time.process_time()
         one_pass(case, action)
-        seconds = time.process_time() - began
-        return {
-            "seconds": seconds,
-            "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - gradient,
-        }
+        seconds, peak = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"seconds": seconds, "bytes": peak - before - gradient}
     one_pass(case, action)  # compiles, and chooses kernels
     before = torch.cuda.memory_allocated() - gradient - case.hidden.nbytes
     torch.cuda.reset_peak_memory_stats()
@@ -126,9 +123,7 @@ def _gpu_seconds(action: Callable[[], object]) -> float:
 
 
 def in_process(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.log_probs", way, str(tokens), str(int(entropy))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(typed("benchmarks.log_probs", way, tokens, int(entropy), folder=ROOT)[0])
     return found
 
 

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._rows import ROWS, RUN, TASK, TOKENS, make_group, make_trajectory, seconds
+from benchmarks._rows import ROWS, RUN, TASK, TOKENS, make_trajectory, seconds
 from context.messages import to_template
 from context.tokens.token_sequence import TokenSequence
 from replay import DrawRequest, Limits, Pick, ReplayStore, Trajectory, make_sampler
+from replay.records import group_of
 from tests.fakes.records import add_run
 
 GOALS = {"append_rate_to_raw": ">= 0.5", "draw_time_to_raw": "<= 3.5", "disk_to_raw_bytes": "<= 0.45"}
@@ -97,7 +98,7 @@ def measure(rounds: int, folder: Path) -> Times:
     for iteration in range(1, rounds + 1):
         rows = [make_trajectory(random, iteration=iteration, slot=slot) for slot in range(ROWS)]
         stored += [row.id for row in rows]
-        append = partial(store.append, [TASK], [make_group(iteration)], rows)
+        append = partial(store.append, [TASK], [group_of(rows)], rows)
         times["append"]["store"].append(seconds(append))
         for name, other in others.items():
             times["append"][name].append(seconds(partial(other.append, rows)))

@@ -83,15 +83,13 @@ def scored_batch(model: PreTrainedModel, kind: str, *, rows: int = ROWS) -> Scor
 class Step:
     """One optimizer step as the trainer makes it, in passes of so many padded tokens."""
 
-    def __init__(
-        self, model: PreTrainedModel, scored: ScoredBatch, *, packs: bool = False, tokens: int | None = None
-    ) -> None:
-        """`tokens` None: as many as by default."""
+    def __init__(self, model: PreTrainedModel, scored: ScoredBatch, *, packs: bool = False, tokens: int = 0) -> None:
+        """`tokens` 0: as many as by default."""
         self._model, self._scored = copy.deepcopy(model), scored
         self._actor = Actor(self._model, packs=packs)
         self._config = RunConfig.model_validate({"batch": {"micro_batch_tokens": tokens} if tokens else {}})
         self._losses = stream_losses(self._config.loss)
-        self._optimizer = WeightOptimizer(self._model, self._config.optimizer)
+        self.optimizer = WeightOptimizer(self._model, self._config.optimizer)
 
     def accumulate(self) -> float:
         totals = UpdateTotals(self._scored.batch.replayed)
@@ -99,13 +97,10 @@ class Step:
 
     def step(self) -> None:
         self.accumulate()
-        self._optimizer.step(self._optimizer.gradient_norm())
+        self.optimizer.step(self.optimizer.gradient_norm())
 
     def gradient(self) -> Tensor:
         return torch.cat([p.grad.flatten() for p in self._model.parameters() if p.grad is not None])
-
-    def clear(self) -> None:
-        self._optimizer.clear_gradients()
 
 
 WAYS: Mapping[str, dict[str, Any]] = {"by_length": {}, "packed": {"packs": True}, "one_padded": {"tokens": 10**9}}
@@ -123,7 +118,7 @@ def check_alike(found: Mapping[str, Step]) -> None:
                 f"{name} must have the loss and gradient of by_length, got losses {losses[name]} and "
                 f"{losses['by_length']}, and gradients that differ by {apart:.1e} of their norm."
             )
-        way.clear()
+        way.optimizer.clear_gradients()
 
 
 def measure(kind: str, *, names: Sequence[str] = tuple(WAYS), rows: int = ROWS, rounds: int = 5) -> dict[str, float]:
@@ -151,7 +146,4 @@ def measure(kind: str, *, names: Sequence[str] = tuple(WAYS), rows: int = ROWS, 
 
 def main() -> dict[str, float]:
     print(f"one optimizer step on {ROWS} rows; speed_to_X is by_length's speed over X's")
-    found: dict[str, float] = {}
-    for kind in KINDS:
-        found |= measure(kind)
-    return found
+    return {name: figure for kind in KINDS for name, figure in measure(kind).items()}

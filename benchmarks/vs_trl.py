@@ -64,14 +64,6 @@ class Run:
         """Sum of `what` over the iterations until then; infinite if it did not happen."""
         return math.inf if self.reached is None else math.fsum(told[what] for told in self.iterations[: self.reached])
 
-    def of_iteration(self) -> float:
-        """Median CPU-seconds of an iteration after the first, which pays for lazy set-up."""
-        return statistics.median(float(told["cpu_s"]) for told in self.iterations[1:])
-
-    @property
-    def peak_mib(self) -> float:
-        return max(float(told["peak_mib"]) for told in self.iterations)
-
 
 class Judge:
     """Makes the warmed-up model of one seed, and says how good weights are."""
@@ -88,10 +80,9 @@ class Judge:
         self._loaded = load_model(config.model, self.model)
         environments, self._source = open_tasks(config)
         self._scorer = open_scorer(config, environments)
-        self._generator = LocalGenerator(self._loaded.model, stop_ids=self._loaded.stop_ids)
-        self._actors = make_actors(
-            config, environments, self._loaded, self._generator, vocab_size=self._loaded.vocab_size
-        )
+        loaded = self._loaded
+        self._generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
+        self._actors = make_actors(config, environments, loaded, self._generator, vocab_size=loaded.vocab_size)
 
     def success(self, weights: Path) -> float:
         load_weights(self._loaded.model, str(weights))
@@ -103,23 +94,12 @@ def run_arm(judge: Judge, arm: str) -> Run:
     folder = judge.folder / arm
     folder.mkdir()
     weights = folder / "weights.safetensors"
-    command = [sys.executable, "-m", f"benchmarks.{ARMS[arm]}"]
-    command += ["--model", str(judge.model), "--seed", str(judge.seed), "--weights", str(weights)]
+    command = [sys.executable, "-m", f"benchmarks.{ARMS[arm]}", str(judge.model), str(judge.seed), str(weights)]
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     log = folder / "log.txt"
     run = Run([], [])
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **quiet},
-        ) as side,
-    ):
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **quiet}}
+    with log.open("w") as errors, subprocess.Popen(command, cwd=ROOT, stderr=errors, **pipes) as side:
         assert side.stdin is not None and side.stdout is not None
         for line in side.stdout:
             run.iterations.append(json.loads(line))
@@ -159,8 +139,10 @@ def figures(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
     for arm, each in runs.items():
         found[f"{arm}_cpu_s_to_90"] = statistics.fmean(run.to_target("cpu_s") for run in each)
         found[f"{arm}_fresh_to_90"] = statistics.fmean(run.to_target("fresh") for run in each)
-        found[f"{arm}_peak_mib"] = max(run.peak_mib for run in each)
-        found[f"{arm}_iteration_cpu_s"] = statistics.fmean(run.of_iteration() for run in each)
+        found[f"{arm}_peak_mib"] = max(told["peak_mib"] for run in each for told in run.iterations)
+        # Without the first, which pays for lazy set-up.
+        medians = [statistics.median(told["cpu_s"] for told in run.iterations[1:]) for run in each]
+        found[f"{arm}_iteration_cpu_s"] = statistics.fmean(medians)
     for name, figure in (("cpu", "cpu_s_to_90"), ("fresh", "fresh_to_90"), ("iteration", "iteration_cpu_s")):
         found[f"{name}_ratio"] = found[f"trl_{figure}"] / found[f"agentloop_{figure}"]
     found["memory_ratio"] = found["trl_peak_mib"] / found["agentloop_peak_mib"]

@@ -46,7 +46,7 @@ def run(name: str, command: list[str | Path], *, stream: bool = False) -> Outcom
     }
     began = time.monotonic()
     done = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, env=environment, capture_output=not stream, text=True, check=False
+        [str(part) for part in command], cwd=ROOT, env=environment, capture_output=not stream, text=True
     )
     output = "" if stream else done.stdout + done.stderr
     return Outcome(name, done.returncode == 0, time.monotonic() - began, output)

@@ -26,7 +26,7 @@ def main() -> int:
 
 def _pytest(*words: str) -> bool:
     """Whether some test failed."""
-    return subprocess.run([sys.executable, "-m", "pytest", "-v", *words], cwd=ROOT, check=False).returncode != 0
+    return subprocess.run([sys.executable, "-m", "pytest", "-v", *words], cwd=ROOT).returncode != 0
 
 
 if __name__ == "__main__":

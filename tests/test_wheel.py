@@ -21,7 +21,7 @@ def test_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    made = subprocess.run([*command, "--wheel-dir", tmp_path, tmp_path], capture_output=True, text=True, check=False)
+    made = subprocess.run([*command, "--wheel-dir", tmp_path, tmp_path], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     (wheel,) = tmp_path.glob("agentloop_replay-*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -209,9 +209,7 @@ def called(file: Path, name: str) -> ToolResult:
     return asyncio.run(call())
 
 
-def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themselves_alone(
-    file: Path, raised: str
-) -> None:
+def test_tools_dropped_rewards_sinks_and_closes_that_raise_cost_themselves_alone(file: Path, raised: str) -> None:
     for name in ("act", "act_apart", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
@@ -275,9 +273,7 @@ def stopping() -> Iterator[None]:
     [("BrokenPipeError('gone')", CodeInterrupted), ("SystemExit(0)", CodeInterrupted), ("ValueError('no')", UserError)],
 )
 @pytest.mark.usefixtures("stopping")
-def test_failure_after_a_stop_is_no_error_where_the_end_of_a_process_may_cause_it(
-    file: Path, becomes: type[Exception]
-) -> None:
+def test_failure_after_a_stop_is_no_error_where_a_processs_end_causes_it(file: Path, becomes: type[Exception]) -> None:
     with pytest.raises(becomes):
         scorer(file, "fail").score([EPISODE])
     if becomes is UserError:
@@ -310,9 +306,7 @@ def test_functions_of_files_can_be_sent_to_processes_and_are_not_confused(tmp_pa
         assert [pool.submit(function, None).result() for function in functions] == [1.0, 2.0]
 
 
-def test_file_that_is_edited_within_a_second_is_run_as_it_is_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_edited_within_a_second_is_run_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     spec = write_judge(tmp_path / "mine", 1.0)
     first = load_function(spec, what="reward.functions")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import names
-from benchmarks._goals import verdict
+from benchmarks.__main__ import names, verdict
 from benchmarks.context import measure as measure_context
 from benchmarks.gateway import measure as measure_gateway
 from benchmarks.train_step import measure as measure_train_step

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from benchmarks.gpu import MEASURED, PARTS, command, ended, stored
+from tests import gpu
 
 
 @pytest.mark.timeout(300)
-def test_a_measurement_is_made_once_and_then_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(PARTS, "llama-1b", replace(PARTS["llama-1b"], arms=("ours-local",)))
     words = ["--part", "llama-1b", "--tiny", "--folder", str(tmp_path)]
     assert command(words) == 0
@@ -40,3 +39,6 @@ def test_a_program_that_fails_or_takes_too_long_is_named_so(tmp_path: Path) -> N
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["--part", "smollm2", "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("gpu must run on a machine with a CUDA device, got none.")
+    assert gpu.main() == 2
+    said = "make gpu must run on a machine with a CUDA device, got none. `make test` needs none.\n"
+    assert capsys.readouterr().err == said

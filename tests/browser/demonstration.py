@@ -12,7 +12,7 @@ from agentloop.cli.main import app
 from agentloop.training.train import train
 from replay import ReplayStore
 from replay.ticket_records import TicketRecord
-from tests.fakes.records import fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
+from tests.fakes.records import a_run, fresh_draws, group, iteration_record, measured, policy, trajectory
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
 NAME = "demonstration"
@@ -51,7 +51,7 @@ def _add_another_run(database: Path) -> None:
     """Two iterations with the metrics of the first run's, each moved a little."""
     (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
     store = ReplayStore.open(database)
-    store.add_run(replace(run_record(OTHER), name=OTHER))
+    store.add_run(replace(a_run(OTHER), name=OTHER))
     store.add_policy(policy(0, run=OTHER))
     for iteration in (1, 2):
         add_iteration(store, database, iteration, task=task)

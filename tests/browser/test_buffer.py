@@ -42,9 +42,7 @@ def open_buffer(page: Page, server: Served, run: str, more: str = "") -> None:
     page.locator("#overview:not([aria-busy])").wait_for()
 
 
-def test_conditions_filter_and_chips_and_bars_change_them(
-    page: Page, server: Served, run: str, run_folder: Path
-) -> None:
+def test_conditions_filter_and_chips_and_bars_edit_them(page: Page, server: Served, run: str, run_folder: Path) -> None:
     open_buffer(page, server, run, "&limit=100")
     whole = listed(page)
     page.locator("#where").fill("reward >= 0.5")

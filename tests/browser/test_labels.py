@@ -11,9 +11,7 @@ from tests.fakes.records import new_store, put, trajectory
 from tests.replay.pages.serving import served
 
 
-def test_a_label_and_a_view_are_made_by_keyboard_and_a_link_is_copied(
-    watch: Callable[[], Watched], tmp_path: Path
-) -> None:
+def test_a_label_and_a_view_are_made_by_keys_and_a_link_is_copied(watch: Callable[[], Watched], tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as store:
         put(store, trajectory("one"), trajectory("two"))

@@ -61,9 +61,7 @@ def test_other_settings_make_another_batch_and_are_copied(page: Page, address: s
 
 
 @pytest.mark.parametrize("status", [503, None])
-def test_no_old_batch_stands_beside_settings_that_were_not_answered(
-    context: BrowserContext, address: str, status: int | None
-) -> None:
+def test_no_old_batch_stands_beside_new_settings(context: BrowserContext, address: str, status: int | None) -> None:
     # Not one that is watched: a browser tells its console of what it could not fetch.
     page = context.new_page()
     page.goto(address)

@@ -87,9 +87,7 @@ def zoom(page: Page, panel: str, first: float, last: float) -> None:
     page.mouse.up()
 
 
-def test_a_live_page_follows_a_long_run_in_points_of_several_iterations(
-    long: tuple[ReplayStore, str], page: Page
-) -> None:
+def test_a_live_page_follows_a_long_run_in_merged_points(long: tuple[ReplayStore, str], page: Page) -> None:
     store, page_of_run = long
     page.goto(page_of_run)
     assert values(page, "gradient-norm").first.inner_text() == "256\t2"
@@ -141,9 +139,7 @@ VISIBLE = """async (texts) => {
 def test_scripts_and_templates_write_out_the_same_characters(page: Page, server: Served) -> None:
     page.goto(server.address + "/buffer")
     # A browser may know a newer Unicode than Python, and halves of characters meet only in Python.
-    known = [
-        character for character in map(chr, range(0x110000)) if unicodedata.category(character) not in ("Cn", "Cs")
-    ]
+    known = [each for each in map(chr, range(0x110000)) if unicodedata.category(each) not in ("Cn", "Cs")]
     texts = ["".join(known[at : at + 97]) for at in range(0, len(known), 97)]
     found = zip(texts, page.evaluate(VISIBLE, texts), strict=True)
     assert [ascii(text)[:200] for text, shown in found if shown != visible_text(text)] == []

@@ -51,9 +51,7 @@ def detail(page: Page) -> dict[str, str]:
     return dict(page.evaluate(pairs))
 
 
-def test_a_clicked_token_shows_its_numbers_and_the_address_remembers_it(
-    page: Page, server: Served, scored: str
-) -> None:
+def test_a_clicked_token_shows_its_numbers_and_stands_in_the_address(page: Page, server: Served, scored: str) -> None:
     tokens: dict[str, Any] = json.loads(server.page(f"/trajectories/{scored}/tokens.json?segment=0"))
     at = tokens["action_mask"].index(True)
     page.goto(f"{server.address}/trajectories/{scored}")

@@ -35,8 +35,7 @@ def test_images_audio_and_video_are_refused_by_name(role: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "read"),
-    [('{"key": "a"}', {"key": "a"}), ({"key": "a"}, {"key": "a"}), (None, {}), ("", {}), ({}, {})],
+    "arguments, read", [('{"key": "a"}', {"key": "a"}), ({"key": "a"}, {"key": "a"}), (None, {}), ("", {}), ({}, {})]
 )
 def test_arguments_are_an_object_or_its_text_or_left_out(arguments: Any, read: dict[str, Any]) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": arguments}}

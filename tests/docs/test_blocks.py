@@ -100,14 +100,10 @@ def test_block_is_run_or_says_why_not(block: Block) -> None:
         assert not left, f"{block.place}: no test runs {left}; put `<!-- not run: why -->` on the line before the fence"
     else:
         what = f"a block in {block.language or 'no language'}"
-        assert block.language in ("yaml", "python"), (
-            f"{block.place}: no test runs {what}; say so with `<!-- not run: why -->`"
-        )
+        assert block.language in ("yaml", "python"), f"{block.place}: no test runs {what}; note `<!-- not run: why -->`"
 
 
-@pytest.mark.parametrize(
-    "block", [b for b in blocks() if b.note and b.note[0] == "file"], ids=lambda block: block.place
-)
+@pytest.mark.parametrize("block", [b for b in blocks() if b.note and b.note[0] == "file"], ids=lambda b: b.place)
 def test_block_is_its_file_word_for_word(block: Block) -> None:
     assert block.note is not None
     assert block.text == (ROOT / block.note[1]).read_text(encoding="utf-8")
@@ -120,27 +116,20 @@ def test_yaml_block_is_a_configuration(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", documented("python"), ids=lambda block: block.place)
-def test_python_block_runs_where_a_run_was_trained(
-    block: Block, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_block_runs_beside_a_trained_run(block: Block, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (trained / DATABASE).read_bytes()
     monkeypatch.chdir(trained)
     exec(compile(block.text, block.place, "exec"), {"__name__": "block"})  # noqa: S102  the documentation's own
     assert (trained / DATABASE).read_bytes() == before
 
 
-@pytest.mark.parametrize(("place", "command"), TRAINING)
+@pytest.mark.parametrize(("at", "text"), TRAINING)
 def test_training_command_trains(
-    place: str,
-    command: str,
-    tmp_path: Path,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    at: str, text: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkout(tmp_path / "checkout")
     monkeypatch.setenv("AGENTLOOP_VLLM", str(engine_executable(tmp_path)))
-    assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
+    assert typed(made_small(text, model=model), folder, monkeypatch) == 0, at
     assert "held-out success: " in capsys.readouterr().out
     (run,) = (folder / "runs").iterdir()
     assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(3,)]
@@ -166,9 +155,7 @@ def test_resuming_command_goes_on(
 
 
 @pytest.mark.parametrize(("place", "command"), LOOKING)
-def test_looking_command_answers(
-    place: str, command: str, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_answers(place: str, command: str, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((trajectory, task),) = rows(trained / DATABASE, "select id, task from trajectories limit 1")
     before = (trained / DATABASE).read_bytes()
     words = made_small(command, model=model, trajectory=trajectory, task=task)

@@ -135,9 +135,7 @@ def test_every_exit_code_has_a_row() -> None:
 
 
 def test_every_error_class_has_a_row() -> None:
-    assert sorted(re.findall(r"`(\w+)`", " ".join(row["class"] for row in table(PAGE, "class")))) == sorted(
-        error_classes()
-    )
+    assert sorted(re.findall(r"`(\w+)`", " ".join(r["class"] for r in table(PAGE, "class")))) == sorted(error_classes())
 
 
 def test_every_message_that_ends_something_has_a_row() -> None:

@@ -40,9 +40,7 @@ def _alternatives(name: str) -> Iterator[str]:
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    return re.compile(
-        "".join("[^/]+" if i % 2 else re.escape(part) for i, part in enumerate(re.split("<(.+?)>", name)))
-    )
+    return re.compile("".join("[^/]+" if i % 2 else re.escape(it) for i, it in enumerate(re.split("<(.+?)>", name))))
 
 
 def written() -> set[str]:

@@ -57,9 +57,7 @@ def test_every_update_says_which_rows_fed_it(trained: tuple[ReplayStore, Path, A
 def test_weights_move(trained: tuple[ReplayStore, Path, Any], tmp_path: Path) -> None:
     _, _, model = trained
     untrained = minimal_loop.run(ReplayStore.create(tmp_path / "replay.sqlite"), iterations=0)
-    moved = [
-        bool((now != before).any()) for now, before in zip(model.parameters(), untrained.parameters(), strict=True)
-    ]
+    moved = [bool((now != was).any()) for now, was in zip(model.parameters(), untrained.parameters(), strict=True)]
     assert all(moved)
 
 

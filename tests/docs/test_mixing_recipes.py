@@ -18,7 +18,7 @@ from replay.config import StoredConfig
 from replay.mixing.batch_plan import Mixer, with_completions
 from replay.records import HINDSIGHT, group_of
 from tests.docs.blocks import ROOT, blocks, table
-from tests.fakes.records import RUN, FreshRows, add_run, new_store, policy, task
+from tests.fakes.records import RUN, Fresh, add_run, new_store, policy, task
 
 PAGE = ROOT / "docs/mixing.md"
 SMALL = ["run.iterations=20", "batch.trajectories=32", "batch.group_size=8", "batch.mini_batch=32"]
@@ -49,7 +49,7 @@ def recipes() -> Iterator[tuple[str, str]]:
     yield "a sampler of one's own", "replay: {fraction: 0.5, sampler: 'examples/long_first.py:LongFirst'}\n"
 
 
-def stored(store: ReplayStore, rows: FreshRows, tasks: list[str]) -> None:
+def stored(store: ReplayStore, rows: Fresh, tasks: list[str]) -> None:
     """Rows with groups as they are made of members, each of the next of the tasks."""
     members, groups = [], []
     for number, (_, group) in enumerate(groupby(rows.trajectories, key=lambda row: row.record.group)):
@@ -75,17 +75,15 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
         for iteration in range(1, COLLECTED + 1):
             store.add_policy(policy(iteration))
             rates = (0.5,) * 12 + (1.0, 0.0)
-            stored(store, FreshRows(iteration, rates, size=8), TASKS)
-        stored(store, FreshRows(COLLECTED, (1.0,) * 40, size=1, attempt=1, source=HINDSIGHT), ["of hindsight"])
+            stored(store, Fresh(iteration, rates, size=8), TASKS)
+        stored(store, Fresh(COLLECTED, (1.0,) * 40, size=1, attempt=1, source=HINDSIGHT), ["of hindsight"])
         for iteration, source in enumerate(("earlier", "teacher"), start=1):
-            stored(store, FreshRows(iteration, (0.5,) * 12, size=8, run="run-0", source=source), TASKS)
+            stored(store, Fresh(iteration, (0.5,) * 12, size=8, run="run-0", source=source), TASKS)
         yield store
 
 
 @pytest.mark.parametrize("recipe", [text for _, text in recipes()], ids=[name for name, _ in recipes()])
-def test_recipe_draws_all_that_it_plans(
-    recipe: str, buffer: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_draws_its_plan(recipe: str, buffer: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     config = StoredConfig.model_validate(to_plain(load_config(tmp_path / "recipe.yaml", SMALL)))

@@ -26,11 +26,7 @@ SAYS = {
     f"agentloop evaluate --config {RUN} --model {MODEL}": ["held-out success: ", "pass@1", "ended: "],
     f"agentloop sft {RUN}": ["115 to train on, 13 held out, 0 left out", "memory: up to", "held-out loss "],
     f"agentloop env play {RUN} --model runs/shop-sft-001": ["You work in a shop", "How much is", "reward "],
-    f"agentloop train {RUN} --set model.path=runs/shop-sft-001/model": [
-        "disk: ",
-        "before training: ",
-        "trained model: ",
-    ],
+    f"agentloop train {RUN} --set model.path=runs/shop-sft-001/model": ["disk: ", "before training: ", "trained model"],
     "agentloop evaluate runs/shop-001": ["held-out success: ", "pass@1", "ended: "],
     "agentloop replay ls runs/shop-001 --failed": ["reward"],
     "agentloop export runs/shop-001 --to my-agent": ["my-agent"],

@@ -103,9 +103,7 @@ def test_a_quarter_of_an_update_is_replayed(run: Path) -> None:
     assert rows(run / "replay.sqlite", drawn) == [(2, 4)]
 
 
-def test_such_a_run_is_shown_and_resumed(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_is_shown_and_resumed(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     longest = max(stored(run), key=lambda row: len(row.segments))
     assert typed(["agentloop", "replay", "show", longest.id, str(run)], run.parent, monkeypatch) == 0
     assert capsys.readouterr().out.count("segment ") >= len(longest.segments)

@@ -37,9 +37,7 @@ def test_no_article_and_no_wording_is_both_learned_and_judged_by(made: dict[str,
         assert learned and judged and not learned & judged
 
 
-def test_demonstrations_have_the_prompt_and_the_tool_of_the_run_and_half_of_them_are_right(
-    made: dict[str, list[dict]],
-) -> None:
+def test_demonstrations_have_the_prompt_and_tool_of_the_run_and_half_are_right(made: dict[str, list[dict]]) -> None:
     fields = {row["question"]: row["field"] for row in made["train"]}
     asked = []
     for line in made["demonstrations"]:

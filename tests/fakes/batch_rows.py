@@ -66,21 +66,16 @@ def segment(authors: str, log_probs: Sequence[float] = (), *, seed: int = 0) -> 
 
 
 def row(
-    name: str,
-    *segments: Segment,
-    advantage: float = 1.0,
-    stream: Any = "fresh",
-    group: str = "g",
-    temperature: float = 1.0,
+    id: str, *parts: Segment, advantage: float = 1.0, stream: Any = "fresh", group: str = "g", temperature: float = 1.0
 ) -> BatchRow:
     made = trajectory(
-        name,
-        segments=segments,
+        id,
+        segments=parts,
         messages=(),
         group=group,
         advantage=advantage,
         temperature=temperature,
-        num_tokens=sum(len(s.tokens) for s in segments),
+        num_tokens=sum(len(s.tokens) for s in parts),
         num_action_tokens=1,
         policy_version_min=0,
         policy_version_max=0,
@@ -96,7 +91,7 @@ def batch_row(trajectory: Trajectory, stream: str = "fresh", *, staleness: int |
     return BatchRow(trajectory, draw, **more)
 
 
-def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
+def ragged(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
     """Ragged rows of both streams: groups of three, two-segment trajectories, zero and unequal advantages."""
     rng = np.random.default_rng(7)
     rows = []
@@ -142,7 +137,7 @@ def weights_of(actor: Actor) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in actor.model.parameters()])
 
 
-def scored_rows(actor: Actor, rows: list[BatchRow], *, old: Actor, ref: Actor | None = None) -> ScoredBatch:
+def rescore(actor: Actor, rows: list[BatchRow], *, old: Actor, ref: Actor | None = None) -> ScoredBatch:
     batch = build_batch(rows, AUTHORS).to(actor.device)
     references = None if ref is None else score(ref, batch, max_tokens=64)[0]
     return ScoredBatch(batch, score(old, batch, max_tokens=64)[0], references)

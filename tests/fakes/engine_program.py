@@ -19,9 +19,7 @@ from tests.fakes.engine_server import serving
 
 def main() -> None:
     words = sys.argv[1:]
-    given = {
-        name: words[place + 1] for place, name in enumerate(words) if name.startswith("--") and place + 1 < len(words)
-    }
+    given = {name: words[at + 1] for at, name in enumerate(words) if name.startswith("--") and at + 1 < len(words)}
     torch.set_num_threads(1)
     longest = int(given.get("--max-model-len", "4096"))
     name, key = given["--served-model-name"], os.environ.get("VLLM_API_KEY")

@@ -51,9 +51,7 @@ def next_log_probs(model: PreTrainedModel, prompt: Sequence[int], temperature: f
     return dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
 
 
-def replies_of(
-    engine: ConcurrentGenerator, requests: Sequence[GenerationRequest]
-) -> list[Completion | GenerationFailed]:
+def replies_of(engine: ConcurrentGenerator, asked: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
     """Replies of an engine elsewhere to many requests at once, in their order."""
 
     async def one(request: GenerationRequest) -> Completion | GenerationFailed:
@@ -64,7 +62,7 @@ def replies_of(
 
     async def everything() -> list[Completion | GenerationFailed]:
         try:
-            return list(await asyncio.gather(*map(one, requests)))
+            return list(await asyncio.gather(*map(one, asked)))
         finally:
             await engine.close()
 

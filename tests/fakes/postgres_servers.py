@@ -113,7 +113,7 @@ class LocalServer:
             self._watcher = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCH, "watch", str(self.folder), *command],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=self.folder, user=self._user, start_new_session=True,
-            )  # fmt: skip
+        )  # fmt: skip
         self._wait_until_ready()
 
     def stop(self) -> None:
@@ -150,7 +150,6 @@ class LocalServer:
     def _run(self, command: str, *arguments: str) -> None:
         done = subprocess.run(
             [self._bin / command, *arguments], cwd=self.folder, user=self._user, capture_output=True, text=True,
-            check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 

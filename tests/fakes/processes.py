@@ -162,8 +162,8 @@ def write_config(config: RunConfig, path: Path) -> Path:
 class Training(Program):
     """`agentloop train`."""
 
-    def __init__(self, config: Path, *options: str, mood: str = "") -> None:
-        super().__init__("train", config, *options, place={"AGENTLOOP_TEST_MOOD": mood})
+    def __init__(self, config: Path, *options: str, mood: str = "", place: Mapping[str, str] | None = None) -> None:
+        super().__init__("train", config, *options, place={"AGENTLOOP_TEST_MOOD": mood, **(place or {})})
 
 
 class Moments:

@@ -41,7 +41,7 @@ AUTHORS = default_authors()
 RUN = "run-1"
 
 
-def run_record(id: str = RUN) -> RunRecord:
+def a_run(id: str = RUN) -> RunRecord:
     return RunRecord(id, "quickstart-001", {"run": {"seed": 0}}, AUTHORS.to_json(), AUTHORS.hash, "0.1.0")
 
 
@@ -67,7 +67,7 @@ def new_store(location: Location, run: str = RUN) -> ReplayStore:
 
 def add_run(store: ReplayStore, run: str = RUN, *, tokenizer: str = "tok") -> ReplayStore:
     """A run and its first policy, which rows refer to."""
-    store.add_run(run_record(run))
+    store.add_run(a_run(run))
     store.add_policy(policy(0, run=run, tokenizer=tokenizer))
     return store
 
@@ -114,11 +114,7 @@ MESSAGES = (
 
 
 def trajectory(
-    id: str,
-    *,
-    segments: tuple[Segment, ...] = (Segment(SHORT),),
-    messages: tuple[Message, ...] = MESSAGES,
-    **changes: Any,
+    id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), messages: tuple[Message, ...] = MESSAGES, **new: Any
 ) -> Trajectory:
     place: dict[str, Any] = {"run": RUN, "group": "group-1", "task": "task-1", "iteration": 1, "slot": 0, "member": 0}
     outcome: dict[str, Any] = {"reward": 1.0, "success": True, "advantage": 0.5, "stop_reason": "final"}
@@ -126,7 +122,7 @@ def trajectory(
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs_mode": "full"}
     given = {**place, **outcome, **counts, **sampling, "mean_entropy": 0.25, "environment_version": "1"}
     record = TrajectoryRecord(id=id, **given)
-    return Trajectory(replace(record, **changes), segments, messages)
+    return Trajectory(replace(record, **new), segments, messages)
 
 
 def planned_row(id: str, **changes: Any) -> Trajectory:
@@ -164,7 +160,7 @@ def put(store: ReplayStore, *rows: Trajectory, redact: Redactor | None = None, *
 
 
 @dataclass
-class FreshRows:
+class Fresh:
     """The fresh rows of one iteration, in groups of `rates`: a member of a group is a success with its rate."""
 
     iteration: int
@@ -193,7 +189,7 @@ class FreshRows:
                 record = replace(made.record, success=success, reward=float(success))
                 self.trajectories.append(replace(made, record=record))
 
-    def append_to(self, store: ReplayStore) -> FreshRows:
+    def append_to(self, store: ReplayStore) -> Fresh:
         store.append([task()], self.groups, self.trajectories)
         return self
 
@@ -236,7 +232,7 @@ def iterate(
 ) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     sampler = sampler or make_sampler("uniform", 0)
-    fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
+    fresh = Fresh(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
     store.reserve_fresh(fresh)
     drawn = store.draw(replace(request(iteration, count), limits=limits or Limits(successful_only=False)), sampler)
     record = iteration_record(iteration, replay=len(drawn))

@@ -33,11 +33,9 @@ from replay.storage.databases import Location
 from replay.store import ReplayStore
 from replay.ticket_records import EVALUATION, Claim, TicketCounts
 from tests.fakes.engine_server import EngineServer
-from tests.fakes.processes import Program
+from tests.fakes.processes import Program, stat, until
 from tests.fakes.records import policy, tokens, trajectory
 from tests.fakes.runs import SilentDisplay, layered, small_config
-
-LIMIT_S = 60.0
 
 
 def worker_config(
@@ -92,21 +90,20 @@ class IssuedRun:
 
     def until(self, condition: Callable[[TicketCounts], bool], *workers: WorkerProgram) -> TicketCounts:
         """The counts, once they are so."""
-        deadline = time.monotonic() + LIMIT_S
-        while not condition(counts := self.counts):
-            said = [worker.output for worker in workers]
-            assert time.monotonic() < deadline, f"{counts} and {said}"
-            time.sleep(0.02)
-        return counts
+        found: list[TicketCounts] = []
+
+        def holds() -> bool:
+            found.append(self.counts)
+            return condition(found[-1])
+
+        until(holds, lambda: f"{found[-1]} and {[worker.output for worker in workers]}")
+        return found[-1]
 
 
 def stop(pid: int) -> None:
     """Returns once none of its threads runs."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + LIMIT_S
-    while any(path.read_text().rpartition(") ")[2][0] != "T" for path in Path(f"/proc/{pid}/task").glob("*/stat")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(stat(thread)[0] == "T" for thread in Path(f"/proc/{pid}/task").iterdir()))
 
 
 def stop_between_writes(pid: int, location: Location) -> None:
@@ -182,9 +179,7 @@ class MadeRun:
         fresh = loop.collection.collect(planned)
         loop.collection.append(fresh)
         batch = loop.draw(planned, fresh)
-        loop.commit(
-            iteration, batch, UpdateResult({}, {row.trajectory.id: _UNMEASURED for row in batch.rows}, {}), None
-        )
+        loop.commit(iteration, batch, UpdateResult({}, {r.trajectory.id: _UNMEASURED for r in batch.rows}, {}), None)
         self._store.add_policy(policy(iteration, run=self._id))
         self._sample_from(iteration)
 

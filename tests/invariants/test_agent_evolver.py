@@ -14,7 +14,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.gradients import corrected
-from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
+from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -33,12 +33,12 @@ def rows_of(hinted: str, segments: int = 1) -> ScoredBatch:
     There a trajectory is one row; with two `segments` every second one has two.
     """
     rows = []
-    for index, row in enumerate(mixed_rows(fresh=6, replayed=0)):
+    for index, row in enumerate(ragged(fresh=6, replayed=0)):
         *parts, last = row.trajectory.segments[:segments]
         if hinted == "all" or (hinted == "some" and index % 2):
             last = replace(last, behavior_context="hinted")
         rows.append(replace(row, trajectory=replace(row.trajectory, segments=(*parts, last))))
-    return scored_rows(tiny_actor(seed=0), rows, old=tiny_actor(seed=1))
+    return rescore(tiny_actor(seed=0), rows, old=tiny_actor(seed=1))
 
 
 def written(log_probs: Tensor, scored: ScoredBatch, aggregation: str) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.batch_rows import mixed_rows, row, run_config, sampled_by, segment, stored_off_by, tiny_actor, trainer
+from tests.fakes.batch_rows import ragged, row, run_config, sampled_by, segment, stored_off_by, tiny_actor, trainer
 
 
 def test_clip_fraction_of_a_stream_is_that_of_its_own_tokens() -> None:
@@ -24,7 +24,7 @@ def test_clip_fraction_of_a_stream_is_that_of_its_own_tokens() -> None:
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 @pytest.mark.parametrize(
-    ("rows", "mini_batch", "ppo_epochs", "expected"),
+    ("rows", "mini_batch", "epochs", "expected"),
     [
         (9, 9, 1, 1),  # 1 x ceil(9 / 9)
         (9, 4, 1, 3),  # 1 x ceil(9 / 4)
@@ -34,14 +34,12 @@ def test_clip_fraction_of_a_stream_is_that_of_its_own_tokens() -> None:
         (8, 4, 4, 8),  # 4 x ceil(8 / 4)
     ],
 )
-def test_optimizer_steps_are_epochs_times_mini_batches(
-    rows: int, mini_batch: int, ppo_epochs: int, expected: int, algorithm: Any
-) -> None:
+def test_steps_are_epochs_times_batches(rows: int, mini_batch: int, epochs: int, expected: int, algorithm: Any) -> None:
     """ppo_epochs x ceil(batch / mini_batch), of the policy and of a critic, counted by their own optimizers."""
     sections: dict[str, Any] = {"critic": {"train_on": "both"}} if algorithm == "ppo" else {}
-    config = run_config(algorithm=algorithm, batch={"mini_batch": mini_batch, "ppo_epochs": ppo_epochs}, **sections)
+    config = run_config(algorithm=algorithm, batch={"mini_batch": mini_batch, "ppo_epochs": epochs}, **sections)
     learner = trainer(tiny_actor(), config)
-    result = learner.update(mixed_rows(fresh=6, replayed=rows - 6), iteration=1)
+    result = learner.update(ragged(fresh=6, replayed=rows - 6), iteration=1)
     assert result.optimizer_steps == expected
     state = learner.state()
     for of_critic in {False, algorithm == "ppo"}:

@@ -10,7 +10,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
 from agentloop.training.train import train
-from tests.fakes.batch_rows import AUTHORS, gradients, mixed_rows, run_config, scored_rows, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, gradients, ragged, rescore, run_config, tiny_actor
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -26,8 +26,8 @@ def test_scores_and_gradient_of_a_gpu_are_those_of_a_cpu(objective: str, packs: 
     found = []
     for device in ("cpu", "cuda"):
         actor, old = (Actor(copy.deepcopy(model).to(device), packs=packs, compute=EXACT) for model in models)
-        log_probs, entropies = score(actor, build_batch(mixed_rows(), AUTHORS).to(actor.device), max_tokens=60)
-        loss, gradient, _ = gradients(actor, scored_rows(actor, mixed_rows(), old=old), config)
+        log_probs, entropies = score(actor, build_batch(ragged(), AUTHORS).to(actor.device), max_tokens=60)
+        loss, gradient, _ = gradients(actor, rescore(actor, ragged(), old=old), config)
         found.append([part.cpu() for part in (log_probs, entropies, torch.tensor(loss), gradient)])
     for one, other in zip(*found, strict=True):
         assert (other - one).abs().max() <= TOLERANCE * one.abs().max()

@@ -16,16 +16,7 @@ from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    LOSS,
-    aggregated_by,
-    gradients,
-    mixed_rows,
-    run_config,
-    scored_rows,
-    tiny_actor,
-)
+from tests.fakes.batch_rows import AUTHORS, LOSS, aggregated_by, gradients, ragged, rescore, run_config, tiny_actor
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
@@ -58,10 +49,8 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_the_log_probs_and_entropies_of_one_padded_pass(
-    dtype: torch.dtype, tolerance: float, way: str
-) -> None:
-    plain, batch = tiny_actor(dtype), build_batch(mixed_rows(), AUTHORS)
+def test_every_way_has_log_probs_and_entropies_of_one_pass(dtype: torch.dtype, tolerance: float, way: str) -> None:
+    plain, batch = tiny_actor(dtype), build_batch(ragged(), AUTHORS)
     wanted = score(plain, batch, max_tokens=10**6)
     for tokens in (1, 40, 10**6):
         found = score(Actor(plain.model, **WAYS[way]), batch, max_tokens=tokens)
@@ -73,11 +62,9 @@ def test_every_way_has_the_log_probs_and_entropies_of_one_padded_pass(
     ("way", "loss"), [(way, loss) for way in WAYS for loss in LOSSES if way == "padded" or "entropy_coef" in loss]
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_the_gradient_of_one_padded_pass(
-    dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]
-) -> None:
+def test_every_way_has_the_same_gradient(dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]) -> None:
     plain = tiny_actor(dtype)
-    scored = scored_rows(plain, mixed_rows(), old=tiny_actor(dtype, seed=1))
+    scored = rescore(plain, ragged(), old=tiny_actor(dtype, seed=1))
     wanted_loss, wanted, _ = gradients(plain, scored, run_config(loss=loss))
     for tokens in (1, 30, 10**6):
         config = run_config(loss=loss, batch={"micro_batch_tokens": tokens})
@@ -92,7 +79,7 @@ def test_packed_rows_have_the_values_of_padded_ones(shared: bool) -> None:
     for packs in (False, True):
         critic = Critic(Actor(actor.model, packs=packs), shared=shared)
         torch.nn.init.normal_(critic.weights["head"].weight, generator=torch.Generator().manual_seed(3))
-        batch = build_batch(mixed_rows(), AUTHORS)
+        batch = build_batch(ragged(), AUTHORS)
         found.append(critic.values(batch.token_ids, batch.attention_mask, batch.response_mask))
     for one, other in zip(*found, strict=True):
         assert_close(other, one, 1e-10)

@@ -52,7 +52,7 @@ QUICK = (3, 1.5, FALLING)
 
 
 @pytest.mark.parametrize(
-    ("staleness", "samples_per_insert", "replay"),
+    ("staleness", "inserts", "replay"),
     [
         pytest.param(*mode, replay, marks=() if (*mode, replay) == QUICK else pytest.mark.soak)
         for mode in MODES
@@ -60,11 +60,7 @@ QUICK = (3, 1.5, FALLING)
     ],
 )
 def test_every_mode_replays_the_declared_share(
-    tmp_path: Path,
-    server: EngineServer,
-    staleness: int | None,
-    samples_per_insert: float | None,
-    replay: dict[str, Any],
+    tmp_path: Path, server: EngineServer, staleness: int | None, inserts: float | None, replay: dict[str, Any]
 ) -> None:
     """Batches of replayed rows alone are extra: what the mixed ones carry over is not changed by them."""
     config = small_config(
@@ -72,19 +68,19 @@ def test_every_mode_replays_the_declared_share(
         server.models.folder,
         run={"iterations": ITERATIONS},
         replay={**replay, "start": {"iteration": FIRST}},
-        **({} if staleness is None else by_workers(server, staleness, samples_per_insert)),
+        **({} if staleness is None else by_workers(server, staleness, inserts)),
     )
     with made_run(config) as run:
         for _ in range(ITERATIONS):
             batches = run.loop.state.batches
             run.iterate()
-            if samples_per_insert is not None and run.loop.state.batches == batches:
-                assert run.samples <= samples_per_insert * run.counts.done
+            if inserts is not None and run.loop.state.batches == batches:
+                assert run.samples <= inserts * run.counts.done
         counts = run.counts
     found = [Batch(*row) for row in rows(tmp_path / "small-001" / "replay.sqlite", BATCHES)]
     alone = [batch for batch in found if not batch.fresh]
     mixed = [batch for batch in found if batch.fresh]
-    assert (len(alone) > 0) == (samples_per_insert is not None)
+    assert (len(alone) > 0) == (inserts is not None)
     assert all(batch.replay == batch.drawn_replay == 16 for batch in alone)
     off = [Fraction(0)]
     for number, batch in enumerate(mixed, start=1):

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.fakes.batch_rows import LOSS, mixed_rows, run_config, sampled_by, tiny_actor, trainer
+from tests.fakes.batch_rows import LOSS, ragged, run_config, sampled_by, tiny_actor, trainer
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = tuple(ROOT / "agentloop" / name for name in ("learning", "algorithms", "config"))
@@ -15,7 +15,7 @@ def files_of_an_update() -> list[str]:
     """The file of each call into FOLDERS while `Trainer.update` learns from one batch, once for calls in a row."""
     actor, entered = tiny_actor(), list[str]()
     config = run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
-    learner, rows = trainer(actor, config), sampled_by(actor, mixed_rows())
+    learner, rows = trainer(actor, config), sampled_by(actor, ragged())
 
     def called(frame: FrameType, event: str, _: Any) -> None:
         file = Path(frame.f_code.co_filename)

@@ -39,9 +39,7 @@ def with_tokens(store: ReplayStore) -> list[Any]:
     return store.read(ids)
 
 
-def test_columns_of_trajectories_are_those_of_their_records_and_lists(
-    opened: tuple[Buffer, ReplayStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_are_those_of_records(opened: tuple[Buffer, ReplayStore], monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, store = opened
     monkeypatch.setattr(arrow_rows, "BATCH_ROWS", 3)
     assert len(list(buffer.trajectories())) > 5
@@ -49,9 +47,8 @@ def test_columns_of_trajectories_are_those_of_their_records_and_lists(
     listed = {row["id"]: row for row in questions.page(store, Query(), limit=1000)["rows"]}
     assert found.keys() == listed.keys()
     for id, row in listed.items():
-        assert {name: found[id][name] for name in found[id].keys() & row.keys()} == {
-            name: value for name, value in row.items() if name in found[id]
-        }
+        got = {name: found[id][name] for name in found[id].keys() & row.keys()}
+        assert got == {name: value for name, value in row.items() if name in found[id]}
     for whole in with_tokens(store):
         record = {name: known(value) for name, value in vars(whole.record).items() if name in found[whole.id]}
         assert {name: found[whole.id][name] for name in record} == record
@@ -70,17 +67,8 @@ def test_a_view_says_what_the_columns_say(opened: tuple[Buffer, ReplayStore]) ->
 
 def test_lists_of_tokens_are_what_is_stored_and_null_where_it_is_gone(opened: tuple[Buffer, ReplayStore]) -> None:
     buffer, store = opened
-    columns = [
-        "author",
-        "id",
-        "token_id",
-        "loss_mask",
-        "behavior_log_prob",
-        "current_log_prob",
-        "token_drift",
-        "segment",
-    ]
-    rows = {row["id"]: row for row in buffer.trajectories(columns=columns).to_arrow().to_pylist()}
+    named = ["author", "id", "token_id", "loss_mask", "behavior_log_prob", "current_log_prob", "token_drift", "segment"]
+    rows = {row["id"]: row for row in buffer.trajectories(columns=named).to_arrow().to_pylist()}
     whole = {row.id: row for row in with_tokens(store)}
     assert {id for id, row in rows.items() if row["token_id"] is None} == rows.keys() - whole.keys() != set()
     for id, row in whole.items():
@@ -103,9 +91,8 @@ def test_a_row_a_token_or_a_message(opened: tuple[Buffer, ReplayStore]) -> None:
     assert tokens["position"].max() > 0 and tokens["behavior_log_prob"].is_nan().sum() == 0
     said = buffer.messages("'drawer' in text").to_arrow().to_pylist()
     shown = [row for row in with_tokens(store) if any("drawer" in each.content for each in row.messages)]
-    assert {(row["trajectory"], row["position"]): row["content"] for row in said} == {
-        (row.id, at): to_storable(each.content) for row in shown for at, each in enumerate(row.messages)
-    }
+    found = {(row["trajectory"], row["position"]): row["content"] for row in said}
+    assert found == {(row.id, at): to_storable(each.content) for row in shown for at, each in enumerate(row.messages)}
 
 
 def test_what_else_is_asked_is_a_view(opened: tuple[Buffer, ReplayStore]) -> None:

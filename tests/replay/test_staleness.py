@@ -7,7 +7,7 @@ from replay.exchange.teacher import teaching_of
 from replay.questions import Query, Sort
 from replay.sampling.samplers import make_sampler
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, iterate, new_store, policy, request, run_record
+from tests.fakes.records import RUN, a_run, iterate, new_store, policy, request
 
 OTHER = "run-2"
 
@@ -18,7 +18,7 @@ def test_staleness_of_attached_rows_is_unknown_wherever_it_is_asked(tmp_path: Pa
             iterate(earlier, iteration)
             earlier.add_policy(policy(iteration))
     with closing(ReplayStore.create(tmp_path / "replay.sqlite")) as store:
-        store.add_run(run_record(OTHER))
+        store.add_run(a_run(OTHER))
         store.add_policy(policy(0, run=OTHER))
         attach(store, OTHER, "earlier", str(tmp_path / "earlier.sqlite"), teach=teaching_of)
         listed = questions.page(store, Query(RUN, sort=Sort.staleness), limit=100)["rows"]

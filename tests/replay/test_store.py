@@ -11,7 +11,7 @@ from replay.records import GroupRecord, TaskRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.validate import SUMMARY, summarised
 from replay.storage.write import AppendReport
-from tests.fakes.records import AUTHORS, SHORT, group, put, request, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import AUTHORS, SHORT, a_run, group, put, request, sql, task, tokens, trajectory
 
 NAN, INF = float("nan"), float("inf")
 BIG = 2**31
@@ -65,9 +65,7 @@ def test_numbers_that_follow_from_the_tokens_are_filled_in(store: ReplayStore) -
     assert numbers[0] == numbers[1] == [6, 3, 0, 0, -1.0, -1.5]
     assert numbers[2] == [12, 6, 0, 0, -1.0, -1.5]
     assert numbers[3][:4] == [3, 3, 3, 4] and np.isnan(numbers[3][4:]).all()
-    assert repr([row.record for row in summarised(given, AUTHORS)]) == repr(
-        [replace(r, content_hash="") for r in found]
-    )
+    assert repr([r.record for r in summarised(given, AUTHORS)]) == repr([replace(r, content_hash="") for r in found])
     report = store.append([], [], given)
     assert (report.inserted, report.duplicates) == (0, 4)
 
@@ -84,7 +82,7 @@ VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
 
 # SHORT is template, user, llm, llm, env, llm.
 @pytest.mark.parametrize(
-    ("field", "position", "value", "message"),
+    ("field", "position", "value", "said"),
     [
         ("token_ids", 1, -1, r"^segments\[1\].token_ids\[1\] must be >= 0, got -1"),
         ("authors", 0, 99, r"^segments\[1\].authors\[0\] must be a code of the run's author table, got 99"),
@@ -95,10 +93,8 @@ VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
         ("policy_versions", 5, -1, rf"policy_versions\[5{VERSION}"),
     ],
 )
-def test_token_is_refused_by_field_and_position(
-    module_store: ReplayStore, field: str, position: int, value: float, message: str
-) -> None:
-    refuses(module_store, trajectory("a", segments=changed(field, position, value)), message)
+def test_wrong_token_is_refused(module_store: ReplayStore, field: str, position: int, value: float, said: str) -> None:
+    refuses(module_store, trajectory("a", segments=changed(field, position, value)), said)
 
 
 @pytest.mark.parametrize("segments", [(), (Segment(TokenSequence.constant([], 0)),)])
@@ -107,7 +103,7 @@ def test_trajectory_without_tokens_is_refused(module_store: ReplayStore, segment
 
 
 @pytest.mark.parametrize(
-    ("task_given", "group_given", "message"),
+    ("of_task", "of_group", "said"),
     [
         (task(), group(success_rate=1.5), "^success_rate must be less than or equal to 1, got 1.5 in group group-1"),
         (task(), group(reward_std=NAN), "^reward_std must be a finite number"),
@@ -115,11 +111,9 @@ def test_trajectory_without_tokens_is_refused(module_store: ReplayStore, segment
         *((replace(task(), payload={"x": bad}), group(), "^payload must be JSON") for bad in (NAN, {1, 2}, object())),
     ],
 )
-def test_task_or_group_is_refused_by_field(
-    module_store: ReplayStore, task_given: Any, group_given: Any, message: str
-) -> None:
-    with pytest.raises(InvalidRecord, match=message):
-        module_store.append([task_given], [group_given], [])
+def test_task_or_group_is_refused_by_field(module_store: ReplayStore, of_task: Any, of_group: Any, said: str) -> None:
+    with pytest.raises(InvalidRecord, match=said):
+        module_store.append([of_task], [of_group], [])
 
 
 def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
@@ -166,10 +160,10 @@ def test_row_that_disagrees_with_what_is_stored_is_an_error_and_nothing_is_store
 
 
 def test_run_is_added_once_and_keeps_its_authors(store: ReplayStore) -> None:
-    store.add_run(replace(run_record(), code_version="0.2.0"))
-    assert store.run() == run_record()
+    store.add_run(replace(a_run(), code_version="0.2.0"))
+    assert store.run() == a_run()
     with pytest.raises(InvalidRecord, match="^authors_hash must be the stored"):
-        store.add_run(replace(run_record(), authors_hash="0" * 64))
+        store.add_run(replace(a_run(), authors_hash="0" * 64))
 
 
 def test_log_probs_just_above_zero_are_stored_as_zero(store: ReplayStore) -> None:

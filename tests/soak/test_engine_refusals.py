@@ -16,9 +16,7 @@ from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learn
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
-def test_an_engine_that_died_or_stands_still_ends_and_serves_nothing_until_the_next_one_is_proved(
-    tmp_path: Path,
-) -> None:
+def test_an_engine_that_died_or_hangs_ends_and_serves_nothing_until_the_next_one_is_proved(tmp_path: Path) -> None:
     """Through the front door, twice as a launcher would: the next one has its first weights until it is proved."""
     learner = tiny_learner(tmp_path / "model")
     published(tmp_path / "000000", learner)

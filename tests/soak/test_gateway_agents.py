@@ -34,9 +34,7 @@ def folder(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", SEEDS)
-def test_agent_learns_from_what_it_asks(
-    agent: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_learns(agent: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if engine == "vllm" and missing() is not None:
         pytest.skip(str(missing()))
     monkeypatch.setenv("ENGINE_KEY", KEY)

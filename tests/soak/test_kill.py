@@ -30,15 +30,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
-def small_file(folder: Path, model: Path) -> Path:
+def small_file(at: Path, model: Path) -> Path:
     config = small_config(
-        folder / "runs",
-        model,
-        run={"iterations": ITERATIONS},
-        environment={"name": PARITY},
-        checkpoint={"every": EVERY},
+        at / "runs", model, run={"iterations": ITERATIONS}, environment={"name": PARITY}, checkpoint={"every": EVERY}
     )
-    return write_config(config, folder / "small.yaml")
+    return write_config(config, at / "small.yaml")
 
 
 def check_after_kill(moments: Moments, orphans: int) -> int:

@@ -18,12 +18,7 @@ from tests.soak.test_quickstart import evaluations, warmed_up_model, worst_log_p
 from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, missing
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-FIRST_WORDS = {
-    "worker-0": "collecting for",
-    "worker-1": "collecting for",
-    "learner": "resumed",
-    "engine-0": "starting",
-}
+FIRST_WORDS = {"worker-0": "collecting for", "worker-1": "collecting for", "learner": "resumed", "engine-0": "starting"}
 """What each role says once it is back."""
 BACK_S = 30.0
 

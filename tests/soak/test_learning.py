@@ -58,7 +58,7 @@ def test_notebook_reaches_ninety_percent_of_held_out_tasks(seed: int, tmp_path: 
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     script = sources(notebook).replace("../runs/quickstart-001/start", str(warmed_up))
     script = script.replace('"folder": "../runs"', f'"folder": {str(tmp_path)!r}, "seed": {seed}')
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     success = evaluations(tmp_path / "ten-lines-001")
     print(f"seed {seed}: {success[0]:.1%} -> {success[-2]:.1%}, {success[-1]:.1%}")

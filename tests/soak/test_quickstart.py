@@ -24,7 +24,7 @@ def quickstart(folder: Path, *settings: str, config: str = "quickstart") -> dict
     """The command people type; its closing figures."""
     sets = [part for setting in (f"run.folder={folder}", *settings) for part in ("--set", setting)]
     command = [Path(sys.executable).with_name("agentloop"), "train", f"configs/{config}.yaml", "--json", *sets]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -82,9 +82,7 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_killed_rank_ends_the_others_and_resume_goes_on(tmp_path: Path, model: Path, lost: int) -> None:
-    config = small_config(
-        tmp_path / "runs", model, run={"iterations": 4 * ITERATIONS}, compute={"rank_timeout_s": 20.0}
-    )
+    config = small_config(tmp_path / "runs", model, run={"iterations": 4 * ITERATIONS}, compute={"rank_timeout_s": 20})
     file = write_config(config, tmp_path / "small.yaml")
     run = tmp_path / "runs" / "small-001"
     launched = torchrun(file)

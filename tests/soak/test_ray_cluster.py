@@ -26,9 +26,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("killed", ["command", "actor"])
-def test_each_role_comes_back_after_kill_9_and_all_leave_with_the_learner(
-    killed: str, cluster: str, tmp_path: Path
-) -> None:
+def test_each_role_comes_back_after_kill_9_and_leaves_at_the_end(killed: str, cluster: str, tmp_path: Path) -> None:
     file = write_roles(tmp_path, ray={"address": cluster})
     with Launch(file, "--on", "ray") as launch:
         run = launch.run

@@ -47,14 +47,12 @@ def test_advantages_follow_the_formula_of_their_algorithm(algorithm: str) -> Non
     for size in [2, 3, 5, 8, 33] * 4:
         rewards = (rng.normal(size=size) * 10.0 ** rng.integers(-3, 4)).tolist()
         lengths = rng.integers(1, 500, size).tolist()
-        members = [Member(r, n) for r, n in zip(rewards, lengths, strict=True)]
-        expected = rewards
+        group = [Member(r, n) for r, n in zip(rewards, lengths, strict=True)]
+        want = rewards
         if algorithm != "reinforce":
             kind = {"reinforce++": "grpo", "reinforce++_baseline": "dr_grpo"}.get(algorithm, algorithm)
-            expected = [
-                written_out(own, [o for o in members if algorithm != "rloo" or o is not own], kind) for own in members
-            ]
-        assert of_group(algorithm, rewards, lengths) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            want = [written_out(own, [o for o in group if algorithm != "rloo" or o is not own], kind) for own in group]
+        assert of_group(algorithm, rewards, lengths) == pytest.approx(want, rel=1e-9, abs=1e-12)
 
 
 def opob(rewards: Sequence[float], lengths: Sequence[int], weights: Sequence[float]) -> list[float]:
@@ -181,9 +179,7 @@ def measured(members: list[Member], baseline: ReplayBaseline, algorithm: str = "
         ("leave_one_out", [1 - 2.25 / 5, -3.25 / 5, -3.25 / 5, 1 - 2.25 / 5], [1 - 2.25 / 5, 0.25 - 3 / 5]),
     ],
 )
-def test_baseline_compares_with_whom_it_names(
-    baseline: ReplayBaseline, fresh: list[float], replayed: list[float]
-) -> None:
+def test_baseline_compares_those_it_names(baseline: ReplayBaseline, fresh: list[float], replayed: list[float]) -> None:
     found = measured([*FRESH, *REPLAYED, OTHER], baseline)
     assert found == pytest.approx([*fresh, *replayed, 0.0], abs=1e-15)
 

@@ -38,9 +38,7 @@ def written(
     ratios: list[float] = []
     units = units_of(mask, trajectory, how.level)
     for unit in units:
-        drifts = [
-            min(20.0, max(-20.0, old[place] - behavior[place])) for place in unit if math.isfinite(behavior[place])
-        ]
+        drifts = [min(20.0, max(-20.0, old[i] - behavior[i])) for i in unit if math.isfinite(behavior[i])]
         log = math.fsum(drifts)
         if how.mean == "geometric" and drifts:
             log /= len(drifts)

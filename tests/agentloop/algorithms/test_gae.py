@@ -28,9 +28,7 @@ def brute_force(
     """A_k = sum_{l=0}^{K-1-k} (g lam)^l (r_{k+l} + g V_{k+l+1} - V_{k+l}), each sum anew."""
     result = [[0.0] * rewards.shape[1] for _ in range(len(owners))]
     for n in range(len(last)):
-        cells = [
-            (i, t) for i in range(len(owners)) if owners[i] == n for t in range(rewards.shape[1]) if bool(mask[i, t])
-        ]
+        cells = [(i, t) for i in range(len(owners)) if owners[i] == n for t in range(rewards.shape[1]) if mask[i, t]]
         r = [rewards[c].item() for c in cells]
         v = [values[c].item() for c in cells] + [last[n].item()]
         for k, (i, t) in enumerate(cells):

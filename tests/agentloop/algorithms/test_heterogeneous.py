@@ -34,21 +34,21 @@ def test_each_stream_has_the_loss_and_gradient_of_its_own_objective(
 ) -> None:
     rows = random_rows(0)
     replayed = rows.trajectory % 2 == 1
-    weights = np.random.default_rng(1).uniform(0, 2, rows.mask.shape) if weighted else np.ones(rows.mask.shape)
+    scale = np.random.default_rng(1).uniform(0, 2, rows.mask.shape) if weighted else np.ones(rows.mask.shape)
     expected = [np.zeros(rows.mask.shape), np.zeros(rows.mask.shape)]
-    for (name, options), chosen in ((fresh, ~replayed), (replay, replayed)):
-        for total, part in zip(
-            expected, written(name, replace(rows, mask=rows.mask & chosen[:, None]), options), strict=True
+    for (name, options), own in ((fresh, ~replayed), (replay, replayed)):
+        for one, add in zip(
+            expected, written(name, replace(rows, mask=rows.mask & own[:, None]), options), strict=True
         ):
-            total += part * weights
+            one += add * scale
     carried = torch.tensor(rows.log_probs, requires_grad=True)
     result = heterogeneous_loss(
         rows.inputs(carried),
         [
-            (torch.tensor(chosen), StreamLoss(objective(name, **options)))
-            for (name, options), chosen in ((fresh, ~replayed), (replay, replayed))
+            (torch.tensor(own), StreamLoss(objective(name, **options)))
+            for (name, options), own in ((fresh, ~replayed), (replay, replayed))
         ],
-        importance_weights=torch.tensor(np.where(rows.mask, weights, np.nan)) if weighted else None,
+        importance_weights=torch.tensor(np.where(rows.mask, scale, np.nan)) if weighted else None,
     )
     (gradient,) = torch.autograd.grad(result.loss.sum(), carried)
     np.testing.assert_allclose(result.loss.detach().numpy(), expected[0], rtol=1e-6, atol=1e-14)
@@ -56,9 +56,7 @@ def test_each_stream_has_the_loss_and_gradient_of_its_own_objective(
     assert np.count_nonzero(expected[1]) > 50
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("luffy", {"gamma": 0.1}), ("bc", {"coef": 2.0, "weighting": "uniform"})]
-)
+@pytest.mark.parametrize(("name", "options"), [("luffy", {"gamma": 0.1}), ("bc", {"coef": 2, "weighting": "uniform"})])
 def test_tokens_of_unknown_behavior_get_the_objective_for_missing_log_probs(name: str, options: Any) -> None:
     """The others' trajectory ratio is over the known ones alone."""
     rows = random_rows(2)
@@ -128,9 +126,7 @@ def aggregate(mask: torch.Tensor = MASK, **changes: Any) -> float:
         ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10, 0.7 + 0.5 * 5.6),
     ],
 )
-def test_aggregation_equals_hand_computed_values(
-    mode: str, norm_length: float | None, joint: float, per_stream: float
-) -> None:
+def test_aggregation_equals_hand_values(mode: str, norm_length: float | None, joint: float, per_stream: float) -> None:
     """One denominator for both streams, or one each, and half the weight for the replayed one."""
     assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(joint, abs=1e-12)
     apart = aggregate(mode=mode, norm_length=norm_length, normalise="per_stream", replay_weight=0.5)

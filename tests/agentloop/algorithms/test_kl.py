@@ -32,11 +32,9 @@ def test_kl_loss_and_gradient_equal_the_written_formula(estimator: Estimator, gr
     rng = np.random.default_rng(5)
     log_p, ref, anchor = (-rng.uniform(0, 30, 300) for _ in range(3))
     mask = torch.from_numpy(rng.random(300) < 0.7)
-    current = torch.tensor(log_p, requires_grad=True)
-    tokens = kl_loss(
-        current, torch.tensor(ref), mask, anchors=torch.tensor(anchor), estimator=estimator, gradient=gradient
-    )
-    (slopes,) = torch.autograd.grad(tokens.sum(), current)
+    now = torch.tensor(log_p, requires_grad=True)
+    tokens = kl_loss(now, torch.tensor(ref), mask, anchors=torch.tensor(anchor), estimator=estimator, gradient=gradient)
+    (slopes,) = torch.autograd.grad(tokens.sum(), now)
     for i in range(300):
         value = slope = 0.0
         if mask[i]:
@@ -85,9 +83,7 @@ def mean_gradient(estimator: Estimator, gradient: KlGradient, *, sampled_by: str
         ("k3", "importance", "another policy"),
     ],
 )
-def test_gradient_correct_forms_have_the_gradient_of_the_kl(
-    estimator: Estimator, gradient: KlGradient, sampled_by: str
-) -> None:
+def test_gradient_correct_forms_have_the_kl_slope(estimator: Estimator, gradient: KlGradient, sampled_by: str) -> None:
     bias, found, wanted = mean_gradient(estimator, gradient, sampled_by=sampled_by)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
     assert float(wanted.abs().max()) > 0.1

@@ -48,9 +48,7 @@ def test_configuration_and_registry_name_the_same_objectives() -> None:
 
 @pytest.mark.parametrize("equal_advantages", [True, False])
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_objective_and_its_gradient_equal_the_written_formula(
-    name: str, options: dict[str, Any], equal_advantages: bool
-) -> None:
+def test_objective_and_gradient_equal_the_formula(name: str, options: dict[str, Any], equal_advantages: bool) -> None:
     for seed in range(3):
         rows = random_rows(seed, equal_advantages=equal_advantages)
         result, gradient = evaluated(name, rows, options)
@@ -63,9 +61,7 @@ def test_objective_and_its_gradient_equal_the_written_formula(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_masked_tokens_have_exactly_zero_loss_and_gradient(
-    name: str, options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_masked_tokens_have_zero_loss_and_gradient(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Whatever stands there: NaN, infinity, a log-prob 95 nats off; in log-probs too."""
     rows = random_rows(5)
     wild = np.random.default_rng(0).choice([np.nan, np.inf, -np.inf, -95.0, 95.0], rows.log_probs.shape)
@@ -88,10 +84,8 @@ def test_input_that_requires_grad_and_must_not_raises(field: str) -> None:
         replace(inputs, **{field: getattr(inputs, field).clone().requires_grad_()})
 
 
-def one_token(log_prob: float, anchor: float, advantage: float) -> Rows:
-    return Rows(
-        np.array([[log_prob]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0])
-    )
+def one_token(now: float, anchor: float, advantage: float) -> Rows:
+    return Rows(np.array([[now]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0]))
 
 
 LN2 = math.log(2)

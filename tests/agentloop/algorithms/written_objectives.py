@@ -140,10 +140,8 @@ def _dppo_kl(t: Token, *, divergence_low: float, divergence_high: float, ratio_h
     """The two outcomes of a coin, this token or another one, summed one by one."""
     now, then = math.exp(t.l), math.exp(t.anchor)
     coin = ((then, now), (max(-math.expm1(t.anchor), 1e-8), max(-math.expm1(t.l), 1e-8)))
-    divergence = math.fsum(q * math.log(q / p) for q, p in coin)
-    left = (t.a > 0 and now > then and divergence > divergence_high) or (
-        t.a < 0 and now < then and divergence > divergence_low
-    )
+    far = math.fsum(q * math.log(q / p) for q, p in coin)
+    left = (t.a > 0 and now > then and far > divergence_high) or (t.a < 0 and now < then and far > divergence_low)
     w = min(t.r, ratio_high)
     return (0.0, 0.0) if left else (-w * t.a * t.l, -w * t.a)
 

@@ -10,8 +10,7 @@ GIB = 1024**3
 
 
 @pytest.mark.parametrize(
-    ("free", "kind", "status"),
-    [(1.9, "ext4", "warn"), (2.1, "ext4", "ok"), (2.1, "nfs4", "warn"), (3.0, "tmpfs", "ok")],
+    "free, kind, status", [(1.9, "ext4", "warn"), (2.1, "ext4", "ok"), (2.1, "nfs4", "warn"), (3.0, "tmpfs", "ok")]
 )
 def test_disk_is_judged_by_its_room_and_its_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, kind: str, status: str

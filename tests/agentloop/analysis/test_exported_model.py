@@ -44,9 +44,7 @@ def trained(run: Path) -> PreTrainedModel:
     return load_policy(config, config.model.path, saved=run / "checkpoints" / "000003" / "model").model
 
 
-def test_exported_weights_are_those_of_the_last_checkpoint_or_of_the_asked_version(
-    run: Path, tmp_path: Path, qwen2: Path
-) -> None:
+def test_exported_weights_are_the_last_checkpoints_or_of_the_version(run: Path, tmp_path: Path, qwen2: Path) -> None:
     mine, first = export_run(run, tmp_path / "mine"), export_run(run, tmp_path / "first", policy=0)
     mask = os.umask(0)
     os.umask(mask)

@@ -47,12 +47,10 @@ def written(run: TrainResult, file: Path, where: str, *, version: str | None = N
 
 
 def stored(run: TrainResult, where: str) -> list[list[dict[str, Any]]]:
-    found = rows(
-        run.folder / "replay.sqlite", f"select id from trajectories where {where} order by iteration, slot, id"
-    )
+    ids = rows(run.folder / "replay.sqlite", f"select id from trajectories where {where} order by iteration, slot, id")
     with closing(run.buffer()) as store:
-        said = {row.id: row.messages for row in store.read([id for (id,) in found])}
-    return [[to_template(message) for message in said[id]] for (id,) in found]
+        said = {row.id: row.messages for row in store.read([id for (id,) in ids])}
+    return [[to_template(message) for message in said[id]] for (id,) in ids]
 
 
 def read(file: Path) -> list[list[dict[str, Any]]]:

@@ -132,9 +132,7 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path, envir
     assert message in refusal and "--resume" not in refusal
 
 
-def test_model_and_the_newest_policy_of_a_run_play_in_an_environment_or_by_a_whole_file(
-    shell: Shell, tmp_path: Path, qwen2: Path
-) -> None:
+def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
     settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
     train(settings, display=SilentDisplay())
     config = tmp_path / functions(tmp_path, "right")

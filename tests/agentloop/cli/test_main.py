@@ -63,9 +63,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory, config_file: Path) -> subprocess.CompletedProcess[str]:
     """A run from a shell, with --json; `args[0]` is where it stood."""
     folder = tmp_path_factory.mktemp("finished")
-    done = subprocess.run(
-        [PROGRAM, "train", config_file, "--json"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([PROGRAM, "train", config_file, "--json"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return subprocess.CompletedProcess([str(folder)], done.returncode, done.stdout, done.stderr)
 
@@ -136,7 +134,7 @@ _EVALUATIONS = "select value from metrics where name = 'eval/success' order by i
 
 
 @pytest.mark.slow
-def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
+def test_stdout_is_json_alone_and_stderr_plain_lines(
     finished: subprocess.CompletedProcess[str], standing: Path
 ) -> None:
     result = json.loads(finished.stdout)
@@ -175,9 +173,7 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
         (6, "12.5 % (5-26) -> 75.0 % (60-86)"),
     ],
 )
-def test_train_says_of_which_iteration_its_success_is(
-    last: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/a-001")
     closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None, 6)
     assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"
@@ -192,9 +188,7 @@ def test_train_says_of_which_iteration_its_success_is(
         (0.375, 0.325, (), "train", "replay.fraction=0.5"),
     ],
 )
-def test_train_advises_what_fits_how_the_run_went(
-    before: float, after: float, troubles: tuple[str, ...], command: str, setting: str
-) -> None:
+def test_advice_fits_a_run(before: float, after: float, troubles: tuple[str, ...], command: str, setting: str) -> None:
     folder = Path("runs/a-001")
     result = TrainResult(folder, 6, before, after, folder / "report.html", 6, 40, 0, troubles)
     found = next_run(Path("a.yaml"), ["run.seed=1"], RunConfig(), result)
@@ -224,9 +218,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
 
-def test_program_names_itself_as_it_was_called_where_it_is_not_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_off_the_path_names_itself_as_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [".venv/bin/agentloop", "train"])
     assert program() == ".venv/bin/agentloop"
@@ -253,9 +245,7 @@ def test_evaluate_repeats_the_evaluations_of_training_and_takes_other_tasks(
     asked = ["evaluate", "--tasks", "3", "--samples", "6"]
     _, output, _ = shell.type(asked, standing)
     first, success, titles, *lines = output.splitlines()
-    assert first.startswith(
-        "evaluated: runs/small-001: policy 3 (runs/small-001/checkpoints/000003/model), environment "
-    )
+    assert first.startswith("evaluated: runs/small-001: policy 3 (runs/small-001/checkpoints/000003/model), environ")
     assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", success)
     assert titles.split() == ["value", "from", "to", "95", "%", "interval"]
     assert [line.split()[0] for line in lines[:4]] == ["pass@1", "pass@2", "pass@4", "pass@6"]

@@ -116,18 +116,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "--config", "bare.yaml"], "--model must be given where model.path of bare.yaml is null, got neither"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
-    (
-        training("model.path=vast"),
-        f"{NO_MODEL}, got 'vast' (RuntimeError: Storage size calculation overflowed with size",
-    ),
+    (training("model.path=vast"), f"{NO_MODEL}, got 'vast' (RuntimeError: Storage size calculation overflowed with"),
     (training("model.path=headless"), f"{NO_MODEL}, got 'headless' (ZeroDivisionError: integer division"),
     (training("model.path=nested"), f"{NO_MODEL}, got 'nested' (RecursionError: maximum recursion depth exceeded"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
     (training("model.path=listed"), f"{NO_MODEL}, got 'listed/model.safetensors.index.json' (TypeError: list indices"),
-    (
-        training("model.path=elsewhere"),
-        "model.path must have its weights in .safetensors files of its own folder, got '../a.bin' in elsewhere/model",
-    ),
+    (training("model.path=elsewhere"), "model.path must have its weights in .safetensors files of its own folder, got"),
     (training("model.path=blank"), "model.path must have a fast tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
@@ -166,11 +160,7 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
     assert not any((standing / "new").glob("*"))
 
 
-def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("replay:\n  fracton: 0.2\n")
-    said = "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"
-    assert shell.refusal(["train", "run.yaml"], tmp_path) == said
-    assert not (tmp_path / "runs").exists()
+def test_run_must_be_given_where_there_is_none(shell: Shell, tmp_path: Path) -> None:
     for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
 
@@ -188,7 +178,7 @@ def test_folder_of_somebody_else_s_is_no_place_for_a_run(shell: Shell, tmp_path:
 def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
     """In a process of its own: transformers would print a report of the weights here."""
     command = [PROGRAM, *training("model.path=wide")]
-    done = subprocess.run(command, cwd=standing, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=standing, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, line.startswith("agentloop: model.path must hold weights of the shapes")) == (2, True)
 

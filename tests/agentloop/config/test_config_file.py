@@ -66,9 +66,7 @@ def test_scalars_are_read_by_yaml_1_2(tmp_path: Path, text: str, value: object) 
         "a: '\n" * 10,
     ],
 )
-def test_load_config_refuses_hostile_yaml_at_once(
-    tmp_path: Path, text: str, libyaml: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_yaml_ends_at_once(tmp_path: Path, text: str, libyaml: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not libyaml:
         monkeypatch.delattr(yaml, "CBaseLoader")
     importlib.reload(strict_yaml)
@@ -149,9 +147,7 @@ def test_defaults_that_depend_on_the_model_are_explained_and_shown() -> None:
 
 
 def test_value_that_a_file_leaves_to_the_command_line_must_be_given() -> None:
-    with pytest.raises(
-        UserError, match=r"model\.yaml:\d+: model\.path must be given, got \?\?\?\. Add --set model.path="
-    ):
+    with pytest.raises(UserError, match=r"model\.yaml:\d+: model\.path must be given, got \?\?\?\. Add --set model"):
         load_config(CONFIGS / "model.yaml")
 
 

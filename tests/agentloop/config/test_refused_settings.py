@@ -22,6 +22,8 @@ ROWS = (
 )
 POOL = "environment.task_pool=50; batch={trajectories: 32, group_size: 8, mini_batch: 16}; "
 HINT, PPO, TURN = "context.strategy=hint; ", "algorithm=ppo; ", "advantage.credit=turn; "
+CRITIC, UNKNOWN = "critic.optimizer.", "loss.replay.missing_log_probs="
+CLIP = "context.strategy=clip_tool_results; context.options="
 FUNCTION, ROUNDS = "advantage.function=a.py:f; ", "rollout.dynamic_sampling_rounds=1; "
 ZERO = "replay.complete_zero_variance=true; "
 TRAINED = "context.authors=[{name: human_edit, action: true, trained: true}]; "
@@ -31,10 +33,7 @@ HINDSIGHT = "replay={fraction: 0.5, hindsight: {enable: true}, sources: {hindsig
 
 REFUSED = [
     # without effect
-    (
-        "batch.group_size=1",
-        "batch.group_size must be above 1 when algorithm is grpo, by which members of a group are com",
-    ),
+    ("batch.group_size=1", "batch.group_size must be above 1 when algorithm is grpo, by which members of a group are"),
     ("collection.max_staleness=1", "collection.max_staleness must be left at 0 when collection.by is loop, got 1. It"),
     ("advantage.turn_gamma=0.9", "advantage.turn_gamma must be left at 1.0 when advantage.credit is trajectory, got "),
     ("critic.gamma=0.9", "critic.gamma must be left at 1.0 when algorithm is grpo, got 0.9. It would change nothing"),
@@ -48,10 +47,7 @@ REFUSED = [
     ("loss.hinted={}", "loss.hinted must be left at null when context.strategy is linear"),
     ("loss.norm_length=7.0", "loss.norm_length must be left at null when loss.aggregation is token-mean, got 7.0"),
     ("optimizer.momentum=0.5", "optimizer.momentum must be left at 0.95 when optimizer.name is adamw"),
-    (
-        f"{PPO}critic.optimizer.name=adafactor; critic.optimizer.momentum=0.5",
-        "critic.optimizer.momentum must be left at 0.95 when critic.optimizer.name is adafactor",
-    ),
+    (f"{PPO}{CRITIC}name=adafactor; {CRITIC}momentum=0.5", f"{CRITIC}momentum must be left at 0.95 when {CRITIC}name"),
     ("replay.weight=2", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
     ("reward.on_error=drop", "reward.on_error must be left at stop when reward.functions is [], got drop"),
     ("reward.overlong.penalty=2", "reward.overlong.penalty must be left at 1.0 when reward.overlong.buffer is null"),
@@ -102,10 +98,7 @@ REFUSED = [
     (f"{POOL}tasks.data=x.jsonl", "environment.task_pool must be unlimited when tasks.data is x.jsonl, got 50"),
     # more than two, or numbers that are compared
     (f"{TURN}replay.fraction=0.5", "replay.baseline must not be stored when advantage.credit is turn"),
-    (
-        f"{TURN}replay.negative_weight=0.5; loss.replay.missing_log_probs=bc",
-        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc",
-    ),
+    (f"{TURN}replay.negative_weight=0.5; {UNKNOWN}bc", "replay.negative_weight must be 1 when advantage.credit is t"),
     ("replay.fraction=0.5; replay.baseline=shared", "environment.task_pool must be a number when replay.baseline is s"),
     ("tasks.shuffle=false", "environment.task_pool must be a number when tasks.shuffle is false"),
     ("tasks={data: x.jsonl, held_out: train}", "tasks.held_out must be another split than the one that is trained on"),
@@ -121,6 +114,7 @@ REFUSED = [
         (f"engine.urls=['{url}']", "each of engine.urls must be http://HOST:PORT or https://")
         for url in ("a:8000", "ftp://a", "http://", "http://a?x=1", "http://a:port", "")
     ),
+    (f"{VLLM}engine.urls=['http://me:hunter2@a:8000']", "engine.urls must hold no user and no password, got a URL wi"),
     ("kl={target: 0.1, reward_coef: 0.1, horizon: 100}", "kl.horizon must be at least batch.trajectories (128)"),
     ("loss.fresh.correction={kind: mask, ratio_low: 3}", "loss.fresh.correction must have ratio_low of at most ratio_"),
     (f"{HINT}loss.fresh.anchor=behavior", "loss.fresh.anchor must be old when context.strategy is hint"),
@@ -193,10 +187,7 @@ REFUSED = [
     ("context.strategy=sliding_window", "context.options must give 'budget', which strategy sliding_window needs"),
     ("context={strategy: sliding_window, options: {budget: 1.5}}", "context.options.budget must be a valid integer, g"),
     ("context={strategy: sliding_window, options: {budget: 0}}", "context.options.budget must be at least 1 token, go"),
-    (
-        "context={strategy: clip_tool_results, options: {budget: 9, order: newest}}",
-        "context.options.order must be 'oldest' or 'largest', got 'newest'.",
-    ),
+    (f"{CLIP}{{budget: 9, order: newest}}", "context.options.order must be 'oldest' or 'largest', got 'newest'."),
     ("context.strategy=slidingwindow", "context.strategy must be linear, linear_think, sliding_window, "),
     ("context.parser=hermess", "context.parser must be a built-in parser or path/to/file.py:ClassName, got 'hermess'."),
     ("context.authors=[{name: llm}]", "context.authors must have names of their own, got 'llm' twice."),
@@ -221,12 +212,6 @@ def test_settings_that_can_not_be_meant_are_refused_by_name(given: str, message:
     assert "\n" not in str(refused.value) and "ter2" not in str(refused.value)
 
 
-def test_url_with_a_password_is_refused_without_showing_it() -> None:
-    with pytest.raises(UserError) as refused:
-        loaded("engine.urls=[http://me:hunter2@a:8000]")
-    assert "hunter2" not in str(refused.value)
-
-
 def test_rules_are_about_keys_that_there_are() -> None:
     named = [key for keys, other, _ in conflicts.NO_EFFECT for key in (*keys.split(), other)]
     named += [key for key, _, other, *_ in conflicts.EXCLUDED for key in (key, other)]
@@ -247,7 +232,7 @@ def test_rules_are_about_keys_that_there_are() -> None:
         "loss.fresh.correction=v_trace",
         "kl={loss_coef: 0.0, loss_estimator: k1, loss_gradient: importance}",  # a sweep through zero
         HINT,
-        f"{HINT}replay.fraction=0.5; loss.replay.missing_log_probs=recompute",
+        f"{HINT}replay.fraction=0.5; {UNKNOWN}recompute",
         f"{HINT}replay.fraction=0.5; loss.replay.objective=bc",
         f"{HINT}replay.fraction=0.5; loss.replay.anchor=old",
         f"{TRAINED}replay.fraction=0.5; loss.replay.anchor=old",

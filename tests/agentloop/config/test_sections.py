@@ -12,7 +12,6 @@ from agentloop.config.config_file import load_config, to_plain
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
-from agentloop.learning.gradients import stream_losses
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import stop_strings
@@ -20,7 +19,7 @@ from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from replay.config import StoredConfig
 from replay.questions.preview import as_yaml, changed
-from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
+from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
 
@@ -46,10 +45,8 @@ def test_strategy_is_made_with_its_options() -> None:
 
 
 def test_registered_authors_follow_the_built_in_ones() -> None:
-    section = ContextSection.model_validate(
-        {"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]}
-    )
-    table = section.author_table()
+    made = ContextSection.model_validate({"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]})
+    table = made.author_table()
     assert [author.name for author in table.authors[-2:]] == ["judge", "subagent:planner"]
     assert table.code("judge") == len(ContextSection().author_table().authors)
     assert (table.authors[-2].action, table.authors[-2].shown, table.authors[-1].shown) == (False, False, True)
@@ -97,17 +94,9 @@ REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, be
     ("options", "registered", "refused"),
     [
         ({}, REGISTERED, None),
-        (
-            {},
-            (),
-            ":Judged.make_task must return messages that can open an episode, got one: author must .*, got 'judge'",
-        ),
+        ({}, (), ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"),
         ({"author": "human_edt"}, REGISTERED, "author must be one of .*, judge, human_edit, got 'human_edt'"),
-        (
-            {"role": "user"},
-            REGISTERED,
-            "role must be assistant for author 'human_edit', .* .action: true., got 'user'",
-        ),
+        ({"role": "user"}, REGISTERED, "role must be assistant for author 'human_edit', .*action: true., got 'user'"),
     ],
 )
 def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
@@ -133,9 +122,7 @@ def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
         (["objective={name: ppo_clip}"], {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
     ],
 )
-def test_options_of_one_objective_do_not_follow_another_one(
-    tmp_path: Path, overrides: list[str], objective: dict[str, Any]
-) -> None:
+def test_options_stay_with_their_own_objective(tmp_path: Path, overrides: list[str], objective: dict[str, Any]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("loss: {replay: {objective: {name: ppo_clip, clip_high: 0.6}}}")
     replay = load_config(path, [f"loss.replay.{override}" for override in overrides]).loss.replay
@@ -172,7 +159,7 @@ def own(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
 
 def test_objective_of_ones_own_is_trained_with_its_options(tmp_path: Path) -> None:
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
-    scored = scored_rows(actor, mixed_rows(), old=old)
+    scored = rescore(actor, ragged(), old=old)
     expected = gradients(actor, scored, run_config(loss={"replay": {"objective": "surrogate"}}))
     found = gradients(actor, scored, run_config(loss={"replay": own(tmp_path, "tempered")}))
     assert found[0] == pytest.approx(expected[0], rel=1e-12)
@@ -190,19 +177,14 @@ def test_objective_of_ones_own_is_trained_with_its_options(tmp_path: Path) -> No
         ("summed", r"loss.replay.objective \(summed\) must return a loss per token, .* got shape \[\]"),
         ("wordy", r"loss.replay.objective \(wordy\) must return a loss per token, .* got str"),
         ("broken", r"loss.replay.objective \(broken\) must take an ObjectiveInput .* got KeyError: 'weights'"),
+        ("temperd", "loss.replay.objective must name a function of .* Did you mean tempered"),
     ],
 )
 def test_objective_of_ones_own_that_is_none_is_refused(tmp_path: Path, name: str, message: str) -> None:
     actor = tiny_actor()
     with pytest.raises(UserError, match=message):
         config = run_config(loss={"replay": own(tmp_path, name)})
-        gradients(actor, scored_rows(actor, mixed_rows(), old=actor), config)
-
-
-def test_objective_that_its_file_lacks_is_refused_before_training(tmp_path: Path) -> None:
-    config = run_config(loss={"replay": own(tmp_path, "temperd")})
-    with pytest.raises(UserError, match="loss.replay.objective must name a function of .* Did you mean tempered"):
-        stream_losses(config.loss)
+        gradients(actor, rescore(actor, ragged(), old=actor), config)
 
 
 def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> RunConfig:

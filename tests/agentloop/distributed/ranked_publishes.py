@@ -17,7 +17,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, shard
 from agentloop.training.policies.engine_publisher import Prober
 from agentloop.training.policies.publish import write_published
-from tests.fakes.batch_rows import AUTHORS, mixed_rows
+from tests.fakes.batch_rows import AUTHORS, ragged
 from tests.fakes.ranks import forked_ranks
 from tests.fakes.runs import small_config
 
@@ -50,7 +50,7 @@ def publish_twice(folder: Path, name: str, ranks: Ranks) -> None:
     actor = Actor(loaded.model, compute=chosen.compute)
     leader = RankedTrainer(spec, ranks, actor, samples=False, reference=None)
     publish(folder / name / "two", loaded, leader.weights)
-    leader.update(mixed_rows(fresh=4, replayed=1), iteration=1)
+    leader.update(ragged(fresh=4, replayed=1), iteration=1)
     publish(folder / name / "two-updated", loaded, leader.weights)
     copy = loaded_policy(folder, name)
     leader.weights.copy_to(copy.model)

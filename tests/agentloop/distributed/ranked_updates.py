@@ -17,7 +17,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.policy_weights import PolicyWeights, shard
 from replay.records import BatchRow
-from tests.fakes.batch_rows import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, LOSS, ragged, run_config, tiny_actor
 from tests.fakes.ranks import forked_ranks
 
 UPDATES = 6
@@ -37,7 +37,7 @@ def config() -> RunConfig:
 
 
 def batch(update: int) -> list[BatchRow]:
-    return mixed_rows(fresh=3 + 3 * (update % 3), replayed=1 + update % 4)
+    return ragged(fresh=3 + 3 * (update % 3), replayed=1 + update % 4)
 
 
 def learner(actor: Actor, ranks: Ranks = ALONE) -> Trainer:

@@ -50,19 +50,16 @@ def log_probs_of(folder: Path) -> list[tuple[float, ...]]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_publish_the_files_of_one(published: Path, tmp_path: Path, name: str) -> None:
-    loaded = loaded_policy(published, name)
+    loaded, made = loaded_policy(published, name), published / name
     publish(tmp_path / "one", loaded, PolicyWeights(loaded.model))
-    for two, one in (
-        (published / name / "two", tmp_path / "one"),
-        (published / name / "two-updated", published / name / "one-updated"),
-    ):
+    for two, one in ((made / "two", tmp_path / "one"), (made / "two-updated", made / "one-updated")):
         ours, theirs = bytes_of(two), bytes_of(one)
         assert ours.keys() == theirs.keys()
         assert [file for file in ours if ours[file] != theirs[file] and file != RECORD] == []
         # A sharded pass multiplies the same whole weights, which may lie otherwise in memory.
         for found, wanted in zip(log_probs_of(two), log_probs_of(one), strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
-    assert read_published(published / name / "two").sha256 != read_published(published / name / "two-updated").sha256
+    assert read_published(made / "two").sha256 != read_published(made / "two-updated").sha256
 
 
 def test_two_ranks_write_several_files_as_one_does(published: Path, tmp_path: Path) -> None:
@@ -77,12 +74,7 @@ def test_two_ranks_write_several_files_as_one_does(published: Path, tmp_path: Pa
 def test_streamed_file_is_that_of_safetensors(tmp_path: Path) -> None:
     kinds = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.float64]
     tensors = {f"layer.{place}": torch.arange(15).view(3, 5).to(kind) for place, kind in enumerate(kinds)}
-    tensors |= {
-        "a": torch.ones(3),
-        "é": torch.zeros(1),
-        "none": torch.zeros(0, 2),
-        "z": torch.ones(2, dtype=torch.int64),
-    }
+    tensors |= {"a": torch.ones(3), "é": torch.zeros(1), "none": torch.zeros(0, 2), "z": torch.arange(2)}
     stream_tensors(tmp_path / "ours", tensors, ALONE)
     save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()

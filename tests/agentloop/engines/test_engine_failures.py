@@ -42,10 +42,8 @@ Script = list[str | Completion | GenerationFailed]
 
 
 def actors(generator: Generator, environment: str = "Graded") -> Actors:
-    factory: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
-    return Actors(
-        RunEnvironments.of_one(factory), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB
-    )
+    kind: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
+    return Actors(RunEnvironments.of_one(kind), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB)
 
 
 def collected(*groups: list[Script]) -> Collected:
@@ -89,9 +87,7 @@ def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: 
     ("bad", "problem"),
     [(LOST, "HTTP 500"), (Completion((40, VOCAB), (-1.0, -1.0), 0), f"token {VOCAB} of a vocabulary of {VOCAB}")],
 )
-def test_reply_that_cannot_be_recorded_ends_the_episode_and_nothing_of_it_is_stored(
-    bad: Completion | GenerationFailed, problem: str
-) -> None:
+def test_reply_that_cannot_be_recorded_ends_its_episode_alone(bad: Completion | GenerationFailed, problem: str) -> None:
     ended = episode(call("count"), bad)
     assert (ended.stop_reason, ended.problem, ended.num_turns) == ("engine_failure", problem, 1)
     assert math.isnan(ended.environment_reward)

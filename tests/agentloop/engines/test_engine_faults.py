@@ -100,9 +100,7 @@ def reply_while(engine: RemoteEngine, meanwhile: Any, request: GenerationRequest
 
 
 @pytest.mark.parametrize(("trap", "kind"), FAULTS.items())
-def test_a_fault_that_passes_costs_a_second_try_and_one_that_stays_costs_the_turn(
-    server: EngineServer, trap: Trap, kind: FaultKind
-) -> None:
+def test_passing_faults_cost_a_try_and_lasting_ones_the_turn(server: EngineServer, trap: Trap, kind: FaultKind) -> None:
     engine = connected(server)
     server.traps.set(trap)
     failure = asked(engine)
@@ -218,9 +216,7 @@ def test_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
         _ = unpublished.policy_version
 
 
-def test_the_key_is_in_no_message(
-    server: EngineServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG)
     engine = connected(server)
     server.key = "another"
@@ -287,9 +283,7 @@ async def posted(server: EngineServer, *asked: tuple[str, object]) -> None:
             (await client.post(path, json=body)).raise_for_status()
 
 
-def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
-    server: EngineServer, next_weights: Path, qwen2: Path
-) -> None:
+def test_each_token_over_a_publish_has_its_own_version(server: EngineServer, next_weights: Path, qwen2: Path) -> None:
     engine = connected(server, proof_timeout_s=5.0)
     server.models.pace_s = 0.002
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(next_weights)}}

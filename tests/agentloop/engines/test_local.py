@@ -94,18 +94,14 @@ CASES: list[dict[str, Any]] = [{}, {"temperature": 0.6}, FED_APART, *({"rewrite"
         *((make, case) for make in (lambda: llama("eager"), windowed) for case in ({}, FED_APART)),
     ],
 )
-def test_generator_log_probs_equal_a_plain_forward_over_turns(
-    make: Callable[[], PreTrainedModel], case: dict[str, Any]
-) -> None:
+def test_log_probs_equal_a_plain_forward_over_turns(make: Callable[[], PreTrainedModel], case: dict[str, Any]) -> None:
     assert conversation(make(), **case) < 1e-5
 
 
 def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
     """[rows, tokens] of each of the model's forward passes from now on."""
     shapes: list[tuple[int, ...]] = []
-    model.register_forward_pre_hook(
-        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda _, __, got: shapes.append(tuple(got["input_ids"].shape)), with_kwargs=True)
     return shapes
 
 

@@ -151,9 +151,7 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
         ("task_from_row", "str(made.append(1) or made)", "must make the same task from the same row, got two differ"),
     ],
 )
-def test_environment_that_can_not_read_the_rows_is_refused_at_once(
-    tmp_path: Path, method: str, task: str, message: str
-) -> None:
+def test_environment_that_reads_no_rows_is_refused_first(tmp_path: Path, method: str, task: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(
         f"from agentloop import Environment, Task\nmade = []\nclass Mine(Environment):\n"
         f"    def {method}(self, row):\n        return Task({task})\n"

@@ -276,10 +276,6 @@ MCP = "environment.mcp_servers.notes"
         ("environments: {a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one."),
         ("environments: {a: {share: 1, name: rows}}", "environments.a.tasks.data must be given when environments.a.na"),
         ("environments: {a b: {share: 1}}", "environments.a b must match pattern '^[A-Za-z0-9_-]{1,64}$', got 'a b'."),
-        ("tasks: {shuffle: false}", "environment.task_pool must be a number when tasks.shuffle is false and tasks"),
-        ("tasks: {held_out: test}", "tasks.held_out must be left at null when tasks.data is null, got test."),
-        ("tasks: {data: a.jsonl, subset: b}", "tasks.subset must be left at null when tasks.data is a.jsonl"),
-        ("tasks: {data: a.jsonl, held_out: train}", "tasks.held_out must be another split than the one"),
     ],
 )
 def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, section: str, problem: str) -> None:

@@ -128,9 +128,7 @@ def only_read(refused: str) -> str:
         ("SELECT '" + "a" * 4_000 + "'", "the query is longer than 4000 characters"),
     ],
 )
-def test_query_that_is_wrong_or_does_more_than_read_is_refused_and_changes_nothing(
-    shop: Path, query: str, problem: str
-) -> None:
+def test_query_that_is_wrong_or_writes_is_refused_and_changes_nothing(shop: Path, query: str, problem: str) -> None:
     before = hashlib.sha256(shop.read_bytes()).digest()
     assert reason(lambda: ReadOnlyDatabase(shop).query(query.replace("{folder}", str(shop.parent)))) == problem
     assert hashlib.sha256(shop.read_bytes()).digest() == before

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.errors import ToolTimeout, UserError
 from context.messages import ToolCall
 from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, PATIENT, Faulty, ask, call, called, error
+from tests.fakes.processes import processes, stat, until
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,9 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
 # In a process of its own
 
 
-def gone(pid: int) -> bool:
-    """True for a dead process; a killed one may wait for whoever adopted it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
-
-
 def wait_until_gone(pids: list[int]) -> None:
-    while not all(map(gone, pids)):
-        time.sleep(0.01)
+    """A killed process may wait for whoever adopted it."""
+    until(lambda: not processes(lambda one: int(one.name) in pids and stat(one)[0] not in "ZX"))
 
 
 @pytest.mark.parametrize(
@@ -200,9 +192,7 @@ def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kin
     assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
 
 
-def test_isolated_tool_leaves_no_child_and_no_file_behind_and_dies_with_its_group(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_isolated_tool_leaves_no_child_and_no_file_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
     assert pid == session != os.getpid()
     before = len(os.listdir("/proc/self/fd"))

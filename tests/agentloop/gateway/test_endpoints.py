@@ -198,7 +198,7 @@ def test_absent_extra_is_named_before_an_agent_asks(package: str) -> None:
         "from agentloop.environments.check import needing\n"
         "with needing('gateway', 'environment.agent'): import agentloop.gateway.endpoints"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == (
         "agentloop.errors.UserError: environment.agent must not be used without its extra (ModuleNotFoundError: "
         f"No module named {package!r}). Install it: pip install 'agentloop-replay[gateway]'."

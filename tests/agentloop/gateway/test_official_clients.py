@@ -114,9 +114,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_replies_come_streamed_and_whole_alike_and_are_read_back_as_what_was_said(
-    gateway: Gateway, protocol: str
-) -> None:
+def test_replies_come_streamed_and_whole_alike_and_are_read_back_as_said(gateway: Gateway, protocol: str) -> None:
     ask = ASKS[protocol]
     for message in REPLIES.values():
         gateway.session.says = message

@@ -206,7 +206,5 @@ def check_session(store: ReplayStore, session: PlayedSession) -> list[tuple[int,
 @pytest.mark.parametrize(
     "seeds", [pytest.param(range(90), marks=pytest.mark.slow), pytest.param(range(90, 2000), marks=SOAK)], ids=str
 )
-def test_what_clients_are_given_over_http_is_stored_and_trained_exactly(
-    location: Location, name: str, seeds: range
-) -> None:
+def test_what_clients_get_over_http_is_stored_and_trained_exactly(location: Location, name: str, seeds: range) -> None:
     check_seeds(location, name, seeds)

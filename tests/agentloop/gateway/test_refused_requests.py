@@ -43,7 +43,17 @@ def _said(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}, *_QUESTION]}
 
 
+def _turn(**facts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", **facts}]}
+
+
+def _calling(**function: str) -> dict[str, Any]:
+    return _turn(tool_calls=[{"function": function}])
+
+
 _BEGUN = {"role": "assistant", "content": "{"}
+_SHOWN = {"type": "tool_result", "content": [{"type": "image"}]}
+_USE = {"type": "tool_use", "name": "look", "input": "{}"}
 _SPACE = {"type": "namespace", "name": "quarry", "tools": [{"type": "function", "name": "look"}]}
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 2}, "n must be 1, or left out, got 2."),
@@ -69,21 +79,9 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "function", "name": "look"}]}, "messages[0].role must be system, developer"),
     (CHAT, _said({"type": "image_url", "image_url": {"url": "x"}}), "messages[0].content[0] must be a text part"),
     (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content must be text or a list of text parts"),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "function_call": {"name": "look"}}]},
-        "messages[0].function_call must be left out",
-    ),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "{"}}]}]},
-        "messages[0].tool_calls must hold an object of arguments",
-    ),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "<tool>"}}]}]},
-        "messages[0].tool_calls[0].name must match",
-    ),
+    (CHAT, _turn(function_call={"name": "look"}), "messages[0].function_call must be left out"),
+    (CHAT, _calling(name="look", arguments="{"), "messages[0].tool_calls must hold an object of arguments"),
+    (CHAT, _calling(name="<tool>"), "messages[0].tool_calls[0].name must match"),
     (CHAT, {"messages": [{"role": "tool", "name": "a\nb", "content": ""}]}, "messages[0].name must match"),
     (CHAT, {"tools": {}}, "tools must be a list, got {}."),
     (CHAT, {"tools": [{"type": "custom", "name": "look"}]}, "tools[0].type must be that of a function"),
@@ -125,16 +123,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGES, _said({"type": "tool_use"}), "messages[0].content[0].type must be one that user messages "),
     (MESSAGES, _said("text"), 'messages[0].content[0] must be an object with a type, got "text".'),
     (MESSAGES, _said({"type": "text", "text": 5}), "messages[0].content[0] must be a block of text"),
-    (
-        MESSAGES,
-        _said({"type": "tool_result", "content": [{"type": "image"}]}),
-        "messages[0].content[0].content[0] must be a block of text",
-    ),
-    (
-        MESSAGES,
-        _said({"type": "tool_use", "name": "look", "input": "{}"}, role="assistant"),
-        "messages[0].content[0].input must be an object",
-    ),
+    (MESSAGES, _said(_SHOWN), "messages[0].content[0].content[0] must be a block of text"),
+    (MESSAGES, _said(_USE, role="assistant"), "messages[0].content[0].input must be an object"),
     (MESSAGES, _said({"type": "redacted_thinking"}, role="assistant"), "messages[0].content[0].type must be one that"),
     (CHAT, {"messages": [*_QUESTION, _BEGUN]}, "messages[1].role must be user in"),
     (RESPONSES, {"input": [*_QUESTION, _BEGUN]}, "input[1].role must be user in"),
@@ -225,9 +215,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_formats_and_searches_that_no_policy_can_keep_to_are_overruled_where_nothing_hangs_on_them(
-    gateway: Gateway,
-) -> None:
+def test_formats_and_searches_no_policy_can_keep_to_are_overruled_where_nothing_hangs_on_them(gateway: Gateway) -> None:
     schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     for path, fields, name in [
         (CHAT, {"response_format": schema["format"], "model": "aside"}, "response_format"),

@@ -269,6 +269,5 @@ def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path:
     rows = sql(tmp_path / "replay.sqlite", "select slot, reward, advantage from trajectories order by slot")
     rewards = [reward for _, reward, _ in rows]
     assert [slot for slot, *_ in rows] == list(range(24))
-    assert [advantage for *_, advantage in rows] == pytest.approx(
-        [0.0, *(rewards[i] - sum(rewards[:i]) / i for i in range(1, 24))]
-    )
+    found = [advantage for *_, advantage in rows]
+    assert found == pytest.approx([0.0, *(rewards[i] - sum(rewards[:i]) / i for i in range(1, 24))])

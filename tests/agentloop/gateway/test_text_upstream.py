@@ -14,11 +14,8 @@ from tests.fakes.random_agents import TOOLS
 from tests.fakes.scripted_http import scripted_server
 
 MODEL = family("chatml")
-CALL = {
-    "id": "call_up",
-    "type": "function",
-    "function": {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'},
-}
+_LOOKUP = {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'}
+CALL = {"id": "call_up", "type": "function", "function": _LOOKUP}
 
 
 def answered(finish: str | None, **message: Any) -> Completion:
@@ -39,9 +36,7 @@ def answered(finish: str | None, **message: Any) -> Completion:
         ("stop", {"content": f"One says {MODEL.call} for this."}, "one that would be read as something else"),
     ],
 )
-def test_what_would_not_be_imitated_as_it_was_said_is_no_reply(
-    finish: str | None, message: dict[str, Any], text: str
-) -> None:
+def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
     with pytest.raises(GenerationFailed, match=f"^the upstream must give .* got RenderError: {text}"):
         answered(finish, **message)
 

@@ -50,9 +50,7 @@ def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_en
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.slow
-def test_one_signal_asks_every_role_to_leave_and_nothing_is_left(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_one_signal_makes_every_role_leave_and_nothing_stays(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with Launch(write_roles(tmp_path)) as launch:
         run = launch.run
         until(lambda: all((run / "logs" / f"{name}.jsonl").exists() and starts(run, name) for name in NAMES))
@@ -97,9 +95,7 @@ def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_role_started_in_a_session_of_its_own_ends_with_it_and_one_that_does_not_leave_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_what_a_role_started_ends_with_it_and_a_role_that_stays_is_killed(tmp_path: Path) -> None:
     child = "import time\ntime.sleep(600)"
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)"
     roles = {
@@ -150,5 +146,5 @@ def test_a_slurm_job_is_queued_again_when_its_time_was_up_and_goes_on_with_its_r
     job.send_signal(signal.SIGTERM)
     assert (job.wait(), (tmp_path / "queued").read_text()) == (143, "requeue 7\n")
     ended.touch()
-    assert subprocess.run(["bash", "-c", recipe], env=place, check=False).returncode == 0
+    assert subprocess.run(["bash", "-c", recipe], env=place).returncode == 0
     assert (tmp_path / "queued").read_text() == "requeue 7\n"

@@ -122,9 +122,7 @@ def test_what_is_left_out_has_a_default_and_the_learner_is_always_there(tmp_path
         ("config: a\nroles: {judge: {command: [x], port: y}}", 2, "roles.judge.port must be a valid integer, got y."),
     ],
 )
-def test_what_is_wrong_in_the_file_is_one_line_with_its_place(
-    text: str, line: int, expected: str, tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_file_is_one_line_with_its_place(text: str, line: int, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as refused:

@@ -103,7 +103,7 @@ def test_packed_rows_share_passes_as_they_come_and_without_padding() -> None:
 
 
 @given(sizes, st.integers(0, 40), st.integers(1, 30), st.integers(0, 99))
-def test_mini_batches_hold_every_row_once_whole_groups_and_the_split_of_the_batch(
+def test_mini_batches_hold_whole_groups_and_the_split(
     group_sizes: list[int], replayed: int, size: int, seed: int
 ) -> None:
     groups = grouped(group_sizes, replayed)

@@ -16,17 +16,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    batch_row,
-    mixed_rows,
-    row,
-    run_config,
-    segment,
-    tiny_actor,
-    trainer,
-    weights_of,
-)
+from tests.fakes.batch_rows import AUTHORS, batch_row, ragged, row, run_config, segment, tiny_actor, trainer, weights_of
 
 
 def ppo(**sections: Any) -> RunConfig:
@@ -53,7 +43,7 @@ def episodes() -> list[BatchRow]:
     """Mixed rows with rewards of their own; every third one was cut off."""
     return [
         recorded(item, reward=0.5 * index - 1.0, stop_reason="max_turns" if index % 3 == 0 else "answered")
-        for index, item in enumerate(mixed_rows())
+        for index, item in enumerate(ragged())
     ]
 
 
@@ -187,9 +177,7 @@ def test_critic_learns_to_explain_returns() -> None:
 
 @pytest.mark.parametrize("section", [{"backbone": "own"}, {"backbone": "shared", "value_coef": 0.5}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
-    dtype: torch.dtype, section: dict[str, Any]
-) -> None:
+def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtype, section: dict[str, Any]) -> None:
     kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
     config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
     reference = tiny_actor(dtype, seed=3)
@@ -237,9 +225,7 @@ def policy_gradient(config: RunConfig) -> Tensor:
 
 
 def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it() -> None:
-    none, half, whole = (
-        policy_gradient(ppo(critic={"backbone": "shared", "value_coef": coef})) for coef in (0.0, 0.5, 1.0)
-    )
+    none, half, whole = (policy_gradient(ppo(critic={"backbone": "shared", "value_coef": c})) for c in (0.0, 0.5, 1.0))
     head = tiny_actor().model.config.hidden_size
     torch.testing.assert_close(none[:head], whole[:head])
     torch.testing.assert_close(half[:head], whole[:head])

@@ -17,11 +17,11 @@ from tests.fakes.batch_rows import (
     LOSS,
     aggregated_by,
     gradients,
-    mixed_rows,
+    ragged,
+    rescore,
     row,
     run_config,
     sampled_by,
-    scored_rows,
     segment,
     stored_off_by,
     tiny_actor,
@@ -87,8 +87,8 @@ def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, 
     )
     actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
     # What a sampler corrects for: another weight for each replayed row.
-    rows = [replace(row, weight=1 / (2 + i)) if row.stream == "replay" else row for i, row in enumerate(mixed_rows())]
-    scored = scored_rows(actor, rows, old=old, ref=ref if regularised else None)
+    rows = [replace(row, weight=1 / (2 + i)) if row.stream == "replay" else row for i, row in enumerate(ragged())]
+    scored = rescore(actor, rows, old=old, ref=ref if regularised else None)
     expected_loss, expected = written_formula(actor, scored, config)
     loss, gradient, _ = gradients(actor, scored, config)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
@@ -101,7 +101,7 @@ def test_rows_without_an_advantage_are_skipped_exactly() -> None:
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
     silent = [row(f"z{i}", segment("uulll", seed=50 + i), advantage=0.0) for i in range(3)]
     config = run_config(loss=LOSS, batch={"micro_batch_tokens": 1})
-    with_silent = scored_rows(actor, [*mixed_rows(), *silent], old=old)
+    with_silent = rescore(actor, [*ragged(), *silent], old=old)
     _, gradient, totals = gradients(actor, with_silent, config)
     _, expected = written_formula(actor, with_silent, config)
     assert (gradient - expected).abs().max() <= 1e-10 * expected.abs().max()
@@ -111,7 +111,7 @@ def test_rows_without_an_advantage_are_skipped_exactly() -> None:
     speaking = with_silent.batch.loss_mask & (with_silent.batch.advantages != 0)
     assert totals.scored.sum().item() == speaking.sum().item()
 
-    _, alone, _ = gradients(actor, scored_rows(actor, mixed_rows(), old=old), config)
+    _, alone, _ = gradients(actor, rescore(actor, ragged(), old=old), config)
     torch.testing.assert_close(gradient, alone * (trained - 9) / trained, rtol=1e-12, atol=1e-16)
 
 
@@ -120,9 +120,9 @@ def test_segment_without_an_advantage_counts_in_the_ratio_of_its_trajectory() ->
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
     given = (np.array([0, 1, 1], np.float32), np.zeros(4, np.float32))
     rows = [replace(row("both", segment("ull"), segment("uull", seed=1)), token_advantages=given)]
-    scored = scored_rows(actor, rows, old=old)
+    scored = rescore(actor, rows, old=old)
     config = run_config(loss={"fresh": {"objective": {"name": "gspo", "clip_low": 0.9, "clip_high": 99.0}}})
-    now = scored_rows(actor, rows, old=actor).old_log_probs
+    now = rescore(actor, rows, old=actor).old_log_probs
     drift = (now - scored.old_log_probs)[scored.batch.loss_mask]
     # -A s of two tokens, over all four.
     assert gradients(actor, scored, config)[0] == pytest.approx(-2 / 4 * float(drift.mean().exp()), rel=1e-9)
@@ -135,7 +135,7 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
     actor = tiny_actor(dtype)
     wild = segment("uul" + letter + "l", [-1.0, -95.0, -1.0])
     rows = [row("wild", wild, stream="replay", advantage=advantage), row("tame", segment("uull"), advantage=0.5)]
-    loss, gradient, _ = gradients(actor, scored_rows(actor, rows, old=actor), run_config(loss=LOSS))
+    loss, gradient, _ = gradients(actor, rescore(actor, rows, old=actor), run_config(loss=LOSS))
     assert abs(loss) < float("inf")
     assert bool(gradient.isfinite().all())
     assert bool(gradient.any())
@@ -144,7 +144,7 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
 def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
     """Counted per stream over the whole step: of 6 fresh ones 5 have an advantage, of 3 replayed ones 2."""
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
-    scored = scored_rows(actor, mixed_rows(), old=old)
+    scored = rescore(actor, ragged(), old=old)
     found = {}
     for name in ("gpg", "reinforce"):
         loss = {stream: {"objective": name} for stream in ("fresh", "replay")}
@@ -156,7 +156,7 @@ def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
 def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_the_old_policy() -> None:
     actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
     rows = [row("demo", segment("uuxxx"), advantage=0.0, stream="replay"), row("own", segment("uull"), advantage=0.0)]
-    scored = scored_rows(actor, rows, old=old, ref=ref)
+    scored = rescore(actor, rows, old=old, ref=ref)
     kl = {"loss_coef": 0.1, "loss_gradient": "importance"}
     found = []
     for replay in ({"missing_log_probs": "luffy"}, {"missing_log_probs": "recompute"}, {"anchor": "old"}):
@@ -168,7 +168,7 @@ def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_
 
 def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
     actor = tiny_actor()
-    known = scored_rows(actor, [row("a", segment("ulll", [-0.1, -30.0, -0.1]), advantage=2.0)], old=actor)
+    known = rescore(actor, [row("a", segment("ulll", [-0.1, -30.0, -0.1]), advantage=2.0)], old=actor)
     rejection = {"kind": "rejection", "ratio_low": 1e-9, "ratio_high": 1e6}
     kept, metrics = corrected(known, run_config(loss={"fresh": {"correction": rejection}}).loss)
     rejected = known.batch.loss_mask & ~kept.batch.loss_mask
@@ -192,7 +192,7 @@ def test_opob_weighs_a_batch_by_what_the_update_has_scored(baseline: str) -> Non
     # w^2 L = 2, 1/4, 4 and 32: b = 18 / 6.25 = 2.88 of the fresh ones, 82 / 38.25 of all
     b = 2.88 if baseline == "stored" else 82 / 38.25
     expected = [1 - b, -b, 4 - b, 0.25 if baseline == "stored" else 2 - b]
-    found = over_least_variance(scored_rows(actor, rows, old=actor), config).batch
+    found = over_least_variance(rescore(actor, rows, old=actor), config).batch
     assert found.advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-5)
     assert bool((found.advantages == found.advantages[:, 1:2] * found.loss_mask).all())
     used = trainer(actor, config).update(rows, iteration=1).advantages

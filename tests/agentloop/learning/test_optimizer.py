@@ -212,8 +212,8 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
 
 
 LAYER_MATRICES = (
-    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(f"self_attn.{n}_proj.weight" for n in "qkvo"),
+    *(f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")),
 )
 
 
@@ -254,9 +254,8 @@ def test_sharded_weights_are_moved_like_whole_ones(one_rank: DeviceMesh, name: s
     assert learn(model, optimizer, 3) == learn(plain, alone, 3)
     state = optimizer.state()
     assert all(isinstance(value, DTensor) or field.endswith(".step") for field, value in state.items())
-    assert {field: whole(value).tolist() for field, value in state.items()} == {
-        field: value.tolist() for field, value in alone.state().items()
-    }
+    found = {field: whole(value).tolist() for field, value in state.items()}
+    assert found == {field: value.tolist() for field, value in alone.state().items()}
     # What one machine saved goes on in shards, and so does what was sharded.
     for saved in (alone.state(), state):
         resumed = sharded(one_rank, dtype)

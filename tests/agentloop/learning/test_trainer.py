@@ -13,7 +13,7 @@ from agentloop.models.actor import Actor
 from replay.records import ESS_BY_AGE, BatchRow
 from tests.fakes.batch_rows import (
     batch_row,
-    mixed_rows,
+    ragged,
     row,
     run_config,
     sampled_by,
@@ -36,7 +36,7 @@ def silent_rows() -> list[BatchRow]:
 def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None:
     actor = tiny_actor()
     learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
-    learner.update(mixed_rows(), iteration=1)
+    learner.update(ragged(), iteration=1)
     weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state().items()}
     result = learner.update(silent_rows(), iteration=2)
 
@@ -108,9 +108,7 @@ def drifted(actor: Any, drifts: list[list[float]]) -> list[BatchRow]:
         ({"kind": "rejection", "ratio_low": 0.8, "ratio_high": 3.0}, -1.0, {"rejected": 0.5}),
     ],
 )
-def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
-    correction: dict[str, Any], pg_loss: float, metrics: dict[str, float]
-) -> None:
+def test_corrections_weigh_and_reject(correction: dict[str, Any], pg_loss: float, metrics: dict[str, float]) -> None:
     actor = tiny_actor()
     rows = drifted(actor, [[2.0, 1.0], [4.0, 0.5]])
     stream = {"anchor": "old", "correction": correction}
@@ -125,8 +123,8 @@ def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
 
 
 def test_metrics_of_a_stream_without_rows_are_absent() -> None:
-    fresh = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(replayed=0), iteration=1).metrics
-    replay = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(fresh=0), iteration=1).metrics
+    fresh = trainer(tiny_actor(), run_config(**CONFIG)).update(ragged(replayed=0), iteration=1).metrics
+    replay = trainer(tiny_actor(), run_config(**CONFIG)).update(ragged(fresh=0), iteration=1).metrics
     names = {"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "approx_kl", "ratio_mean", "ratio_min", "ratio_max"}
     quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
     names |= {"drift_mean", "token_gap_max", *ESS, *quantiles}
@@ -137,7 +135,7 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
 
 def test_row_statistics_are_those_of_the_trajectory() -> None:
     actor = tiny_actor()
-    rows = mixed_rows()
+    rows = ragged()
     result = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1)
     assert list(result.rows) == [f"t{i}" for i in range(9)]
     for stream in ("fresh", "replay"):
@@ -153,8 +151,8 @@ def test_row_statistics_are_those_of_the_trajectory() -> None:
 def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() -> None:
     unknown = row("unknown", segment("uull", [math.nan, math.nan]), stream="replay")
     config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
-    alone = trainer(tiny_actor(), config).update(mixed_rows(), iteration=1)
-    result = trainer(tiny_actor(), config).update([*mixed_rows(), unknown], iteration=1)
+    alone = trainer(tiny_actor(), config).update(ragged(), iteration=1)
+    result = trainer(tiny_actor(), config).update([*ragged(), unknown], iteration=1)
     for name in ("drift_mean", "token_gap_max", *ESS):
         key = f"actor/replay/{name}"
         assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
@@ -178,7 +176,7 @@ def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
 def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
     """Five known drifts and a stream beside them that must not matter."""
     actor = tiny_actor()
-    rows = [*drifted(actor, [[3.0, 1.0, 5.0, 2.0, 4.0]]), *mixed_rows(replayed=0)]
+    rows = [*drifted(actor, [[3.0, 1.0, 5.0, 2.0, 4.0]]), *ragged(replayed=0)]
     metrics = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1).metrics
     # Ranks ceil(0.01 x 5) = 1, ceil(0.5 x 5) = 3 and ceil(0.99 x 5) = 5 of 1, 2, 3, 4, 5; the anchor is behavior,
     # and the first step's ratios are the drift.
@@ -204,7 +202,7 @@ def test_update_clears_gradients_left_by_others() -> None:
     for parameter in actor.model.parameters():
         parameter.grad = torch.full_like(parameter, 9.0)
     for policy in (actor, other):
-        trainer(policy, run_config(**CONFIG)).update(mixed_rows(), iteration=1)
+        trainer(policy, run_config(**CONFIG)).update(ragged(), iteration=1)
     assert torch.equal(weights_of(actor), weights_of(other))
 
 
@@ -219,9 +217,7 @@ def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(t
         return trainer(actor, run_config(**CONFIG, loss={"fresh": {"objective": f"{file}:{name}"}}))
 
     rows = [row(f"t{i}", segment("uulll", seed=i)) for i in range(4)]
-    with pytest.raises(
-        UserError, match=r"loss.fresh.objective \(detached\) must return a loss with a gradient, got a c"
-    ):
+    with pytest.raises(UserError, match=r"loss.fresh.objective \(detached\) must return a loss with a gradient, got"):
         learner(tiny_actor(), "detached").update(rows, iteration=1)
     actor = tiny_actor()
     before = weights_of(actor)
@@ -248,7 +244,7 @@ def counting() -> CountingActor:
 
 def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing() -> None:
     settings = run_config(batch={"mini_batch": 16, "micro_batch_tokens": 10_000})
-    rows = sampled_by(tiny_actor(), mixed_rows())
+    rows = sampled_by(tiny_actor(), ragged())
     marked = [replace(r, scored=r.stream == "fresh") for r in rows]
     scored, stored = counting(), counting()
     asked = trainer(scored, settings).update(rows, iteration=1).metrics
@@ -264,7 +260,7 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
     settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
-    rows = [stored_off_by(r, -0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
+    rows = [stored_off_by(r, -0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), ragged())]
     recomputed, trusted = tiny_actor(), tiny_actor()
     expected = trainer(recomputed, settings).update(rows, iteration=1)
     marked = [replace(r, scored=r.stream == "fresh") for r in rows]
@@ -277,7 +273,7 @@ def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorith
 
 
 def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
-    rows = [replace(stored_off_by(r, -0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
+    rows = [replace(stored_off_by(r, -0.0005), scored=True) for r in sampled_by(tiny_actor(), ragged(replayed=0))]
     metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
     assert metrics["actor/sampling_gap"] == pytest.approx(0.0005, rel=0.01)
     assert metrics["actor/old_log_probs_recomputed"] == 0.0
@@ -293,9 +289,9 @@ def test_nan_never_reaches_the_weights_and_stops_the_run_or_is_counted(on_bad_gr
     before = weights_of(actor)
     if on_bad_gradient == "stop":
         with pytest.raises(TrainingStopped, match="must be finite, got loss nan .* step 1 of iteration 7"):
-            learner.update(mixed_rows(), iteration=7)
+            learner.update(ragged(), iteration=7)
     else:
-        result = learner.update(mixed_rows(), iteration=7)
+        result = learner.update(ragged(), iteration=7)
         assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
     assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
     assert learner.state() == {}

@@ -57,8 +57,7 @@ def test_dropout_is_off_even_if_the_model_was_left_in_training_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+    "dtype, expected", [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)]
 )
 def test_log_probs_are_float32_or_better(dtype: torch.dtype, expected: torch.dtype) -> None:
     actor = tiny_actor(dtype)

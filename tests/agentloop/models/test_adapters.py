@@ -27,7 +27,7 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from replay.store import ReplayStore
-from tests.fakes.batch_rows import AUTHORS, mixed_rows, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, ragged, tiny_actor
 from tests.fakes.runs import SilentDisplay, StopAfter, save_qwen2, small_config
 
 
@@ -65,7 +65,7 @@ def test_only_adapters_are_trained_and_the_reference_is_the_model_below_them(lor
     assert trained
     assert all("lora_" in name for name in trained)
     actor = Actor(model)
-    batch = build_batch(mixed_rows(), AUTHORS)
+    batch = build_batch(ragged(), AUTHORS)
     with_adapters, _ = score(actor, batch, max_tokens=64)
     reference, _ = score(WithoutAdapters(actor), batch, max_tokens=64)
     below, _ = score(Actor(load_model(ModelSection(), base).model), batch, max_tokens=64)
@@ -94,9 +94,7 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def test_new_adapters_are_on_every_linear_layer_but_the_head_and_change_nothing_yet(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_new_adapters_are_on_all_linear_layers_but_the_head_and_inert(lora: tuple[Path, Path], tmp_path: Path) -> None:
     config = with_lora(tmp_path, lora[0])
     before = torch.get_rng_state()
     model = load_policy(config, lora[0]).model
@@ -105,7 +103,7 @@ def test_new_adapters_are_on_every_linear_layer_but_the_head_and_change_nothing_
     new = trained(model)
     assert len(new) == (4 + 3) * 2 * 2
     assert {min(matrix.shape) for matrix in new.values()} == {2}
-    batch = build_batch(mixed_rows(), AUTHORS)
+    batch = build_batch(ragged(), AUTHORS)
     below = score(Actor(load_model(ModelSection(), lora[0]).model), batch, max_tokens=64)[0]
     assert torch.equal(score(Actor(model), batch, max_tokens=64)[0], below)
     # The run's seed makes them, and nothing else.
@@ -129,9 +127,7 @@ def test_adapter_adds_alpha_over_rank_of_what_it_has_learned(lora: tuple[Path, P
 
 
 @pytest.mark.slow
-def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbroken_one(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes(lora: tuple[Path, Path], tmp_path: Path) -> None:
     base = lora[0]
     sections: dict[str, Any] = {
         "kl": {"loss_coef": 0.1},
@@ -167,10 +163,8 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
         check = check_log_probs(store, folder, weights_of_run(folder))
     assert [found.version for found in check.policies] == [0, 1, 2]
     # What the run began with, the whole model, has its new adapters on.
-    assert (
-        trained(load_weights(folder, weights_of_run(folder)[0]).model).keys()
-        == trained(load_weights(folder, policies[-1]).model).keys()
-    )
+    got = trained(load_weights(folder, weights_of_run(folder)[0]).model).keys()
+    assert got == trained(load_weights(folder, policies[-1]).model).keys()
     assert check.worst < 1e-4
     moved = base.rename(base.with_name("moved"))
     try:
@@ -180,9 +174,7 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
 
 
 @pytest.mark.slow
-def test_sft_with_lora_trains_adapters_and_resumes_like_the_unbroken_one(
-    lora: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_sft_with_lora_trains_adapters_and_resumes_equal(lora: tuple[Path, Path], tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": "Answer"}]
     data = tmp_path / "data.jsonl"
     data.write_text(f"{json.dumps({'messages': said})}\n" * 4)
@@ -212,13 +204,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("of", "said"),
     [*REFUSED, (["input_layernorm"], r"lora.target_modules must name linear layers, got \['input_layernorm'\]")],
 )
-def test_layers_that_get_no_adapter_are_refused(
-    lora: tuple[Path, Path], tmp_path: Path, names: list[str], said: str
-) -> None:
-    config = with_lora(tmp_path, lora[0], lora={"rank": 2, "target_modules": names})
+def test_layers_without_adapters_are_refused(lora: tuple[Path, Path], tmp_path: Path, of: list[str], said: str) -> None:
+    config = with_lora(tmp_path, lora[0], lora={"rank": 2, "target_modules": of})
     with pytest.raises(UserError, match=said):
         load_policy(config, lora[0])
 

@@ -37,7 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         (torch.bfloat16, torch.float32, 1e-6),
     ],
 )
-def test_logits_are_those_of_a_copy_with_rounded_weights(
+def test_logits_are_those_of_rounded_weights(
     folder: Path, own: torch.dtype, products: torch.dtype, spacing: float
 ) -> None:
     model, copy = loaded(folder, own), loaded(folder, torch.bfloat16).to(products)

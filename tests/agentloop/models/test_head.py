@@ -104,9 +104,7 @@ def biased() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [scaled, adapted, biased])
-def test_model_with_logits_of_its_own_takes_the_plain_path_unless_told_otherwise(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_with_own_logits_takes_the_plain_path_by_default(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     monkeypatch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", 0)
     for one, other in zip(scores(model, ComputeSection()), scores(model, PLAIN), strict=True):

@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.models.actor import Actor
 from agentloop.models.memory import KeptForBackward, choose_checkpointing, fits, kept_for_backward
-from tests.fakes.batch_rows import mixed_rows, run_config, tiny_actor, trainer
+from tests.fakes.batch_rows import ragged, run_config, tiny_actor, trainer
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -56,7 +56,7 @@ def test_an_optimizer_says_what_its_gradients_and_means_will_take() -> None:
 def test_a_cpu_keeps_activations_and_says_nothing() -> None:
     actor = tiny_actor()
     assert actor.compute.gradient_checkpointing == "auto"
-    result = trainer(actor, run_config()).update(mixed_rows(), iteration=1)
+    result = trainer(actor, run_config()).update(ragged(), iteration=1)
     assert (result.note, actor.passes.recomputes, "actor/peak_memory_gb" in result.metrics) == (None, False, False)
 
 
@@ -68,7 +68,7 @@ def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
 
     actor.model.model.layers[1].register_forward_hook(full)
     with pytest.raises(UserError, match=r"^batch\.micro_batch_tokens must leave a pass room .* 1536 and Out.*2\.00"):
-        trainer(actor, run_config()).update(mixed_rows(), iteration=1)
+        trainer(actor, run_config()).update(ragged(), iteration=1)
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("cuda", marks=ON_GPU)])
@@ -79,6 +79,6 @@ def test_a_gpu_makes_activations_again_where_they_would_not_fit_and_says_so_once
         assert note is not None
         assert ("made again in backward" in note, actor.passes.recomputes) == (recomputes, recomputes)
     learner = trainer(Actor(tiny_actor(torch.float32).model.to(gpu), packs=None), run_config())
-    first, second = (learner.update(mixed_rows(), iteration=iteration) for iteration in (1, 2))
+    first, second = (learner.update(ragged(), iteration=iteration) for iteration in (1, 2))
     assert first.note is not None and second.note is None
     assert second.metrics["actor/peak_memory_gb"] > 0

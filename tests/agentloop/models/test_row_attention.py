@@ -72,9 +72,7 @@ def test_what_a_row_begins_with_like_the_one_before_it_is_there_once() -> None:
 
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
-def test_shared_beginnings_have_the_scores_and_gradient_of_padded_rows(
-    model: PreTrainedModel, recomputes: bool
-) -> None:
+def test_shared_beginnings_have_the_scores_and_gradient_of_padding(model: PreTrainedModel, recomputes: bool) -> None:
     assert knows_rows(model.base_model)
     compute = ComputeSection(gradient_checkpointing=recomputes)
     wanted, found = differentiated(Actor(model)), differentiated(Actor(model, packs=True, compute=compute))

@@ -33,9 +33,8 @@ def looks_up(prompt: str) -> str:
 @pytest.mark.parametrize("agent", [PROGRAM, FUNCTION], ids=["program", "function"])
 def test_an_unmodified_client_plays_an_episode_of_exact_tokens(agent: str) -> None:
     (episode,), _ = play(agent, looks_up)
-    assert (episode.stop_reason, episode.environment_reward, episode.num_turns, episode.num_tool_calls) == (
-        "answered", 1.0, 2, 1,
-    )  # fmt: skip
+    found = (episode.stop_reason, episode.environment_reward, episode.num_turns, episode.num_tool_calls)
+    assert found == ("answered", 1.0, 2, 1)
     (segment,) = episode.segments
     sampled = segment.tokens.policy_versions == 3
     said = CHATML.codec.decode(segment.tokens.token_ids[sampled].tolist())
@@ -115,8 +114,7 @@ def test_a_posted_end_ends_an_agent_that_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "problem"),
-    [(f"{sys.executable} -c 'print(5 / 0)'", "ZeroDivisionError"), ("no-such-program", "exit code")],
+    "agent, problem", [(f"{sys.executable} -c 'print(5 / 0)'", "ZeroDivisionError"), ("no-such-program", "exit code")]
 )
 def test_an_agent_that_asks_nothing_says_nothing_of_the_policy(agent: str, problem: str) -> None:
     (episode,), _ = play(agent, looks_up)

@@ -82,9 +82,7 @@ THREE = Evaluation(
 def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has() -> None:
     # (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - 3/6) + 0) / 3; pass@4 of the two tasks with 4 samples: (1 + 1) / 2
     found = report(PLAYED, THREE, seed=0)
-    assert {k: estimate.value for k, estimate in found.pass_at_k.items()} == pytest.approx(
-        {1: 1.25 / 3, 2: 0.5, 4: 1.0}
-    )
+    assert {k: one.value for k, one in found.pass_at_k.items()} == pytest.approx({1: 1.25 / 3, 2: 0.5, 4: 1.0})
     assert found.mean_turns.value == pytest.approx(3.0)
     stops = {reason: share.value for reason, share in found.stop_reasons.items()}
     assert stops == pytest.approx({"answered": 1.75 / 3, "truncated": 1 / 3, "max_turns": 0.25 / 3})
@@ -108,6 +106,7 @@ def failed(stop_reason: str, calls: int) -> Outcome:
 
 
 _WRONG, _SILENT, _CUT, _CUT_SILENT = (failed(reason, calls) for reason in ("answered", "truncated") for calls in (2, 0))
+_OPEN = "did not come to an answer"
 _SFT = "Show it how first: agentloop sft on demonstrations"
 _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
 
@@ -115,24 +114,14 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
 @pytest.mark.parametrize(
     ("outcomes", "has_tools", "said"),
     [
-        (
-            [_WRONG, _SILENT, _SILENT, _CUT],
-            True,
-            f"3 answered wrong, 1 did not come to an answer, 2 called a tool. {_SFT}",
-        ),
+        ([_WRONG, _SILENT, _SILENT, _CUT], True, f"3 answered wrong, 1 {_OPEN}, 2 called a tool. {_SFT}"),
         # More tokens don't help what calls no tool.
-        (
-            [_SILENT, *[_CUT_SILENT] * 3],
-            True,
-            f"1 answered wrong, 3 did not come to an answer, 0 called a tool. {_SFT}",
-        ),
-        ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 did not come to an answer, 3 called a tool. {_ROOM}"),
-        ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 did not come to an answer. {_ROOM}"),
+        ([_SILENT, *[_CUT_SILENT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 0 called a tool. {_SFT}"),
+        ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 3 called a tool. {_ROOM}"),
+        ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 {_OPEN}. {_ROOM}"),
     ],
 )
-def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded(
-    outcomes: list[Outcome], has_tools: bool, said: str
-) -> None:
+def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:
     evaluation = Evaluation((Attempts(tuple(outcomes)),), 4, 0, has_tools)
     plain, trained = (
         as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]

@@ -79,9 +79,7 @@ SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flus
         ('{"rewards": {"a": null}}', None),
     ],
 )
-def test_a_last_line_is_a_reward_or_a_problem_whatever_is_written_beside_it(
-    line: str, rewards: dict[str, float] | None, tmp_path: Path
-) -> None:
+def test_any_last_line_is_a_reward_or_a_problem(line: str, rewards: dict[str, float] | None, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
     end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
     problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"
@@ -111,9 +109,7 @@ def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason:
     [("hang()", "overtime", 0.0), ("(post(reward=0.75), hang())", "answered", 0.75)],
     ids=["says nothing", "posts a reward"],
 )
-def test_an_agent_that_takes_too_long_is_overtime_unless_it_posted_a_reward(
-    agent: str, then: str, stop_reason: str, reward: float
-) -> None:
+def test_overtime_leaves_an_agent_the_reward_it_posted(agent: str, then: str, stop_reason: str, reward: float) -> None:
     agent, row = agent.format(asking.__file__), {"then": then}
     (episode,), _ = play(agent, lambda prompt: "y", row=row, episode_timeout_s=3.0)
     assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)

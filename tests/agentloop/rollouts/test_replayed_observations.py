@@ -135,9 +135,8 @@ def test_answers_are_for_their_task_and_their_environment_alone() -> None:
     assert actors.memory is not None
     answered = actors.memory.take_new()
     assert len({record.id for record in answered}) == len({record.task for record in answered}) == 3
-    assert {(record.tool, json.dumps(dict(record.arguments)), record.content) for record in answered} == {
-        ("square", '{"n": 3}', "9")
-    }
+    found = {(record.tool, json.dumps(dict(record.arguments)), record.content) for record in answered}
+    assert found == {("square", '{"n": 3}', "9")}
     hashes = {load_environment("lookup_chain", options).tools_hash(100) for options in ({}, {"padding": 2})}
     assert len(hashes) == 2
     assert factory.tools_hash(100) != factory.tools_hash(101)

@@ -70,9 +70,8 @@ def test_rewards_add_up_by_weight() -> None:
     # 2 x 1 + 3 x -0.2 - 0.5 x 4 = -0.6; 2 x 0 + 3 x -0.3 - 0.5 x 7 = -4.4
     assert [scores.totals[0], scores.totals[2]] == pytest.approx([-0.6, -4.4], abs=1e-12)
     assert math.isnan(scores.totals[1])
-    assert scores.metrics == pytest.approx(
-        {"reward/environment": 0.5, "reward/brief": -0.25, "reward/judged": 5.5}, abs=1e-12
-    )
+    found = scores.metrics
+    assert found == pytest.approx({"reward/environment": 0.5, "reward/brief": -0.25, "reward/judged": 5.5}, abs=1e-12)
 
 
 def test_async_functions_wait_together_within_their_bound_and_keep_the_order() -> None:
@@ -107,9 +106,7 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     actors = scripted_actors(factory, scripts)
     config = run_config(reward={"functions": named("picky")}, context={"max_tokens": 4000})
     task = factory.make_task(random.Random(0))
-    with pytest.raises(
-        UserError, match=r"got ConnectionError: no answer .*\. Mend it; or set reward.on_error: drop\.$"
-    ):
+    with pytest.raises(UserError, match=r"ConnectionError: no answer .*\. Mend it; or set reward.on_error: drop\.$"):
         collect(actors, [(task, 2)], config)
     assert isinstance(actors.generator, ScriptedGenerator)
     assert len(actors.generator.prompts[1]) < len(scripts[1])

@@ -20,7 +20,7 @@ from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.records import policy, run_record
+from tests.fakes.records import a_run, policy
 from tests.fakes.scripted import CHATML, ScriptedGenerator, call, chain_of, scripted_actors
 
 RUN = "run"
@@ -61,7 +61,7 @@ def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]
     """What comes back from a database."""
     store = ReplayStore.create(folder / "replay.sqlite")
     authors = config.context.author_table()
-    store.add_run(replace(run_record(RUN), authors=authors.to_json(), authors_hash=authors.hash))
+    store.add_run(replace(a_run(RUN), authors=authors.to_json(), authors_hash=authors.hash))
     store.add_policy(policy(0, run=RUN))
     store.append(rows.tasks, rows.groups, rows.trajectories)
     return store.read([row.id for row in rows.trajectories])
@@ -112,9 +112,8 @@ def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None
         [BatchRow(row, advantage=row.record.advantage) for row in rows.trajectories], config.context.author_table()
     )
     assert batch.trajectory.tolist() == [0, 0, 1]
-    assert [float(batch.advantages[i][batch.loss_mask[i]].unique()) for i in range(3)] == pytest.approx(
-        [rows.trajectories[0].record.advantage] * 2 + [rows.trajectories[1].record.advantage]
-    )
+    found = [float(batch.advantages[i][batch.loss_mask[i]].unique()) for i in range(3)]
+    assert found == pytest.approx([rows.trajectories[0].record.advantage] * 2 + [rows.trajectories[1].record.advantage])
 
 
 def test_withheld_turns_and_texts_stay_sampled_and_are_not_trained(tmp_path: Path) -> None:
@@ -139,18 +138,14 @@ def test_words_of_registered_authors_are_stored_as_theirs_without_log_probs(tmp_
     (row,) = stored(rows, config, tmp_path)
     authors, tokens = config.context.author_table(), row.segments[0].tokens
     assert [author.name for author in authors.authors[-3:]] == NAMES
-    edited, planned, sampled = (
-        tokens.authors == authors.code(name) for name in ("human_edit", "subagent:planner", "llm")
-    )
+    edited, asked, drawn = (tokens.authors == authors.code(name) for name in ("human_edit", "subagent:planner", "llm"))
     planner = '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'
-    spoken = {"Behind 7 comes 8.<|im_end|>": edited, planner: planned, "done<|im_end|>": sampled}
+    spoken = {"Behind 7 comes 8.<|im_end|>": edited, planner: asked, "done<|im_end|>": drawn}
     assert [CHATML.codec.decode(tokens.token_ids[mask].tolist()) for mask in spoken.values()] == list(spoken)
-    assert (response_mask(tokens, authors) == edited | planned | sampled).all()
-    assert (loss_mask(tokens, authors) == edited | sampled).all()
-    assert (np.isnan(tokens.behavior_log_probs) == ~sampled).all() and (
-        (tokens.policy_versions == -1) == ~sampled
-    ).all()
+    assert (response_mask(tokens, authors) == edited | asked | drawn).all()
+    assert (loss_mask(tokens, authors) == edited | drawn).all()
+    assert (np.isnan(tokens.behavior_log_probs) == ~drawn).all() and ((tokens.policy_versions == -1) == ~drawn).all()
     assert "secret" not in CHATML.codec.decode(tokens.token_ids.tolist())
     assert [row.messages[place].author for place in (1, 3, 6)] == NAMES
     batch = build_batch([BatchRow(row, advantage=1.0)], authors)
-    assert int(batch.loss_mask.sum()) == int((edited | sampled).sum())
+    assert int(batch.loss_mask.sum()) == int((edited | drawn).sum())

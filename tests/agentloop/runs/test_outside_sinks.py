@@ -133,9 +133,7 @@ def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd
 @pytest.mark.parametrize(
     ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
 )
-def test_sink_without_its_package_is_refused_with_the_extra(
-    folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_without_package_is_refused(folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop-replay\[{name}\]"):
         open_sinks([name], folder, warn=pytest.fail)
@@ -148,9 +146,7 @@ def test_wandb_online_without_a_key_is_refused_at_the_start(folder: Path, monkey
         open_sinks(["wandb"], folder, warn=pytest.fail)
 
 
-def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_out_of_reach_is_left_out_with_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -35,7 +35,7 @@ print("whole")
 
 
 def test_processes_that_are_terminated_do_not_stop_the_run_that_forked_them() -> None:
-    done = subprocess.run([sys.executable, "-c", _TERMINATES], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", _TERMINATES], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
 
 

@@ -44,9 +44,8 @@ def test_metrics_file_resumed_has_every_iteration_once(tmp_path: Path) -> None:
     for iteration in range(4, 8):
         resumed.log(iteration, {"a": 2.0})
     resumed.close()
-    assert [(row["iteration"], row["a"]) for row in lines(path)] == [
-        (0, None), (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0), (7, 2.0),
-    ]  # fmt: skip
+    found = [(row["iteration"], row["a"]) for row in lines(path)]
+    assert found == [(0, None), (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0), (7, 2.0)]
 
 
 @pytest.mark.parametrize("tail", [b'{"iteration": 2, "a', b'{"iteration": 2}', b"\x00\x00\x00", b"\xff\n", b"3\n"])
@@ -70,7 +69,7 @@ def test_metric_sinks_drop_a_sink_that_raises(error: BaseException) -> None:
     sinks.close()
     assert warnings == [
         f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:24. It gets nothing more; "
-        "the database still gets everything.",
+        "the database still gets everything."
     ]
     assert good.rows == [(iteration, {"a": 1.0}) for iteration in range(10)]
     assert good.closed

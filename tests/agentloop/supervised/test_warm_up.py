@@ -48,9 +48,7 @@ def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
     return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
-def demonstrator(
-    loaded: LoadedModel, strategy: Strategy = LINEAR
-) -> Callable[[Sequence[Message]], list[TokenSequence]]:
+def shown_by(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Callable[[Sequence[Message]], list[TokenSequence]]:
     given = {"parser": choose_parser("auto", loaded.template), "tools": FACTORY.tools, "strategy": strategy}
     return partial(demonstrated_sequences, renderer=loaded.renderer(AUTHORS), **given)
 
@@ -61,31 +59,25 @@ def conversations() -> Iterator[tuple[Message, ...]]:
 
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
     settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
-    shown = map(demonstrator(loaded), conversations())
+    shown = map(shown_by(loaded), conversations())
     return warm_up(Actor(loaded.model), shown, settings, authors=AUTHORS, control_ids=loaded.codec.added_ids)
 
 
 def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: Path) -> None:
     for seed in (7, 8):
         build_tiny_model(tmp_path / str(seed), TINY, corpus=corpus(), seed=seed)
-    first, same, other = (
-        (path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "7", tmp_path / "8")
-    )
+    first, same, other = ((at / "model.safetensors").read_bytes() for at in (folder, tmp_path / "7", tmp_path / "8"))
     assert first == same != other
     assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "7" / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.parametrize("factory", [FACTORY, THINKING], ids=["plain", "thinking"])
-def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_with_their_ends(
-    loaded: LoadedModel, factory: EnvironmentFactory
-) -> None:
-    for conversation in itertools.islice(demonstrations(factory, seed=3), 5):
-        (tokens,) = demonstrator(loaded)(conversation)
-        rendered = loaded.template.render(
-            list(map(to_template, conversation)), tools=factory.tools, generation_prompt=False
-        )
+def test_demonstration_reads_as_rendered_and_trains_replies(loaded: LoadedModel, factory: EnvironmentFactory) -> None:
+    for turns in itertools.islice(demonstrations(factory, seed=3), 5):
+        (tokens,) = shown_by(loaded)(turns)
+        rendered = loaded.template.render(list(map(to_template, turns)), tools=factory.tools, generation_prompt=False)
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
-        replies = [message for message in conversation if message.role == "assistant"]
+        replies = [message for message in turns if message.role == "assistant"]
         trained = trained_text(loaded, tokens)
         assert trained.count("<|im_end|>") == len(replies) and trained.endswith(f"{replies[-1].content}<|im_end|>")
         assert trained.count("<think>") == (len(replies) if factory is THINKING else 0)
@@ -95,8 +87,8 @@ def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_w
 
 def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:
     conversation = next(demonstrations(THINKING, seed=3))
-    (whole,) = demonstrator(loaded)(conversation)
-    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60))(conversation)
+    (whole,) = shown_by(loaded)(conversation)
+    sequences = shown_by(loaded, Memory(len(whole) - 60, max_summary_tokens=60))(conversation)
     trained = [trained_text(loaded, t) for t in sequences]
     thoughts = [str(message.reasoning) for message in conversation if message.role == "assistant"]
     notes = next(text for text in trained if "<think>" not in text)
@@ -108,7 +100,7 @@ def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(load
     conversations = itertools.islice(demonstrations(THINKING, seed=3, strategy=Hint()), 4)
     plain = list(itertools.islice(demonstrations(THINKING, seed=3), 4))
     for number, conversation in enumerate(conversations):
-        (tokens,) = demonstrator(loaded, Hint())(conversation)
+        (tokens,) = shown_by(loaded, Hint())(conversation)
         text = loaded.codec.decode(tokens.token_ids.tolist())
         assert text.count("The trail: ") == number % 2
         assert conversation[2:] == plain[number][2:]  # behind the system message and the question

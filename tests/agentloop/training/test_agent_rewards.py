@@ -14,17 +14,7 @@ from context.messages import canonical_json
 from context.tokens.session_nodes import Fork, Node, Place, Status, segments_of
 from replay.records import BatchRow, Trajectory
 from tests.agentloop.learning.test_gradients import written_formula
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    LOSS,
-    batch_row,
-    gradients,
-    row,
-    run_config,
-    scored_rows,
-    segment,
-    tiny_actor,
-)
+from tests.fakes.batch_rows import AUTHORS, LOSS, batch_row, gradients, rescore, row, run_config, segment, tiny_actor
 
 
 def session(name: str, reward: float, scout: float | None, *, seed: int = 0) -> Trajectory:
@@ -94,7 +84,7 @@ def test_loss_and_gradient_are_those_of_the_written_formula(aggregation: str) ->
         assert found == pytest.approx(expected.tolist(), rel=1e-9)
     mixed, _ = estimator("grpo").of_batch(batched(rows), "stored")
     actor, config = tiny_actor(seed=0), run_config(loss={**LOSS, "aggregation": aggregation})
-    scored = scored_rows(actor, mixed, old=tiny_actor(seed=1))
+    scored = rescore(actor, mixed, old=tiny_actor(seed=1))
     scored = replace(scored, batch=replace(scored.batch, advantages=scored.batch.advantages.double()))
     loss, gradient, _ = gradients(actor, scored, config)
     expected_loss, expected_gradient = written_formula(actor, scored, config)

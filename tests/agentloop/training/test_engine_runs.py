@@ -55,9 +55,7 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
         "select iteration, policy_version_min, policy_version_max, count(*), count(mean_entropy) from trajectories "
         "group by 1, 2, 3 order by 1",
     )
-    assert stored == [
-        (iteration, iteration - 1, iteration - 1, 12 + 4 * (iteration == 1), 0) for iteration in (1, 2, 3)
-    ]
+    assert stored == [(made, made - 1, made - 1, 12 + 4 * (made == 1), 0) for made in (1, 2, 3)]
     gaps = [metrics["actor/fresh/token_gap_max"] for metrics in display.iterations]
     assert max(gaps) <= 0.0009995  # log 1.001
     assert {body["model"] for body in server.requests} == {"tiny"}
@@ -79,9 +77,7 @@ def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: 
     assert versions(result.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_checkpoint(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
     with serving(model) as server:
         given = config(tmp_path, model, server)
 
@@ -129,7 +125,7 @@ class EndsTheStarter(SilentDisplay):
     def note(self, text: str) -> None:
         super().note(text)
         if text.startswith("waiting for the engines"):
-            subprocess.run(self._command, cwd=ROOT, check=False, capture_output=True)
+            subprocess.run(self._command, cwd=ROOT, capture_output=True)
 
 
 def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, model: Path) -> None:
@@ -227,9 +223,7 @@ def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_
     assert [json.loads(line)["holds"] for line in proofs] == [True] * 3
 
 
-def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
-    tmp_path: Path, model: Path, executable: Path
-) -> None:
+def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, model: Path, executable: Path) -> None:
     executable.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n'
     )
@@ -242,9 +236,7 @@ def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
 
 
 @pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
-def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
-    tmp_path: Path, model: Path, phase: str, learned: int
-) -> None:
+def test_a_run_whose_engine_dies_goes_on_with_another(tmp_path: Path, model: Path, phase: str, learned: int) -> None:
     given = serving_config(tmp_path, model)
 
     def kill(now: str, iterations: int) -> None:

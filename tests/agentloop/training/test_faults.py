@@ -51,7 +51,7 @@ FrontDoor = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> FrontDoor:
+def door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> FrontDoor:
     """`agentloop train` on a configuration, in this process: its exit code and what it wrote to stderr."""
 
     def run(config: RunConfig, *options: str) -> tuple[int, str]:
@@ -60,9 +60,7 @@ def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        lines = [
-            line for line in capfd.readouterr().err.splitlines() if line.startswith("agentloop") or "Trace" in line
-        ]
+        lines = [one for one in capfd.readouterr().err.splitlines() if one.startswith("agentloop") or "Trace" in one]
         assert len(lines) <= 1
         return int(ended.value.code or 0), "".join(lines)
 
@@ -108,9 +106,7 @@ if child == 0:
 print(child, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     child = int(done.stdout)
     try:
         assert done.returncode == -signal.SIGKILL
@@ -130,7 +126,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[..., None]]:
 
     def mount(options: str) -> bool:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+        return subprocess.run(command, capture_output=True).returncode == 0
 
     if not mount(f"size={kilobytes}k"):
         pytest.skip("needs the right to mount a small file system")
@@ -145,30 +141,28 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[..., None]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def check_refused(front_door: FrontDoor, config: RunConfig, options: list[str], rule: str) -> None:
-    code, line = front_door(config, *options)
+def check_refused(door: FrontDoor, config: RunConfig, options: list[str], rule: str) -> None:
+    code, line = door(config, *options)
     assert code == 2
     assert rule in line and f" at {config.run.folder}" in line and "bytes free)" in line
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_disk_that_is_full_or_read_only_is_one_line_and_loses_nothing(
-    front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path, share: float
-) -> None:
+def test_full_disk_loses_nothing(door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path, share: float) -> None:
     """With room again the run ends as if nothing had happened."""
     needed = sum(path.stat().st_size for path in unbroken.rglob("*")) // 1024
     with small_disk(tmp_path / "disk", int(needed * share)) as change:
         config = config_in(tmp_path / "disk", qwen2)
-        check_refused(front_door, config, [], "agentloop: ")
+        check_refused(door, config, [], "agentloop: ")
         run = tmp_path / "disk" / "small-001"
         for checkpoint in complete_checkpoints(run / "checkpoints"):
             load_checkpoint(checkpoint)
         again = ["--resume"] if (run / "run.json").exists() else []
         change("ro")
         for options in ([], again):
-            check_refused(front_door, config, options, "run.folder must be writable, got Read-only file system")
+            check_refused(door, config, options, "run.folder must be writable, got Read-only file system")
         change("rw,size=1g")
-        assert front_door(config, *again) == (0, "")
+        assert door(config, *again) == (0, "")
         run = max((tmp_path / "disk").glob("small-*"))
         assert_sound(run, iterations=ITERATIONS)
         assert_same_run(run, unbroken)
@@ -177,8 +171,8 @@ def test_disk_that_is_full_or_read_only_is_one_line_and_loses_nothing(
 # numbers
 
 
-def test_nan_gradient_stops_the_run_with_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
-    code, line = front_door(config_in(tmp_path / "runs", qwen2, optimizer={"learning_rate": 1e30}))
+def test_nan_gradient_stops_the_run_with_one_line(door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
+    code, line = door(config_in(tmp_path / "runs", qwen2, optimizer={"learning_rate": 1e30}))
     assert code == 1
     assert line.startswith("agentloop: training stopped: loss and gradient must be finite, got loss nan")
     run = tmp_path / "runs" / "small-001"
@@ -189,13 +183,13 @@ def test_nan_gradient_stops_the_run_with_one_line(front_door: FrontDoor, tmp_pat
     assert (run / "report.html").exists()
 
 
-def test_weights_that_are_no_numbers_are_refused_by_name(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
+def test_weights_that_are_no_numbers_are_refused_by_name(door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(qwen2)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
     bad = save_qwen2(tmp_path / "bad")
     model.save_pretrained(bad)
-    code, line = front_door(config_in(tmp_path / "runs", bad))
+    code, line = door(config_in(tmp_path / "runs", bad))
     assert (code, line) == (
         1,
         "agentloop: training stopped: log-probs of the policy must be numbers, got NaN from policy version 0. "
@@ -204,7 +198,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(front_door: FrontDoor, 
 
 
 @pytest.mark.parametrize(
-    ("mood", "problem"),
+    ("mood", "said"),
     [
         ("nan", "reward must return a finite number, got nan"),
         ("raise", "reward must return a number, got ConnectionError: no answer at parity.py:84"),
@@ -212,20 +206,14 @@ def test_weights_that_are_no_numbers_are_refused_by_name(front_door: FrontDoor, 
     ],
 )
 def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
-    front_door: FrontDoor,
-    tmp_path: Path,
-    qwen2: Path,
-    unbroken: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mood: str,
-    problem: str,
+    door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, mood: str, said: str
 ) -> None:
     config = config_in(tmp_path / "runs", qwen2)
     load_class(config.environment.name, what="environment.name").asked = 0  # type: ignore[attr-defined]
     monkeypatch.setenv("AGENTLOOP_TEST_MOOD", mood)
-    code, line = front_door(config)
+    code, line = door(config)
     assert code == 2
-    assert line.startswith(f"agentloop: Moody.{problem} for the task 'Say something of even length, number ")
+    assert line.startswith(f"agentloop: Moody.{said} for the task 'Say something of even length, number ")
     run = tmp_path / "runs" / "small-001"
     assert f"Mend it. Then go on: agentloop train {run} --resume, with --environment-changed too if a file of" in line
     ((learned, stored),) = rows(
@@ -233,5 +221,5 @@ def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
     )
     assert learned == stored > 0
     monkeypatch.delenv("AGENTLOOP_TEST_MOOD")
-    assert front_door(config, "--resume") == (0, "")
+    assert door(config, "--resume") == (0, "")
     assert_same_run(run, unbroken)

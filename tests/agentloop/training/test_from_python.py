@@ -170,9 +170,7 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
     ],
 )
-def test_mistake_is_one_line_and_leaves_no_run(
-    given: dict[str, Any], message: str, tmp_path: Path, qwen2: Path
-) -> None:
+def test_mistake_is_one_line_without_a_run(given: dict[str, Any], message: str, tmp_path: Path, qwen2: Path) -> None:
     right = {"model": qwen2, "reward": vowels, "tasks": ROWS}
     with pytest.raises(UserError, match=message):
         agentloop.train(**{**right, **small(tmp_path), **given})

@@ -67,8 +67,7 @@ SHORT: dict[str, Any] = {"epochs": 1, "batch": 4}
 
 
 @pytest.mark.parametrize(
-    ("tools", "what"),
-    [(True, "tool, got one that leaves multiply out"), (False, "call, got one that leaves calls out")],
+    "tools, what", [(True, "tool, got one that leaves multiply out"), (False, "call, got one that leaves calls out")]
 )
 def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Path, tools: bool, what: str) -> None:
     data = demonstrated(tmp_path / "a.jsonl", tools=tools)
@@ -82,10 +81,8 @@ def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -
     insisting = {"context": {"max_tokens": 400, "allow_hidden_tools": True}}
     assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
     data = demonstrated(tmp_path / "a.jsonl", tools=True)
-    section = {**SHORT, "data": str(data)}
-    assert (
-        sft(small_config(tmp_path, bare, sft=section, **insisting, **ITS_TOOLS), display=SilentDisplay()).updates == 2
-    )
+    how = {**SHORT, "data": str(data)}
+    assert sft(small_config(tmp_path, bare, sft=how, **insisting, **ITS_TOOLS), display=SilentDisplay()).updates == 2
 
 
 def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_path: Path) -> None:

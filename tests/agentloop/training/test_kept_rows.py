@@ -54,29 +54,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[Tra
 
 
 def test_run_keeps_to_its_capacity_and_logs_it(finished: tuple[TrainResult, SilentDisplay]) -> None:
-    result, display = finished
-    database = result.folder / "replay.sqlite"
-    fresh = [row["batch/fresh"] for row in display.iterations]
-    assert all(row["buffer/rows"] <= max(10, row["batch/fresh"]) for row in display.iterations)
+    result, shown = finished
+    file = result.folder / "replay.sqlite"
+    new = [row["batch/fresh"] for row in shown.iterations]
+    assert all(row["buffer/rows"] <= max(10, row["batch/fresh"]) for row in shown.iterations)
     collected = evicted = 0.0
-    for count, row in zip(fresh, display.iterations, strict=True):
+    for count, row in zip(new, shown.iterations, strict=True):
         collected += count
         evicted += row["buffer/evicted"]
         assert row["buffer/rows"] == collected - evicted
     assert evicted > 0
-    assert rows(database, "select count(*) from reclaimed") == [(evicted,)]
-    logged = rows(database, "select value from metrics where name = 'buffer/rows' order by iteration")
-    assert [value for (value,) in logged] == [row["buffer/rows"] for row in display.iterations]
+    assert rows(file, "select count(*) from reclaimed") == [(evicted,)]
+    logged = rows(file, "select value from metrics where name = 'buffer/rows' order by iteration")
+    assert [value for (value,) in logged] == [row["buffer/rows"] for row in shown.iterations]
     # The last checkpoint is that of iteration 4, and the only one: nothing evicted is needed again.
-    assert rows(database, "select count(*) from trajectories where state = 'evicted'") == [(0,)]
-    assert rows(database, "select count(*) from draws") == [
-        (sum(fresh) + sum(r["batch/replay"] for r in display.iterations),)
-    ]
+    assert rows(file, "select count(*) from trajectories where state = 'evicted'") == [(0,)]
+    assert rows(file, "select count(*) from draws") == [(sum(new) + sum(r["batch/replay"] for r in shown.iterations),)]
 
 
-def test_killed_run_that_resumes_ends_like_the_unbroken_one(
-    finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path
-) -> None:
+def test_killed_run_ends_as_unbroken(finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path) -> None:
     with pytest.raises(MemoryError):
         train(settings(tmp_path, qwen2), display=SilentDisplay(at_iteration=killed))
     # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.
@@ -170,9 +166,7 @@ def test_run_is_the_same_whether_they_are_kept_or_not(kept: Path, tmp_path: Path
     assert rows(without / "replay.sqlite", "select count(*) from held_out") == [(0,)]
 
 
-def test_redacted_run_goes_on_and_leaves_neither_words_nor_tokens_of_what_was_hidden(
-    tmp_path: Path, qwen2: Path
-) -> None:
+def test_redacted_run_goes_on_and_leaves_neither_words_nor_tokens_hidden(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
     replay, display = {"fraction": 0.25, "redact": f"{tmp_path}/hide.py:hide"}, SilentDisplay()
     config = evaluating(tmp_path, qwen2, keep=1, replay=replay, run={"iterations": 2})

@@ -89,9 +89,7 @@ def test_run_metrics_in_the_database_are_those_people_saw(finished: Finished) ->
     assert display.iterations[0]["replay/starved_rows"] == 4
 
 
-def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
-    without_replay: TrainResult, tmp_path: Path, qwen2: Path
-) -> None:
+def test_observing_leaves_parameters_as_no_replay(without_replay: TrainResult, tmp_path: Path, qwen2: Path) -> None:
     display = SilentDisplay()
     observed = train(small_config(tmp_path, qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
     assert_same_bits(*(run.folder / "policies/000003/model.safetensors" for run in (without_replay, observed)))
@@ -145,9 +143,7 @@ def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen
     assert "fresh 0 + replay 16" in words.getvalue()
 
 
-def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
-    tmp_path: Path, qwen2: Path, new_database: Callable[..., str]
-) -> None:
+def test_resumed_on_a_server_as_whole_on_sqlite(tmp_path: Path, qwen2: Path, new_database: Callable[..., str]) -> None:
     whole = train(small_config(tmp_path / "whole", qwen2), display=SilentDisplay())
     config = small_config(tmp_path, qwen2, replay={"database": new_database()})
     assert train(config, display=StopAfter(1)).exit_code == 143

@@ -71,9 +71,8 @@ def test_batches_have_the_members_that_the_unit_says(
     display = SilentDisplay()
     result = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=display)
     found, replayed = batches(result), sum(old for _, old in members)
-    assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration") == [
-        (16, 0), (16 - replayed, replayed), (16 - replayed, replayed)
-    ]  # fmt: skip
+    got = rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")
+    assert got == [(16, 0), (16 - replayed, replayed), (16 - replayed, replayed)]
     assert by_task(found[1]) == [(4, 0)] * 4
     assert all(by_task(found[iteration]) == members for iteration in (2, 3) if replay["unit"] != "group")
     for iteration in (2, 3):

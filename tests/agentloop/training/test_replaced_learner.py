@@ -36,9 +36,7 @@ def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
     return Leadership(store, RUN, tmp_path, lease_s=LEASE_S)
 
 
-def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
-    store: ReplayStore, tmp_path: Path
-) -> None:
+def test_a_refused_learner_does_not_call_workers_of_an_ended_run_back(store: ReplayStore, tmp_path: Path) -> None:
     leadership = Leadership(store, RUN, tmp_path, lease_s=600)
     store.roles.lead(RUN, "elsewhere", lease_s=600)
     store.roles.end_run(RUN)
@@ -50,9 +48,7 @@ def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
         assert not store.roles.view(RUN, lease_s=60.0).has_ended
 
 
-def test_a_learner_with_nothing_under_way_says_why_it_ends_when_another_leads(
-    store: ReplayStore, leadership: Leadership
-) -> None:
+def test_an_idle_learner_says_why_it_ends_when_another_leads(store: ReplayStore, leadership: Leadership) -> None:
     """The signal that wakes it would end it without a word of that, and with another exit code."""
     replaced = pytest.raises(RunReplaced, match="got 'elsewhere' in the place of")
     with graceful_stop(lambda text: None), replaced, leadership.held():

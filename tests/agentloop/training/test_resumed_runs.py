@@ -63,10 +63,8 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     assert f"resumed {run} after iteration 2" in display.notes
     assert "run.iterations is 4 now, after 2; schedules stay laid over 2 iterations" in display.notes
     whole = train(scheduled(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
-    for version in range(5):
-        assert_same_bits(
-            *(folder / "policies" / f"{version:06d}" / "model.safetensors" for folder in (run, whole.folder))
-        )
+    for made in range(5):
+        assert_same_bits(*(folder / "policies" / f"{made:06d}" / "model.safetensors" for folder in (run, whole.folder)))
     # Linear from 0.5 at the first iteration to 0.25 at the second, and so it stays.
     query = "select fraction from iterations order by iteration"
     assert rows(run / "replay.sqlite", query) == [(0.5,), (0.25,), (0.25,), (0.25,)]
@@ -197,9 +195,7 @@ def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(t
     assert train(two_iterations(tmp_path, qwen2), run=folder, display=SilentDisplay()).iterations == 2
 
 
-def test_a_run_finds_the_files_it_began_with_from_any_directory(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_finds_its_files_from_any_directory(tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "data").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -243,9 +239,7 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
 
 
 @pytest.mark.parametrize("agent", [f"{sys.executable} looking.py", "looking.py:solve"], ids=["program", "function"])
-def test_a_resumed_run_finds_its_agent_from_any_directory(
-    agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_finds_its_agent(agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "a folder"
     here.mkdir()
     monkeypatch.chdir(here)

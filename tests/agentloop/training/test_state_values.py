@@ -20,7 +20,7 @@ from context.messages import Message, ToolCall
 from replay.records import BatchRow
 from tests.agentloop.learning.test_gradients import written_formula
 from tests.agentloop.training.test_advantage_estimator import rewarded
-from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, run_config, scored_rows, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, rescore, run_config, tiny_actor
 from tests.fakes.processes import assert_same_run
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
@@ -61,7 +61,7 @@ def test_gradient_of_state_credit_is_that_of_the_written_formula() -> None:
     values = values_of(STATES)
     values.add([row.trajectory for row in ROWS], iteration=1)
     actor, config = tiny_actor(), run_config(loss=LOSS)
-    scored = scored_rows(actor, by_states(ROWS, values)[0], old=actor)
+    scored = rescore(actor, by_states(ROWS, values)[0], old=actor)
     _, found, _ = gradients(actor, scored, config)
     _, expected = written_formula(actor, scored, config)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

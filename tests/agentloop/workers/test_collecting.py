@@ -71,9 +71,7 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
                 scored = np.array([np.nan, *plain_log_probs(server.models.model, ids[:1], ids[1:], 0.7)])
                 assert sampled.any() and not np.isnan(tokens.behavior_log_probs[sampled]).any()
                 assert np.abs(tokens.behavior_log_probs - scored)[sampled].max() < 1e-4
-        outcomes = [
-            member.outcome for group in run.store.tickets.ended_groups(run.id, EVALUATION) for member in group.members
-        ]
+        outcomes = [one.outcome for each in run.store.tickets.ended_groups(run.id, EVALUATION) for one in each.members]
         names = {"success", "reward", "turns", "num_tool_calls", "stop_reason"}
         assert len(outcomes) == 6 and all(outcome and names == outcome.keys() for outcome in outcomes)
         kept = questions.held_out(run.store, run.id)["rows"]
@@ -129,9 +127,7 @@ def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Lo
     assert (counts.done, counts.rows, len(set(rows_of(run)))) == (32, 32, 32)
 
 
-def test_an_engine_is_asked_for_nothing_while_it_is_published_to_and_each_token_keeps_its_version(
-    begin: Begin, tmp_path: Path
-) -> None:
+def test_an_engine_is_asked_nothing_while_published_to_and_tokens_keep_versions(begin: Begin, tmp_path: Path) -> None:
     run, server = begin(tmp_path / "replay.sqlite")
     server.models.pace_s = 0.4  # between three pieces of a reply
     run.report_engine(state="publishing")
@@ -182,9 +178,7 @@ def test_a_worker_on_which_nothing_goes_well_leaves_the_tickets_to_others(begin:
     assert run.counts.done == 24
 
 
-def test_functions_in_files_are_tools_and_judges_and_an_episode_without_a_reward_fails(
-    begin: Begin, tmp_path: Path
-) -> None:
+def test_functions_in_files_are_tools_and_judges_and_unrewarded_episodes_fail(begin: Begin, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Say {number}.", "store": {}}) + "\n" for number in range(40)))
     run, _ = begin(

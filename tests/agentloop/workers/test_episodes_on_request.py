@@ -141,7 +141,7 @@ def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: I
     left = asyncio.Event()
     messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
-    async def receive() -> dict[str, Any]:
+    async def said() -> dict[str, Any]:
         if message := next(messages, None):
             return message
         await left.wait()
@@ -156,17 +156,15 @@ def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: I
         (task,) = joined.tasks.of([claim.ticket])
         with run_gateway(GatewaySection(), agents_policy(joined.config, joined.actors.renderer)) as desk.gateway:
             async with asyncio.timeout(30):
-                asking = asyncio.ensure_future(
-                    desk.ask(Request({"type": "http", "method": "POST", "headers": []}, receive))
-                )
+                asks = asyncio.ensure_future(desk.ask(Request({"type": "http", "method": "POST", "headers": []}, said)))
                 while not desk.waiting:
                     await asyncio.sleep(0)
-                playing = asyncio.ensure_future(desk.play(claim, task, ask))
+                plays = asyncio.ensure_future(desk.play(claim, task, ask))
                 while desk.waiting:
                     await asyncio.sleep(0)
                 left.set()
-                await asyncio.wait([asking, playing])
-        assert playing.cancelled()
+                await asyncio.wait([asks, plays])
+        assert plays.cancelled()
 
     run.issue(1)
     joined = join_run(run.folder, wait_s=30, note=print)

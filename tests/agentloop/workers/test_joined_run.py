@@ -43,9 +43,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner_and_notes_another_version(
-    run: IssuedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_has_the_learners_tokens_and_notes_versions(run: IssuedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     joined = join_run(run.folder, wait_s=0.0, note=notes.append)
     with closing(joined.store):
@@ -59,9 +57,7 @@ def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner_and_notes_ano
     assert notes == ["the run was begun with version 0.1.0, this worker is 9.9"]
 
 
-def test_a_run_that_is_not_there_has_not_begun_or_collects_by_itself_is_refused(
-    tmp_path: Path, server: EngineServer
-) -> None:
+def test_a_run_not_there_not_begun_or_collecting_by_itself_is_refused(tmp_path: Path, server: EngineServer) -> None:
     assert refusal(tmp_path / "run-001").startswith("RUN must be there within --wait 0 s, got ")
     config = worker_config(tmp_path, server.models.folder, server, tmp_path / "replay.sqlite")
     assert "(the learner has not begun it)" in refusal(create_run_folder(config).path)
@@ -77,9 +73,7 @@ def test_a_run_that_is_not_there_has_not_begun_or_collects_by_itself_is_refused(
         ("start/tokenizer.json", None, "tokenizer of a worker must be the run's, got "),
     ],
 )
-def test_another_environment_template_or_tokenizer_is_refused(
-    run: IssuedRun, file: str, changed: str | None, said: str
-) -> None:
+def test_other_environment_or_tokenizer_is_refused(run: IssuedRun, file: str, changed: str | None, said: str) -> None:
     path = run.folder / file
     before = path.read_text()
     nfkc = json.dumps({**json.loads(before), "normalizer": {"type": "NFKC"}}) if changed is None else ""

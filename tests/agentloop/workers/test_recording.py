@@ -26,7 +26,7 @@ from replay.store import ReplayStore
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import Program, until
-from tests.fakes.records import run_record
+from tests.fakes.records import a_run
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
@@ -95,9 +95,7 @@ def no_session_is_left(buffer: Location) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.every_database
-def test_sessions_are_rows_with_the_log_probs_of_the_engine(
-    location: Location, server: EngineServer, model: Path
-) -> None:
+def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server: EngineServer, model: Path) -> None:
     with Recorder(location, server.address, model, "--temperature", str(TEMPERATURE)) as recorder:
         talks = [talk(recorder.agent("first")), talk(recorder.agent("second"), 2)]
         recorder.agent("second").responses.create(model="policy", input="Hello.", max_output_tokens=9)
@@ -112,9 +110,8 @@ def test_sessions_are_rows_with_the_log_probs_of_the_engine(
             talk(recorder.agent("first"))
         recorder.end_with(signal.SIGINT, code=130)
     found = list(stored(location).values())
-    assert [(row.record.reward, row.record.success, row.record.num_turns) for row in found] == [
-        *((1.0, True, 3), (0.25, False, 3), (2.0, True, 1))
-    ]
+    seen = [(row.record.reward, row.record.success, row.record.num_turns) for row in found]
+    assert seen == [*((1.0, True, 3), (0.25, False, 3), (2.0, True, 1))]
     assert [row.messages[-1].content for row in found[:1]] == [talks[0][-1]["content"]]
     sampled = 0
     for row in found:
@@ -135,9 +132,7 @@ def test_sessions_are_rows_with_the_log_probs_of_the_engine(
 
 
 @pytest.mark.slow
-def test_sessions_go_on_after_a_crash_and_what_was_not_delivered_is_given_again(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as recorder:
         server.models.pace_s = 0.2
@@ -164,9 +159,7 @@ def test_sessions_go_on_after_a_crash_and_what_was_not_delivered_is_given_again(
 
 
 @pytest.mark.slow
-def test_a_session_that_nobody_ends_is_stored_without_a_reward(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as recorder:
         talk(recorder.agent("left-open"), 2)
@@ -228,13 +221,12 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
         assert "text without log-probs, for imitation only" in recorder.output
     (row,) = stored(buffer).values()
     authors, renderer = default_authors(), load_model_files(model).renderer(default_authors())
-    (segment,) = row.segments
-    written = segment.tokens.authors == authors.code(DEMONSTRATION)
-    assert segment.tokens.token_ids[written].tolist()[-len(renderer.reply(row.messages[-1])) :] == renderer.reply(
-        row.messages[-1]
-    )
-    assert np.isnan(segment.tokens.behavior_log_probs).all()
-    assert (row.record.logprobs_mode, row.record.num_action_tokens) == ("none", written.sum())
+    (part,) = row.segments
+    ours = part.tokens.authors == authors.code(DEMONSTRATION)
+    found = part.tokens.token_ids[ours].tolist()[-len(renderer.reply(row.messages[-1])) :]
+    assert found == renderer.reply(row.messages[-1])
+    assert np.isnan(part.tokens.behavior_log_probs).all()
+    assert (row.record.logprobs_mode, row.record.num_action_tokens) == ("none", ours.sum())
     assert row.record.advantage == 1.0
     asked: list[str | Path] = ["replay", "demonstrations", buffer, "wins.jsonl"]
     assert Shell(monkeypatch, capfd).type(asked, tmp_path)[1].startswith("1 rows in wins.jsonl")
@@ -303,7 +295,7 @@ def test_what_it_can_not_do_is_one_line(
     refused = shell.refusal([*words, "--upstream-model", "other"], tmp_path)
     assert refused.startswith("--upstream-model must be a model that ")
     with closing(ReplayStore.create(tmp_path / "h.sqlite")) as store:
-        store.add_run(replace(run_record(), name="gateway"))
+        store.add_run(replace(a_run(), name="gateway"))
     assert shell.refusal(words, tmp_path).startswith("--name must be of a recording of this model, got gateway, ")
 
 
@@ -328,9 +320,7 @@ def test_recording_goes_on_with_what_it_was_made_with_alone(
 
 
 @pytest.mark.slow
-def test_of_two_gateways_that_record_the_same_the_later_one_stores_rows(
-    tmp_path: Path, server: EngineServer, model: Path
-) -> None:
+def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, model: Path) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as first:
         talk(first.agent("a"))

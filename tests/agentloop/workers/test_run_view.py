@@ -45,9 +45,7 @@ def report_many(store: ReplayStore, workers: int) -> None:
         (1_500, False, 45.0),  # never longer than three quarters of the lease
     ],
 )
-def test_workers_of_a_large_cluster_look_less_often(
-    store: ReplayStore, workers: int, busy: bool, pause_s: float
-) -> None:
+def test_workers_of_a_large_cluster_look_rarely(store: ReplayStore, workers: int, busy: bool, pause_s: float) -> None:
     report_many(store, workers)
     looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
     looks.report({})

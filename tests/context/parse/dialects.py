@@ -126,17 +126,8 @@ def hermes(body: str) -> str:
 
 
 _TAG = re.compile(r"<[^<>{}]+>|\[[A-Z_]+\]|```|Action(?: Input)?:")
-CONTROLS = sorted({tag for text in ONE_CALL.values() for tag in _TAG.findall(text)})
-CONTROLS += [
-    "<think>",
-    "</think>",
-    "[/THINK]",
-    "<|END_THINKING|>",
-    "<channel|>",
-    '<|"|>',
-    "<|im_end|>",
-    "<|python_tag|>",
-]
+_OTHERS = ("<think>", "</think>", "[/THINK]", "<|END_THINKING|>", "<channel|>", '<|"|>', "<|im_end|>", "<|python_tag|>")
+CONTROLS = [*sorted({tag for text in ONE_CALL.values() for tag in _TAG.findall(text)}), *_OTHERS]
 """Spellings of every family's own tags."""
 _WORDS = ["pearl", "é", "日本", "🙂", "true", "\\n", *"\n\t\"'\\{}[],:3 <>"]
 

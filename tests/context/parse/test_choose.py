@@ -47,9 +47,7 @@ def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
 
 def test_dialect_that_nobody_reads_is_named_with_its_example() -> None:
     source = real_template("written/granite_3").text.replace("<|tool_call|>", "<|begin_call|>")
-    with pytest.raises(
-        ValueError, match=r"context\.parser must be a class of your own .* got 'auto' and '<\|begin_call\|>"
-    ):
+    with pytest.raises(ValueError, match=r"parser must be a class of your own .* got 'auto' and '<\|begin_call\|>"):
         choose_parser("auto", template(source))
 
 

@@ -32,9 +32,7 @@ def test_calls_are_read_back_as_they_were_written(dialect: Dialect) -> None:
         text = dialect.written(row)
         read = dialect.parse(tools_of(row)).parse(text, stopped=True)
         assert (read.outcome, read.problem) == ("tool_calls", None), text
-        expected = [
-            (call["function"]["name"], call["function"]["arguments"], call.get("id")) for call in row["tool_calls"]
-        ]
+        expected = [(it["function"]["name"], it["function"]["arguments"], it.get("id")) for it in row["tool_calls"]]
         found = [(call.name, dict(call.arguments), call.id) for call in read.message.tool_calls]
         assert repr(sorted_keys(found)) == repr(sorted_keys(expected)), text  # 1 and True are equal, and not the same
         assert read.message.content.strip() == row["content"], text

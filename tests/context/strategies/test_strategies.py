@@ -223,11 +223,8 @@ def test_conversation_goes_on_after_a_question_aside_in_a_new_segment() -> None:
     episode = started(AskThenGoOn())
     episode.play(SAID[:3], tool_role=True)
     laws(episode, RENDERER)
-    assert [segment.reason for segment in episode.context.segments()] == [
-        "clean",
-        *["fork", "strategy_rewrite"] * 2,
-        "fork",
-    ]
+    found = [segment.reason for segment in episode.context.segments()]
+    assert found == ["clean", *["fork", "strategy_rewrite"] * 2, "fork"]
     assert [call.question for call in episode.calls] == [False, True] * 3
 
 

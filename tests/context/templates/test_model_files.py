@@ -129,11 +129,9 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("vocabulary", "given", "complaint"), GIVEN)
-def test_given_template_that_does_not_fit_is_refused(
-    tmp_path: Path, vocabulary: str, given: str, complaint: str
-) -> None:
-    with pytest.raises(RenderError, match=complaint):
+@pytest.mark.parametrize(("vocabulary", "given", "said"), GIVEN)
+def test_given_template_that_does_not_fit_is_refused(tmp_path: Path, vocabulary: str, given: str, said: str) -> None:
+    with pytest.raises(RenderError, match=said):
         load_model_files(family(vocabulary).save(tmp_path), template=given)
 
 
@@ -162,9 +160,7 @@ CALLING = (
         (COMMAND_R7B, None, {COHERE_EOS}),  # writes the next header whether it is asked for or not
     ],
 )
-def test_stops_are_the_declared_ones_and_those_of_the_template_for_tools(
-    source: str, tool_use: str | None, stops: set[str]
-) -> None:
+def test_stops_are_declared_or_of_the_template_for_tools(source: str, tool_use: str | None, stops: set[str]) -> None:
     codec = TokenCodec(train_tokenizer([SAYING], spelled_controls(SAYING + CALLING + COMMAND_R7B)).to_str())
     eos = codec.token_id(COHERE_EOS)
     assert eos is not None

@@ -40,10 +40,8 @@ def said(content: str, given: str, thought: str | None = None) -> tuple[Message,
 
 def called(number: int, key: str, result: str, thought: str | None = None) -> tuple[Message, Message]:
     call_id = f"call{number:05d}"
-    reply = Message(
-        "assistant", "", "llm", (ToolCall("lookup", {"key": key, "n": number}, call_id),), reasoning=thought
-    )
-    return reply, Message("tool", result, "env", name="lookup", tool_call_id=call_id)
+    said = Message("assistant", "", "llm", (ToolCall("lookup", {"key": key, "n": number}, call_id),), reasoning=thought)
+    return said, Message("tool", result, "env", name="lookup", tool_call_id=call_id)
 
 
 CONVERSATIONS = {

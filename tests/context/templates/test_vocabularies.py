@@ -47,10 +47,8 @@ class Example:
         self.texts = [self._text() for _ in range(6)]
 
     def _token(self) -> str:
-        word, number = self.chance.choice(WORDS[:-3]), self.chance.randint(10, 120)
-        return self.chance.choice(
-            (f"[{word}_{number}]", f"<|{word}|>", f"<{word}>", f"{word}{number}", f"{number}", word)
-        )
+        word, n = self.chance.choice(WORDS[:-3]), self.chance.randint(10, 120)
+        return self.chance.choice((f"[{word}_{n}]", f"<|{word}|>", f"<{word}>", f"{word}{n}", f"{n}", word))
 
     def _text(self) -> str:
         words = self.chance.choices([*WORDS, "12", "34"], k=self.chance.randint(1, 5))

@@ -36,11 +36,9 @@ def codec_of(kind: str) -> tuple[TokenCodec, Tokenizer]:
 @given(text=TEXTS)
 def test_control_tokens_are_found_where_the_tokenizer_finds_them(kind: str, text: str) -> None:
     codec, tokenizer = codec_of(kind)
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    expected = [
-        (token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in codec.added_ids
-    ]
-    assert [(found.token, found.first, found.end) for found in codec.controls(text)] == expected
+    read = tokenizer.encode(text, add_special_tokens=False)
+    wanted = [(token, *place) for token, place in zip(read.ids, read.offsets, strict=True) if token in codec.added_ids]
+    assert [(found.token, found.first, found.end) for found in codec.controls(text)] == wanted
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds())

@@ -68,9 +68,7 @@ OPEN_CALL = MODEL.codec.encode("<tool_call>\n")  # the control token, the line b
         (TrainingControl(blackout_after_end=False), [50, END, 51, END], set()),
     ],
 )
-def test_blackout_withholds_texts_and_what_follows_the_end(
-    control: TrainingControl, ids: list[int], withheld: set[int]
-) -> None:
+def test_blackout_withholds_texts_and_the_rest(control: TrainingControl, ids: list[int], withheld: set[int]) -> None:
     context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
     context.begin([Message("user", "go")], ())
     before = len(context.prompt_ids)
@@ -98,9 +96,7 @@ def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> Non
 
 
 def test_table_says_who_is_sampled_trained_shown_and_known() -> None:
-    codes = np.array(
-        [TABLE.code(name) for name in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8
-    )
+    codes = np.array([TABLE.code(it) for it in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8)
     assert TABLE.is_action(codes).tolist() == [False, True, True, True, False]
     assert TABLE.is_trained(codes).tolist() == [False, True, False, True, False]
     assert TABLE.has_behavior(codes).tolist() == [False, True, True, False, False]

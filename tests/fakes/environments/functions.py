@@ -120,9 +120,7 @@ async def waiting(episode: Episode) -> float:
 def best_of_group(members: Sequence[Member]) -> list[float]:
     """1 for the best, less for a replayed one; 0 if there is only one."""
     best = max(member.reward for member in members)
-    return [
-        (0.5 if member.replayed else 1.0) * (member.reward == best) if len(members) > 1 else 0.0 for member in members
-    ]
+    return [(0.5 if one.replayed else 1.0) * (one.reward == best) if len(members) > 1 else 0.0 for one in members]
 
 
 def too_short(members: Sequence[Member]) -> list[float]:

@@ -19,13 +19,13 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     SHORT,
-    FreshRows,
+    Fresh,
+    a_run,
     group,
     iterate,
     new_store,
     policy,
     put,
-    run_record,
     session_row,
     sql,
     task,
@@ -96,18 +96,14 @@ def odd_row() -> Bundle:
         np.array([np.nan, -3.4028235e38, -1e-45, np.nan], np.float32),
         np.array([-1, 3, 3, -1], np.int32),
     )
-    values = {ODD: ODD, "f": 5e-324, "none": None, "whole": 2**70, "list": [1.5, {"": [True]}]}
-    calls = (ToolCall(ODD, values, None), ToolCall("", {}, ODD))
+    v = {ODD: ODD, "f": 5e-324, "none": None, "whole": 2**70, "list": [1.5, {"": [True]}]}
+    calls = (ToolCall(ODD, v, None), ToolCall("", {}, ODD))
     said = (Message(ODD, ODD, ODD, calls, ODD, ODD, ODD, ODD), Message(USER, "user", ""))
     segments = (Segment(sequence), Segment(sequence, "template_rewrite", "hinted"))
     row = trajectory(ODD, segments=segments, reward=-1.7976931348623157e308, mean_entropy=None, stop_reason=ODD)
-    run = replace(run_record(), config={ODD: [values]}, name=ODD)
+    run = replace(a_run(), config={ODD: [v]}, name=ODD)
     return Bundle(
-        replace(row, messages=said),
-        group(),
-        replace(task(), payload=values),
-        run,
-        (replace(policy(3), tokenizer_hash=ODD),),
+        replace(row, messages=said), group(), replace(task(), payload=v), run, (replace(policy(3), tokenizer_hash=ODD),)
     )
 
 
@@ -153,7 +149,7 @@ def test_a_file_imported_twice_is_stored_once(file_store: ReplayStore, tmp_path:
 
 def test_a_snapshot_elsewhere_is_no_policy_of_this_folder(file_store: ReplayStore, tmp_path: Path) -> None:
     file_store.add_policy(replace(policy(0), checkpoint="policies/000000"))
-    FreshRows(1, rates=(0.5,)).append_to(file_store)
+    Fresh(1, rates=(0.5,)).append_to(file_store)
     export_file(file_store, tmp_path / "rows.jsonl")
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         import_file(other, tmp_path / "rows.jsonl")

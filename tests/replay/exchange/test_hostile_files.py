@@ -21,7 +21,7 @@ from replay.exchange.row_format import Bundle
 from replay.exchange.teacher import import_chat
 from replay.storage.format.encoding import content_hash
 from tests.fakes.altered_rows import altered
-from tests.fakes.records import group, new_store, planned_row, put, run_record, sql, task, trajectory
+from tests.fakes.records import a_run, group, new_store, planned_row, put, sql, task, trajectory
 from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, log_probs, teaching
 
 
@@ -70,9 +70,7 @@ def test_a_name_in_a_row_is_never_a_path(empty: ReplayStore, rows: list[Any], tm
     assert sorted(path.name for path in folder.iterdir()) == ["out.jsonl", "rows.jsonl"]
 
 
-def test_export_takes_the_name_at_once_and_only_if_it_is_free_or_given_up(
-    three_rows: ReplayStore, tmp_path: Path
-) -> None:
+def test_export_takes_the_name_at_once_and_only_if_free_or_given_up(three_rows: ReplayStore, tmp_path: Path) -> None:
     target, link = tmp_path / "rows.jsonl", tmp_path / "link.jsonl"
     target.write_text("mine")
     link.symlink_to(target)
@@ -101,12 +99,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("file", "name", "message"), REFUSED)
-def test_other_files_and_names_of_sets_are_refused(
-    empty: ReplayStore, tmp_path: Path, file: str, name: str, message: str
-) -> None:
+@pytest.mark.parametrize(("file", "name", "said"), REFUSED)
+def test_other_files_and_names_are_refused(empty: ReplayStore, tmp_path: Path, file: str, name: str, said: str) -> None:
     (tmp_path / file).write_text("{}\n")
-    with pytest.raises(ExchangeError, match=message):
+    with pytest.raises(ExchangeError, match=said):
         import_file(empty, tmp_path / file, name=name)
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ExchangeError, match="which is none"):
@@ -144,7 +140,7 @@ def of_nodes(at: int, **columns: Any) -> Callable[[dict[str, Any]], dict[str, An
     """A session's row in which a node has other columns."""
     given = planned_row("b", slot=1)
     given = replace(given, record=replace(given.record, content_hash=content_hash(given.segments)))
-    row = json.loads(jsonl.encode(Bundle(given, group(), task(), run_record(), ())))
+    row = json.loads(jsonl.encode(Bundle(given, group(), task(), a_run(), ())))
     row["nodes"][at] |= columns
     return lambda _: row
 
@@ -226,9 +222,7 @@ def test_bad_row_or_conversation_is_named_and_nothing_is_stored(
     assert sql(store, "select slot from trajectories order by slot") == [(0,), (2,)]
 
 
-def test_rows_that_contradict_each_other_or_the_store_are_bad(
-    three_rows: ReplayStore, empty: ReplayStore, rows: list[Any], tmp_path: Path
-) -> None:
+def test_contradictions_are_bad(three_rows: ReplayStore, empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     for changed, message in (
         ({"reward": 0.5}, "trajectory must be the same in every row, got 'a' with two contents"),

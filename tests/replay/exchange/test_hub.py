@@ -10,7 +10,7 @@ import pytest
 from replay import ReplayStore
 from replay.exchange import export_file, export_folder, import_file
 from tests.fakes.hub_server import TOKEN, HubServer, served
-from tests.fakes.records import RUN, new_store, put, run_record, session_row, trajectory
+from tests.fakes.records import RUN, a_run, new_store, put, session_row, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.exchange.test_exchange import filled
 
@@ -106,7 +106,7 @@ def test_folder_is_read_by_datasets_and_comes_back(run: Path, tmp_path: Path, mo
     datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
     folder, made = tmp_path / "wins", {"model": {"path": "/home/jane/small|one"}}
     with closing(ReplayStore.open(run)) as store:
-        store.add_run(replace(run_record("run-2"), config=made, fingerprint={"model_family": "qwen2"}))
+        store.add_run(replace(a_run("run-2"), config=made, fingerprint={"model_family": "qwen2"}))
         put(store, trajectory("other", run="run-2", group="g2"))
         export_folder(store, folder, license="mit")
         export_file(store, tmp_path / "rows.parquet", force=True)

@@ -68,9 +68,7 @@ def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama3", "mistral"])
-def test_replies_are_the_demonstrators_and_have_no_log_probs(
-    file_store: ReplayStore, tmp_path: Path, family: str
-) -> None:
+def test_replies_are_the_demonstrators_without_log_probs(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
     row = {"messages": [*ASKED[1:], *CALLED, ANSWER], "tools": TOOLS, "reward": 0.5}
     report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path, family))
     assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
@@ -172,9 +170,7 @@ def test_reward_and_advantage_can_be_given(file_store: ReplayStore, tmp_path: Pa
     assert found == [(0.75, 0, 1.5), (0.25, 1, 1.5)]
 
 
-def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
-    file_store: ReplayStore, tmp_path: Path
-) -> None:
+def test_an_import_is_stored_once_and_a_changed_file_is_another_set(file_store: ReplayStore, tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 1
     report = import_chat(file_store, path, teaching(file_store, tmp_path))
@@ -183,9 +179,7 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refused(
-    file_store: ReplayStore, tmp_path: Path
-) -> None:
+def test_other_files_and_conversations_beyond_the_context_are_refused(file_store: ReplayStore, tmp_path: Path) -> None:
     made = teaching(file_store, tmp_path)
     small = replace(made, run=replace(made.run, config={"context": {"max_tokens": 20}}))
     with pytest.raises(ExchangeError, match="conversation must fit context.max_tokens"):

@@ -17,7 +17,7 @@ from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, with_compl
 from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
 from replay.storage.databases import Location
-from tests.fakes.records import FreshRows, new_store, request
+from tests.fakes.records import Fresh, new_store, request
 
 GROUP = 4
 BATCH = 24
@@ -56,9 +56,7 @@ def plans(mixer: Mixer, count: int, available: Availability = PLENTY, *, first: 
 @pytest.mark.parametrize("shortfall", ["fresh", "shrink", "error"])
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
 @pytest.mark.parametrize("fraction", [0.0, 1 / 3, 0.5, 0.9])
-def test_composition_is_the_declared_rule_over_100_iterations(
-    fraction: float, unit: str, shortfall: str, schedule: str
-) -> None:
+def test_composition_is_the_rule_over_100_iterations(fraction: float, unit: str, shortfall: str, schedule: str) -> None:
     rule = rule_of(unit, fraction, schedule=SCHEDULES[schedule](fraction), shortfall=shortfall)
     declared, given = Fraction(0), 0
     grain = GROUP if unit in ("task", "group") else 1
@@ -85,9 +83,7 @@ def test_what_the_buffer_lacks_follows_the_shortfall_rule(unit: str, shortfall: 
 
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
 def test_shortfall_error_stops_and_names_the_remedy(unit: str) -> None:
-    with pytest.raises(
-        ReplayStarved, match=r"got 0 of 12 rows in iteration 1.*replay\.start\.buffer.*shortfall: fresh"
-    ):
+    with pytest.raises(ReplayStarved, match=r"0 of 12 rows in iteration 1.*replay\.start\.buffer.*shortfall: fresh"):
         plans(Mixer(rule_of(unit, 0.5, shortfall="error")), 1, Availability())
 
 
@@ -123,9 +119,7 @@ SCARCE: list[tuple[MixRule, Availability, tuple[Pick, ...], Groups]] = [
 
 
 @pytest.mark.parametrize(("rule", "stock", "picks", "groups"), SCARCE)
-def test_what_is_scarce_goes_where_the_rule_says(
-    rule: MixRule, stock: Availability, picks: tuple[Pick, ...], groups: Groups
-) -> None:
+def test_scarce_rows_go_by_rule(rule: MixRule, stock: Availability, picks: tuple[Pick, ...], groups: Groups) -> None:
     (plan,) = plans(Mixer(rule), 1, stock)
     assert (plan.picks, plan.groups) == (picks, groups)
     assert plan.num_tasks == (6 if rule.unit != "any" else len(groups))
@@ -385,8 +379,8 @@ def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
 
 def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:
     with closing(new_store(location)) as store:
-        FreshRows(1, rates=(0.5, 0.25)).append_to(store)
-        FreshRows(2, rates=(0.5,), size=2).append_to(store)
+        Fresh(1, rates=(0.5, 0.25)).append_to(store)
+        Fresh(2, rates=(0.5,), size=2).append_to(store)
         sampler = make_sampler("uniform", 0)
         available = store.available(request(3, 1), sampler)
         assert available.by_task_reward == {("task-1", 1.0): 4, ("task-1", 0.0): 6}

@@ -14,7 +14,7 @@ from replay import ReplayStore
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage.databases import Location
 from replay.ticket_records import TicketRecord
-from tests.fakes.records import SHORT, fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
+from tests.fakes.records import SHORT, a_run, fresh_draws, group, iteration_record, measured, policy, trajectory
 
 MARK = "hostile-mark"
 SUM = "4900280003"
@@ -65,8 +65,8 @@ def hostile(id: str, **changes: Any) -> Trajectory:
 def hostile_buffer(location: Location) -> ReplayStore:
     store = ReplayStore.create(location)
     config = {"run": {"name": TEXT}, "replay": {"fraction": 0.5, "sampler": TEXT}, TEXT: TEXT}
-    store.add_run(replace(run_record(RUN), name=TEXT, config=config, code_version=TEXT))
-    store.add_run(run_record(EMPTY))
+    store.add_run(replace(a_run(RUN), name=TEXT, config=config, code_version=TEXT))
+    store.add_run(a_run(EMPTY))
     for version in range(3):
         store.add_policy(policy(version, run=RUN))
     collected = group(f"group-{HOSTILE}", run=RUN, task=TASK)

@@ -121,11 +121,8 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
     assert [kind.strip() for kind, _ in scripts] == ['type="application/json" id="charts"', 'type="module"']
     own = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
-    assert unescape(policy).split("; ")[:3] == [
-        "default-src 'none'",
-        "style-src 'unsafe-inline'",
-        f"script-src 'sha256-{own}'",
-    ]
+    got = unescape(policy).split("; ")[:3]
+    assert got == ["default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'"]
     assert "import " not in scripts[1][1].partition("uPlot")[0] and not re.search(r"^import\b", scripts[1][1], re.M)
     outside = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)
     assert not re.findall(r"<(?:link|img|iframe|object|base|form)\b|\b(?:src|href|srcset|on\w+)=", outside)
@@ -159,9 +156,7 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
     assert once == ("eval/success" in metrics) and "\u2192" not in seen
 
 
-def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
-    tmp_path: Path,
-) -> None:
+def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_no_setting_says(tmp_path: Path) -> None:
     plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
     config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
     html = report(tmp_path, plain, config=config)
@@ -183,9 +178,7 @@ def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) 
     [(to_plain(CONFIG), "# Seed of everything that is random."), ({"replay": {"forgotten": 3}}, '"forgotten": 3')],
     ids=["as it is printed", "of another version, as stored"],
 )
-def test_report_replaces_an_older_one_whole_and_has_the_configuration(
-    tmp_path: Path, config: dict[str, Any], shown: str
-) -> None:
+def test_report_replaces_the_older_and_has_the_settings(tmp_path: Path, config: dict[str, Any], shown: str) -> None:
     report(tmp_path, config=config)
     with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
         html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")

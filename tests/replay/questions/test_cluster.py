@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 from replay import ReplayStore, questions
-from tests.fakes.records import RUN, run_record, sql
+from tests.fakes.records import RUN, a_run, sql
 from tests.replay.storage.collecting.episodes import issue
 
 
@@ -21,7 +21,7 @@ def test_other_runs_play_no_part_and_a_worker_is_gone_after_a_lease_of_silence(s
     (worker,) = answer["workers"]
     assert (worker["failed"], worker["tool_errors"], worker["gone"], answer["ended"]) == (1, 3, False, False)
     assert questions.is_collected_by_workers(store, store.run(RUN))
-    store.add_run(run_record("run-2"))
+    store.add_run(a_run("run-2"))
     assert {**cluster(store, "run-2"), "run": RUN} == before
     sql(store, "update workers set seen_at = seen_at - 80")  # more than a lease
     assert cluster(store)["workers"][0]["gone"]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from context.authors import LLM
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
@@ -20,20 +21,7 @@ from replay.questions.summary import bars_of
 from replay.questions.trajectory import MOST_SHORT, in_few_words
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
-from tests.fakes.records import (
-    LLM,
-    MESSAGES,
-    RUN,
-    add_draw,
-    iterate,
-    new_store,
-    policy,
-    put,
-    run_record,
-    sql,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import MESSAGES, RUN, a_run, add_draw, iterate, new_store, policy, put, sql, tokens, trajectory
 from tests.fakes.replay_command import counted
 
 UNPUBLISHED = "run-2"
@@ -71,7 +59,7 @@ def append(store: ReplayStore, run: str, indices: range) -> None:
 @pytest.fixture(scope="module")
 def two_runs(module_store: ReplayStore) -> ReplayStore:
     store = module_store
-    store.add_run(run_record(UNPUBLISHED))
+    store.add_run(a_run(UNPUBLISHED))
     store.add_policy(policy(NEWEST))
     append(store, RUN, range(SIZE))
     append(store, UNPUBLISHED, range(SIZE // 2))
@@ -114,9 +102,7 @@ def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unknown_values(
-    two_runs: ReplayStore, sort: Sort
-) -> None:
+def test_pages_joined_are_the_sorted_list_with_ties_and_unknown_values(two_runs: ReplayStore, sort: Sort) -> None:
     for ascending in (False, True):
         for run in (None, RUN, UNPUBLISHED):
             query = Query(run, (), sort, ascending)
@@ -132,14 +118,12 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
 
 
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.num_tokens, Sort.staleness])
-def test_no_row_is_lost_or_seen_twice_while_rows_are_appended_and_policies_published(
-    location: Location, sort: Sort
-) -> None:
+def test_no_row_is_lost_or_seen_twice_while_rows_and_policies_are_added(location: Location, sort: Sort) -> None:
     """Each publish makes all rows of the run staler by one, also the one a page ended with."""
     with closing(new_store(location)) as store:
         for ascending in (False, True):
             run = f"run-{ascending}"
-            store.add_run(run_record(run))
+            store.add_run(a_run(run))
             store.add_policy(policy(NEWEST, run=run))
             append(store, run, range(0, SIZE, 2))
             query = Query(run, (), sort, ascending)

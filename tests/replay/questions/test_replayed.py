@@ -38,10 +38,8 @@ def test_next_group_is_compared_by_whether_its_task_was_replayed_since_the_one_b
 
 def test_replay_s_share_of_an_update_is_of_its_rows_and_of_their_weighted_advantages(store: ReplayStore) -> None:
     # |-1.5 x 0.5| of |-1.5 x 0.5| + |0.25 x 1|
-    assert stream_shares(store, RUN) == [
-        {"iteration": 2, "rows": 0.5, "advantage": 0.75},
-        {"iteration": 5, "rows": 1.0, "advantage": 1.0},
-    ]
+    found = stream_shares(store, RUN)
+    assert found == [{"iteration": 2, "rows": 0.5, "advantage": 0.75}, {"iteration": 5, "rows": 1.0, "advantage": 1.0}]
 
 
 def test_largest_gaps_are_found_over_all_updates_and_in_scored_tokens(store: ReplayStore) -> None:

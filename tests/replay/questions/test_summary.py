@@ -13,19 +13,7 @@ from replay.questions import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from tests.fakes.databases import Databases
-from tests.fakes.records import (
-    RUN,
-    FreshRows,
-    iterate,
-    new_store,
-    policy,
-    put,
-    request,
-    run_record,
-    sql,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import RUN, Fresh, a_run, iterate, new_store, policy, put, request, sql, tokens, trajectory
 from tests.fakes.replay_command import counted, listed
 
 
@@ -134,7 +122,7 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
     found = questions.metric_series(store, RUN, names=["losses", "nothing"], families=["ess/age_", "stop/"])
     assert found == {"losses": [(1, 2.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
     # Curves of at most 256 points.
-    store.add_run(run_record("run-2"))
+    store.add_run(a_run("run-2"))
     for newest, merged in ((256, 1), (257, 2), (512, 2), (513, 4)):
         store.add_metrics("run-2", newest, {"loss": 1.0})
         assert questions.merging(store, [RUN, "run-2"]) == merged
@@ -175,18 +163,12 @@ def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
     answer = questions.overview(split, "a", codec_of=in_bytes)
     json.dumps(answer, allow_nan=False)
-    assert [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]] == [
-        ("clean", 7, [0, 1]),
-        ("fork", 4, None),
-        ("strategy_rewrite", 6, [2, 2]),
-    ]
+    found = [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]]
+    assert found == [("clean", 7, [0, 1]), ("fork", 4, None), ("strategy_rewrite", 6, [2, 2])]
     # Both are compared with the conversation's segment before: 1 2 3 4 ... with 1 9 ..., and with 1 2 3 8 ...
     assert [part["parted"] and part["parted"]["index"] for part in answer["segments"]] == [None, 1, 3]
-    assert answer["segments"][2]["parted"]["token_ids"] == {
-        "same": [1, 2, 3],
-        "was": [4, 5, 6, 7],
-        "becomes": [8, 7, 7],
-    }
+    found = answer["segments"][2]["parted"]["token_ids"]
+    assert found == {"same": [1, 2, 3], "was": [4, 5, 6, 7], "becomes": [8, 7, 7]}
     assert answer["segments"][2]["parted"]["texts"]["becomes"] == "\x08\x07\x07"
     assert answer["record"]["num_turns"] == 3
     assert [row["id"] for row in answer["members"]] == ["a", "b", "c"]
@@ -213,9 +195,7 @@ def test_tokens_know_their_turn_and_those_of_a_range_are_those_of_the_whole(spli
         questions.tokens(split, "a", 3)
 
 
-def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
-    split: ReplayStore, store: ReplayStore
-) -> None:
+def test_tokens_of_a_scored_row_have_new_log_probs_and_clamped_drift(split: ReplayStore, store: ReplayStore) -> None:
     answer = questions.tokens(split, "b")
     json.dumps(answer, allow_nan=False)
     # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
@@ -263,11 +243,11 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
 
 def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
     for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
-        store.add_run(replace(run_record(run), name="another"))
+        store.add_run(replace(a_run(run), name="another"))
         store.add_policy(policy(0, run=run, tokenizer=tokenizer))
     others = (RUN, "run-2", "run-3", "none")
     assert [questions.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False]
-    FreshRows(1).append_to(store)
+    Fresh(1).append_to(store)
     for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
     found = {row["id"]: row for row in questions.runs(store)}

@@ -12,13 +12,13 @@ from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.records import (
     RUN,
-    FreshRows,
+    Fresh,
+    a_run,
     add_draw,
     iterated,
     iteration_record,
     new_store,
     put,
-    run_record,
     set_state,
     sql,
     task,
@@ -34,7 +34,7 @@ SOLVED = {"easy": (True, True), "hard": (False, False, False), "half": (True, Fa
 def store(module_store: ReplayStore) -> ReplayStore:
     """A group of each task, in iterations 1 to 4, and of the easy one a group of another run in iteration 9."""
     store = module_store
-    store.add_run(run_record(OTHER))
+    store.add_run(a_run(OTHER))
     for iteration, (name, outcomes) in enumerate(SOLVED.items(), 1):
         add_group(store, name, outcomes, iteration=iteration)
     add_group(store, "easy", (False,), iteration=9, run=OTHER)
@@ -78,9 +78,7 @@ def test_tasks_that_never_succeeded_come_first_and_of_these_the_most_tried(store
         (TaskSort.last, ["never", "half", "hard", "easy"]),
     ],
 )
-def test_tasks_are_sorted_by_what_is_asked_the_greatest_first(
-    store: ReplayStore, sort: TaskSort, order: list[str]
-) -> None:
+def test_tasks_are_sorted_by_what_is_asked_greatest_first(store: ReplayStore, sort: TaskSort, order: list[str]) -> None:
     assert listed(store, sort) == order
 
 
@@ -119,10 +117,8 @@ def test_groups_of_equal_rewards_have_no_signal_whatever_the_rewards_are(file_st
     for name, kind in kinds.items():
         put(file_store, trajectory(name, group=name, task=name), size=2, success_rate=0.0, **kind)
     rows = questions.task_list(file_store, RUN, sort=TaskSort.groups_without_signal)["rows"]
-    assert [(row["hash"], row["groups_without_signal"], row["num_groups"]) for row in rows] == [
-        ("equal", 1, 1),
-        ("graded", 0, 1),
-    ]
+    found = [(row["hash"], row["groups_without_signal"], row["num_groups"]) for row in rows]
+    assert found == [("equal", 1, 1), ("graded", 0, 1)]
     assert questions.summary(file_store, RUN)["groups_without_signal"] == 1
     assert "in 2 groups of 2 tasks, 1 of equal rewards" in ask("stats", str(file_store.path)).stdout
 
@@ -197,7 +193,7 @@ def tried(location: Location) -> ReplayStore:
     """The same task in three iterations, 1, 2 and 4 of 4 successful; of the last only one row is left to draw."""
     store = new_store(location)
     for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
-        FreshRows(iteration, rates=(rate,)).append_to(store)
+        Fresh(iteration, rates=(rate,)).append_to(store)
     sql(store, 'update "groups" set reward_mean = success_rate')
     for (id,) in sql(store, "select id from trajectories where iteration = 3 and member > 0"):
         set_state(store, id, EVICTED)
@@ -212,16 +208,10 @@ def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Lo
     assert (answer["eligible"], answer["first_iteration"], answer["latest_iteration"], answer["runs"]) == (9, 1, 3, 1)
     found = [(v["version"], v["attempts"], v["successes"]) for v in answer["versions"]]
     assert found == [(0, 4, 1), (1, 4, 2), (2, 4, 4)]
-    assert [(g["iteration"], g["successes"], g["size"], g["eligible"]) for g in answer["groups"]] == [
-        (3, 4, 4, 1),
-        (2, 2, 4, 4),
-        (1, 1, 4, 4),
-    ]
-    assert [(b["successes"], b["groups"], b["eligible"], b["newest"]) for b in answer["difficulty"]] == [
-        (1, 1, 4, False),
-        (2, 1, 4, False),
-        (4, 1, 1, True),
-    ]
+    got = [(g["iteration"], g["successes"], g["size"], g["eligible"]) for g in answer["groups"]]
+    assert got == [(3, 4, 4, 1), (2, 2, 4, 4), (1, 1, 4, 4)]
+    got = [(b["successes"], b["groups"], b["eligible"], b["newest"]) for b in answer["difficulty"]]
+    assert got == [(1, 1, 4, False), (2, 1, 4, False), (4, 1, 1, True)]
     assert answer["prompt"] and answer["prompt"][-1]["role"] != "assistant"
     json.dumps(answer, allow_nan=False)
 

@@ -14,14 +14,14 @@ from replay.storage.counters import LEASE_DRAWS
 from tests.fakes.records import (
     AUTHORS,
     RUN,
-    FreshRows,
+    Fresh,
+    a_run,
     add_run,
     iterate,
     iteration_record,
     new_store,
     put,
     request,
-    run_record,
     set_state,
     sql,
     trajectory,
@@ -55,7 +55,7 @@ def drawn_by(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
 
 
 def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.75)).append_to(store)
+    Fresh(1, rates=(0.5, 0.75)).append_to(store)
     drawn = store.draw(request(3, 4), make_sampler("success", 0))
     assert [row.draw.slot for row in drawn] == [8, 9, 10, 11]
     for row in drawn:
@@ -71,7 +71,7 @@ def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) 
 
 def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: ReplayStore) -> None:
     for iteration in (1, 2, 3):
-        FreshRows(iteration).append_to(store)
+        Fresh(iteration).append_to(store)
     sampler = make_sampler("uniform", 0)
     assert store.available(request(1, 1), sampler).rows == 0
     assert store.draw(request(1, 5), sampler) == []
@@ -85,16 +85,14 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
     rows = sql(store, "select trajectory, state, token_gap_max, staleness from draws where iteration=2 and slot>=8")
     assert rows == [(id, "committed", 1.5, 1) for id in drawn]
     assert sql(store, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
-    assert sql(store, "select iteration, name, value from metrics order by 1") == [
-        (1, "actor/grad_norm", 0.5),
-        (2, "actor/grad_norm", 1.0),
-    ]
+    found = sql(store, "select iteration, name, value from metrics order by 1")
+    assert found == [(1, "actor/grad_norm", 0.5), (2, "actor/grad_norm", 1.0)]
     states = sql(store, "select state from sampler_state order by iteration")
     assert json.loads(states[1][0]) == sampler.state()
 
 
 def test_commit_of_other_draws_or_numbers_changes_nothing(store: ReplayStore) -> None:
-    fresh, record = FreshRows(1).append_to(store).draws(), replace(iteration_record(1, replay=0), fraction=0.1)
+    fresh, record = Fresh(1).append_to(store).draws(), replace(iteration_record(1, replay=0), fraction=0.1)
     store.reserve_fresh(fresh)
     swapped = [replace(fresh[0], trajectory=fresh[1].trajectory), *fresh[1:]]
     for wrong in (fresh[:-1], swapped, [*fresh, replace(fresh[0], slot=7)]):
@@ -113,15 +111,13 @@ def test_commit_of_other_draws_or_numbers_changes_nothing(store: ReplayStore) ->
 
 
 def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
-    FreshRows(1, size=8).append_to(store)
+    Fresh(1, size=8).append_to(store)
     again = asked(2, Pick(6), max_uses=1)
     store.draw(again, make_sampler("uniform", 1))
-    second = store.draw(again, make_sampler("uniform", 2))
+    more = store.draw(again, make_sampler("uniform", 2))
     # The eight rows are all there to choose from.
-    assert len(second) == 6
-    assert sql(store, "select slot, trajectory from draws order by 1") == [
-        (row.draw.slot, row.trajectory.id) for row in second
-    ]
+    assert len(more) == 6
+    assert sql(store, "select slot, trajectory from draws order by 1") == [(r.draw.slot, r.trajectory.id) for r in more]
 
 
 def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
@@ -131,7 +127,7 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     kept = sampler.state()
     iterate(store, 3, sampler)
     # A crash between the draw and the update of iteration 4.
-    collected = FreshRows(4, rates=(0.5, 0.25)).append_to(store)
+    collected = Fresh(4, rates=(0.5, 0.25)).append_to(store)
     store.draw(request(4, 2), sampler)
     store.add_metrics(RUN, 3, {"eval/success": 0.5})
 
@@ -150,7 +146,7 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
 
 
 def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5,)).append_to(store)
+    Fresh(1, rates=(0.5,)).append_to(store)
     taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
     put(store, *taught)
     drawn = drawn_by(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
@@ -163,7 +159,7 @@ def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
 
 
 def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
+    Fresh(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
     gone = store.read([row.trajectory.id for row in drawn_by(store, Pick(99))])
     gone_id = next(row.id for row in gone if row.record.group == "run-1-1-0-2")
     store.resume(RUN, 1)
@@ -177,7 +173,7 @@ def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> N
 
 
 def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.25), size=4).append_to(store)
+    Fresh(1, rates=(0.5, 0.25), size=4).append_to(store)
     sql(store, "update trajectories set source = 'teacher' where group_id = 'run-1-1-0-1'")
     found = store.available(request(9, 0), make_sampler("uniform", 0))
     assert (found.rows, found.by_task, found.groups) == (8, {"task-1": 8}, {4: 2})
@@ -191,17 +187,17 @@ def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: 
 
 @pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])
 def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str, int]) -> None:
-    FreshRows(1).append_to(store)
+    Fresh(1).append_to(store)
     with pytest.raises(InvalidRecord, match=f"^{next(iter(numbers))} must be "):
         store.draw(replace(request(2, 1), **numbers), make_sampler("uniform", 0))
 
 
 def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(store: ReplayStore) -> None:
     add_run(store, "run-0")
-    FreshRows(1).append_to(store)
-    FreshRows(1, run="run-0", rates=(0.5, 0.5)).append_to(store)
+    Fresh(1).append_to(store)
+    Fresh(1, run="run-0", rates=(0.5, 0.5)).append_to(store)
     for iteration, source in enumerate(("gateway", "earlier", "hindsight"), start=2):
-        FreshRows(iteration, run="run-0", source=source).append_to(store)
+        Fresh(iteration, run="run-0", source=source).append_to(store)
     # Four of its own and four that were imported; the other run has eight, four as a gateway and four of hindsight.
     assert available(store, 9) == available(store, 9, sources=("self", "earlier")) == 8
     found = store.available(asked(9, sources=("self", "run-0")), make_sampler("uniform", 0))
@@ -213,12 +209,12 @@ def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(s
 
 def test_staleness_is_bounded_and_unknown_in_other_runs(store: ReplayStore) -> None:
     for iteration in range(1, 7):
-        FreshRows(iteration).append_to(store)
+        Fresh(iteration).append_to(store)
     # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
     assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
     assert available(store, 8, max_staleness=3) == 8
     add_run(store, "run-0")
-    FreshRows(1, run="run-0", source="earlier").append_to(store)
+    Fresh(1, run="run-0", source="earlier").append_to(store)
     assert available(store, 20, max_staleness=1) == 4
     assert available(store, 20, unknown_staleness="refuse") == 24
     assert available(store, 20, max_staleness=1, unknown_staleness="refuse") == 0
@@ -227,7 +223,7 @@ def test_staleness_is_bounded_and_unknown_in_other_runs(store: ReplayStore) -> N
 
 
 def test_max_uses_counts_committed_draws_and_reservations(store: ReplayStore) -> None:
-    FreshRows(1, size=8).append_to(store)
+    Fresh(1, size=8).append_to(store)
     first, second = use(store, 2, 5, max_uses=1), use(store, 3, max_uses=1)
     assert (len(first), len(second), len({*first, *second})) == (5, 3, 8)
     assert draw(store, 4, max_uses=1) == []
@@ -243,7 +239,7 @@ def pass_draws(store: ReplayStore, count: int) -> None:
 
 def test_reservation_that_expired_holds_no_row_and_is_committed_no_more(store: ReplayStore) -> None:
     """Its rows may be another trainer's by now: used twice, they would be used more often than allowed."""
-    FreshRows(1, size=8).append_to(store)
+    Fresh(1, size=8).append_to(store)
     late, record = draw(store, 2, 8, max_uses=1), iteration_record(2, replay=8)
     pass_draws(store, LEASE_DRAWS)
     assert available(store, 3, max_uses=1) == 0
@@ -260,14 +256,14 @@ def test_reservation_that_expired_holds_no_row_and_is_committed_no_more(store: R
 
 
 def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None:
-    FreshRows(1).append_to(store)
+    Fresh(1).append_to(store)
     assert len(use(store, 5, cooldown=2)) == 4
     # Drawn in 5: rests in 6 and 7.
     assert [available(store, iteration, cooldown=2) for iteration in (6, 7, 8)] == [0, 0, 4]
 
 
 def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(store)
+    Fresh(1, rates=(0.5, 0.5, 0.5)).append_to(store)
     put(store, trajectory("z", group="g", task="task-2", slot=50))
     drawn = Counter(row.trajectory.record.group for row in draw(store, 2, per_group=2))
     assert drawn == {"run-1-1-0-0": 2, "run-1-1-0-1": 2, "run-1-1-0-2": 2, "g": 1}
@@ -281,11 +277,11 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
 
 
 def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5,)).append_to(store)
+    Fresh(1, rates=(0.5,)).append_to(store)
     assert available(store, 2, retire_solved=1.0) == 4
-    FreshRows(2, rates=(1.0,)).append_to(store)
+    Fresh(2, rates=(1.0,)).append_to(store)
     assert available(store, 3, retire_solved=1.0) == 0
-    FreshRows(3, rates=(0.75,)).append_to(store)
+    Fresh(3, rates=(0.75,)).append_to(store)
     # All twelve rows are back: the newest group counts.
     assert available(store, 4, retire_solved=1.0) == 12
     assert available(store, 4, retire_solved=0.75) == 0
@@ -305,14 +301,14 @@ JUDGED = AuthorTable([*AUTHORS.authors, Author("judge", action=False, trained=Fa
 def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: ReplayStore, field: str) -> None:
     """Four rows of another run: of another tokenizer, say, or with log-probs of another kind."""
     print: dict[str, object] = {"tokenizer": "t", "template": "p", "model_family": "m", "vocab_size": 9}
-    own, other = replace(run_record(), id="mine", fingerprint=print), replace(run_record("run-0"), fingerprint=print)
+    own, other = replace(a_run(), id="mine", fingerprint=print), replace(a_run("run-0"), fingerprint=print)
     if field == "authors":
         other = replace(other, authors=JUDGED.to_json(), authors_hash=JUDGED.hash)
     elif field in print:
         other = replace(other, fingerprint=print | {field: 10})
     for run in (own, other):
         store.add_run(run)
-        rows = FreshRows(1, run=run.id, source="self" if run is own else "earlier")
+        rows = Fresh(1, run=run.id, source="self" if run is own else "earlier")
         if run is other and field in EVERYTHING[4:]:
             kind = {"logprobs_mode": "processed", "top_p": 0.9, "top_k": 50}[field]
             changed = [replace(row, record=replace(row.record, **{field: kind})) for row in rows.trajectories]
@@ -328,10 +324,10 @@ def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: R
 
 
 def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> None:
-    first = FreshRows(1).append_to(store)
+    first = Fresh(1).append_to(store)
     sql(store, "update trajectories set changed = 9000000000 where id = ?", first.trajectories[0].id)
     assert available(store, 2) == 4
-    FreshRows(2).append_to(store)
+    Fresh(2).append_to(store)
     assert available(store, 3) == 8
 
 
@@ -341,9 +337,7 @@ def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> No
 )
 def test_run_that_is_not_there_or_is_named_by_its_name_is_refused(store: ReplayStore, source: str, known: str) -> None:
     limits = Limits(successful_only=False, sources=("self", source))
-    with pytest.raises(
-        ReplayError, match=rf"^replay.sources must name other runs by the id .*, got '{source}'. {known}$"
-    ):
+    with pytest.raises(ReplayError, match=rf"replay.sources must name other runs by .*, got '{source}'. {known}$"):
         store.draw(replace(request(2, 1), limits=limits), make_sampler("uniform", 0))
 
 
@@ -373,10 +367,10 @@ def test_draws_are_the_same_after_a_restart_and_after_refreshes(
         sampler, found = make_sampler(name, 3, options), []
         for iteration in range(1, 8):
             rates = ((0.5, 0.25), (1.0, 0.75), (0.0, 0.5))[iteration % 3]
-            FreshRows(iteration, rates=rates).append_to(store)
+            Fresh(iteration, rates=rates).append_to(store)
             if iteration % 3 == 0:
                 # Lands before everything this run has collected.
-                other = FreshRows(iteration // 3, run="run-0", source="earlier", rates=(0.5,)).append_to(store)
+                other = Fresh(iteration // 3, run="run-0", source="earlier", rates=(0.5,)).append_to(store)
                 set_state(store, other.trajectories[1].id, "evicted")
             if restarted:
                 store.close()

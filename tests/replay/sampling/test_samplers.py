@@ -12,7 +12,7 @@ from replay import Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest
 from replay.sampling.samplers import SAMPLERS, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import FreshRows, draw, new_store, request
+from tests.fakes.records import Fresh, draw, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -132,7 +132,7 @@ def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> 
 def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:
     """Entropies of three rows drawn from ten of 0 to 0.8 and one that is unknown; in order of the draw."""
     store = new_store(path)
-    collected = FreshRows(1, rates=(0.5,), size=10)
+    collected = Fresh(1, rates=(0.5,), size=10)
     values = {row.id: None if at == 9 else at / 10 for at, row in enumerate(collected.trajectories)}
     collected.trajectories = [
         replace(row, record=replace(row.record, mean_entropy=values[row.id])) for row in collected.trajectories
@@ -193,7 +193,7 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    FreshRows(1, rates=(0.5,), size=10).append_to(store)
+    Fresh(1, rates=(0.5,), size=10).append_to(store)
     drawn = draw(store, 2, 5)
     times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
     # Rows alike, of which those of the shortest waiting times are drawn.

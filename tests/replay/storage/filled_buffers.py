@@ -17,32 +17,19 @@ from replay.storage.retention import Capacity
 from replay.storage.sessions import OpenSession
 from replay.ticket_records import PlannedBatch
 from tests.fakes.random_agents import TODAY
-from tests.fakes.records import (
-    RUN,
-    SHORT,
-    FreshRows,
-    iterate,
-    new_store,
-    policy,
-    put,
-    run_record,
-    session_row,
-    trajectory,
-)
+from tests.fakes.records import RUN, SHORT, Fresh, a_run, iterate, new_store, policy, put, session_row, trajectory
 from tests.replay.storage.collecting.episodes import claim, collect, issue
 
 OTHER = "run-2"
 
 _FINGERPRINT = {"tokenizer": "tok", "template": "tpl", "model_family": "toy", "vocab_size": 99}
 OBSERVED = ObservationRecord("call-1", "task-1", "tools-1", None, "look", {"n": 1}, "seen")
-EVALUATED = HeldOutEpisode(
-    RUN, 3, 0, "held-out", "tools", "1", 1.0, True, "answered", None, 1, 0, (Said("user", "7?"),)
-)
+EVALUATED = HeldOutEpisode(RUN, 3, 0, "held-out", "tools", "1", 1.0, True, "answered", None, 1, 0, (Said("user", "7"),))
 
 
 def fill(location: Location) -> None:
     with closing(new_store(location)) as store:
-        store.add_run(replace(run_record(OTHER), fingerprint=_FINGERPRINT))
+        store.add_run(replace(a_run(OTHER), fingerprint=_FINGERPRINT))
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
         other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
@@ -61,7 +48,7 @@ def fill(location: Location) -> None:
         store.sessions.add([("under way", node) for node in agent.nodes])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], redact=lambda said: said[:2])
-        FreshRows(4, attempt=1).append_to(store)
+        Fresh(4, attempt=1).append_to(store)
         # The first iteration's rows have no content any more, the second's still have it.
         store.evict(RUN, 3, policy_version=3, capacity=Capacity(age=1))
         store.purge(RUN, 3)

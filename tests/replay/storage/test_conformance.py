@@ -18,14 +18,14 @@ from replay.storage.retention import Capacity
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
-    FreshRows,
+    Fresh,
+    a_run,
     iterate,
     iteration_record,
     new_store,
     policy,
     put,
     request,
-    run_record,
     sql,
     task,
     trajectory,
@@ -86,7 +86,7 @@ def test_draws_do_not_depend_on_the_database_the_row_order_or_the_clock(location
     for number, place in enumerate((location, tmp_path / "file.sqlite")):
         with closing(new_store(place)) as store:
             for iteration in (2, 1) if number else (1, 2):
-                rows = FreshRows(iteration, rates=(0.5, 0.25, 0.75), size=5)
+                rows = Fresh(iteration, rates=(0.5, 0.25, 0.75), size=5)
                 store.append([task()], rows.groups, rows.trajectories[:: -1 if number else 1])
             sql(store, "update trajectories set created_at = '1970-01-01T00:00:' || (70 - iteration)")
             found = store.draw(request(3, 6), make_sampler("success", 4))
@@ -120,13 +120,13 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
 
 WRITES: dict[str, Callable[[ReplayStore], Any]] = {
     "add_policy": lambda store: store.add_policy(policy(7)),
-    "append": lambda store: FreshRows(4).append_to(store),
-    "groups": lambda store: store.append([], FreshRows(4).groups, []),
-    "reserve_fresh": lambda store: store.reserve_fresh(FreshRows(4).draws()),
+    "append": lambda store: Fresh(4).append_to(store),
+    "groups": lambda store: store.append([], Fresh(4).groups, []),
+    "reserve_fresh": lambda store: store.reserve_fresh(Fresh(4).draws()),
     "draw": lambda store: store.draw(request(3, 2), make_sampler("uniform", 0)),
-    "commit": lambda store: store.commit(iteration_record(3, replay=0), FreshRows(3).draws(), sampler_state={}),
+    "commit": lambda store: store.commit(iteration_record(3, replay=0), Fresh(3).draws(), sampler_state={}),
     "add_metrics": lambda store: store.add_metrics(RUN, 2, {"eval/success": 0.5}),
-    "add_scores": lambda store: store.add_scores(RUN, 1, {(FreshRows(3).trajectories[0].id, 0): ZEROS}),
+    "add_scores": lambda store: store.add_scores(RUN, 1, {(Fresh(3).trajectories[0].id, 0): ZEROS}),
     "evict": lambda store: store.evict(RUN, 3, policy_version=2, capacity=Capacity(rows=1)),
     "purge": lambda store: store.purge(RUN, 3),
     "issue": lambda store: issue(store, [0]),
@@ -141,8 +141,8 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
             iterate(first, iteration, make_sampler("uniform", 1))
         first.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1))
         second.resume(RUN, 2)
-        FreshRows(3).append_to(second)
-        second.reserve_fresh(FreshRows(3).draws())
+        Fresh(3).append_to(second)
+        second.reserve_fresh(Fresh(3).draws())
         before = contents(location)
         for name, write in WRITES.items():
             with pytest.raises(RunReplaced, match="got epoch 2 where this process began epoch 1: run-1 was resumed by"):
@@ -151,8 +151,8 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
         # It may look, and the one that took over goes on; so does a tool that only adds to the run.
         assert first.available(request(3, 2), make_sampler("uniform", 0)).rows > 0
         with closing(ReplayStore.open(location)) as tool:
-            tool.add_run(run_record())
-            tool.add_scores(RUN, 1, {(FreshRows(3).trajectories[0].id, 0): ZEROS})
+            tool.add_run(a_run())
+            tool.add_scores(RUN, 1, {(Fresh(3).trajectories[0].id, 0): ZEROS})
         WRITES["draw"](second)
         WRITES["append"](second)
 

@@ -24,9 +24,7 @@ def rows(element: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
     rows(st.one_of(st.just(float("nan")), st.floats(-90, 0, width=32))),
     rows(st.integers(-1, 2**31 - 1)),
 )
-def test_tokens_come_back_bit_equal(
-    ids: list[float], authors: list[float], log_probs: list[float], versions: list[float]
-) -> None:
+def test_bits_come_back(ids: list[float], authors: list[float], log_probs: list[float], versions: list[float]) -> None:
     given_tokens = TokenSequence(
         np.array(ids, np.int32),
         np.array(authors, np.uint8),

@@ -16,7 +16,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, measured, new_store, request, sql
+from tests.fakes.records import RUN, Fresh, iterate, iteration_record, measured, new_store, request, sql
 from tests.fakes.small_processes import Child
 from tests.replay.storage.collecting.episodes import claim, episode, issue
 
@@ -77,7 +77,7 @@ def learn(location: Location, told: Callable[[], None]) -> None:
     """
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 1)
-        collected = FreshRows(2).append_to(store)
+        collected = Fresh(2).append_to(store)
         told()
         fresh = collected.draws()
         store.reserve_fresh(fresh)

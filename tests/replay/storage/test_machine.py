@@ -23,7 +23,7 @@ from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.errors import DatabaseFailed
 from replay.storage.databases import disk
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import FreshRows, new_store, put, sql, trajectory
+from tests.fakes.records import Fresh, new_store, put, sql, trajectory
 from tests.replay.storage.writers import begin, check_counts, check_whole, stored_ids
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(tmp_path: Path)
     try:
         # 48 rows, more than there is room for in pages begun.
         with closing(ReplayStore.open(path)) as store, pytest.raises(DatabaseFailed) as error:
-            FreshRows(2, rates=(0.5,) * 12, run="run-2").append_to(store)
+            Fresh(2, rates=(0.5,) * 12, run="run-2").append_to(store)
     finally:
         sa.event.remove(sa.Pool, "connect", small_file)
     said = str(error.value)

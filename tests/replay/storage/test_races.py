@@ -10,17 +10,9 @@ import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, new_store, sql, trajectory
+from tests.fakes.records import RUN, Fresh, add_run, iteration_record, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
-from tests.replay.storage.writers import (
-    Writer,
-    begin,
-    check_acknowledged,
-    check_counts,
-    check_whole,
-    stored_ids,
-    wait_for,
-)
+from tests.replay.storage.writers import Writer, begin, check_counts, check_kept, check_whole, stored_ids, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.every_database]
 
@@ -43,7 +35,7 @@ def test_writers_lose_nothing_and_a_reader_sees_no_half(begun: Location, writers
         check_whole(begun, sorted(set(now) - set(seen)))
         assert set(seen) <= set(now)
         seen = now
-    assert check_acknowledged(begun, running) == writers * each
+    assert check_kept(begun, running) == writers * each
     assert [writer.process.exitcode for writer in running] == [0] * writers
 
 
@@ -91,7 +83,7 @@ def drain(location: Location, run: str) -> None:
 def test_trainers_that_share_rows_never_use_one_more_often_than_allowed(location: Location) -> None:
     trainers = [f"trainer-{'i' * number}" for number in range(4)]
     with closing(new_store(location)) as store:
-        FreshRows(1, rates=(0.5,) * 10, size=8).append_to(store)
+        Fresh(1, rates=(0.5,) * 10, size=8).append_to(store)
         for run in trainers:
             add_run(store, run)
     processes = {run: SMALL.Process(target=drain, args=(location, run)) for run in trainers}

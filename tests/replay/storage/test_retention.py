@@ -14,7 +14,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
 from replay.storage.format.rows import plain_text
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, FreshRows, group, iterate, put, request, run_record, sql, trajectory
+from tests.fakes.records import RUN, Fresh, a_run, group, iterate, put, request, sql, trajectory
 
 EVICTED = "select iteration, slot from trajectories where state = 'evicted' order by 1, 2"
 TABLES = ("trajectories", "segments", "messages", "token_scores", "reclaimed")
@@ -63,12 +63,10 @@ def rows_of(iteration: int, slots: range = range(8)) -> list[tuple[int, int]]:
         ({"rows": 1}, rows_of(1) + rows_of(2) + rows_of(3)),
     ],
 )
-def test_limits_evict_the_oldest_rows_of_their_run(
-    store: ReplayStore, limits: dict[str, int], gone: list[tuple[int, int]]
-) -> None:
+def test_limits_evict_the_oldest_rows(store: ReplayStore, limits: dict[str, int], gone: list[tuple[int, int]]) -> None:
     filled(store, 4)
-    store.add_run(run_record("teacher"))
-    FreshRows(1, run="teacher").append_to(store)
+    store.add_run(a_run("teacher"))
+    Fresh(1, run="teacher").append_to(store)
     for _ in range(2):
         evict(store, 4, **limits)
         assert evicted(store) == gone
@@ -110,10 +108,8 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
     report = put(store, *rows, redact=hide_keys)
     assert (report.inserted, report.redacted) == (3, 2)
     kept = sql(store, "select trajectory, said from messages order by 1")
-    assert [(id, json.loads(plain_text(said))[0]["content"]) for id, said in kept] == [
-        ("a", "nothing to hide"),
-        ("b", "my key is [key]"),
-    ]
+    found = [(id, json.loads(plain_text(said))[0]["content"]) for id, said in kept]
+    assert found == [("a", "nothing to hide"), ("b", "my key is [key]")]
     assert sql(store, "select distinct trajectory from segments") == [("a",)]
     left = "select state, state_reason, content_hash, segments_checksum from trajectories where id <> 'a'"
     assert sql(store, left) == [("evicted", "redacted", "", None)] * 2
@@ -187,9 +183,7 @@ def test_reclaimed_row_is_known_to_lineage_and_questions(store: ReplayStore) -> 
     reason = "capacity.age at iteration 3, was eligible"
     gone = {"state": "evicted", "state_reason": reason}
     for each in before[1:]:
-        each["trajectories"] = [
-            {**row, **(gone if row["collected_iteration"] == 1 else {})} for row in each["trajectories"]
-        ]
+        each["trajectories"] = [{**r, **(gone if r["collected_iteration"] == 1 else {})} for r in each["trajectories"]]
     assert lineage() == [{**before[0], **gone}, *before[1:]]
     shown = questions.trajectory(store, str(id))
     assert (shown["state"], shown["state_reason"], shown["task"]["hash"]) == ("evicted", reason, "task-1")

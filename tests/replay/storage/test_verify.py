@@ -19,7 +19,7 @@ from replay.questions import chosen
 from replay.records import Trajectory
 from replay.storage.format.encoding import content_hash
 from replay.storage.sessions import OpenSession
-from tests.fakes.records import RUN, FreshRows, draw, iterate, new_store, planned_row, put, session_row, sql, trajectory
+from tests.fakes.records import RUN, Fresh, draw, iterate, new_store, planned_row, put, session_row, sql, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.filled_buffers import EVALUATED, QUESTIONS, fill
 
@@ -46,7 +46,7 @@ def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
 
 # The change, and the iteration and slot of each row that is corrupt then, with the reason.
 @pytest.mark.parametrize(
-    ("change", "rows", "reason"),
+    ("what", "rows", "reason"),
     [
         ("update trajectories set num_tokens = 99", (1, 2), "a record of another checksum"),
         ("delete from segments", (2, 0), "other segments than were written"),
@@ -62,11 +62,9 @@ def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
         ("update messages set num_messages = 4", (2, 0), ""),
     ],
 )
-def test_row_that_is_not_what_was_written_is_named(
-    filled: ReplayStore, change: str, rows: tuple[int, int], reason: str
-) -> None:
+def test_row_not_written_so_is_named(filled: ReplayStore, what: str, rows: tuple[int, int], reason: str) -> None:
     ((id,),) = sql(filled, "select id from trajectories where iteration = ? and slot = ?", *rows)
-    sql(filled, f"{change} where {'id' if 'trajectories' in change else 'trajectory'} = ?", id)
+    sql(filled, f"{what} where {'id' if 'trajectories' in what else 'trajectory'} = ?", id)
     found = filled.verify()
     assert list(found.corrupt) == [id] and reason in found.corrupt[id]
     other = sql(filled, "select id from trajectories where id <> ? limit 1", id)[0][0]
@@ -80,7 +78,7 @@ def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(filled: Rep
     """Whoever reads it is told: a bit more or less in it would train on other tokens."""
     sql(filled, "update runs set authors = replace(authors, '\"trained\":true', '\"trained\":false')")
     message = "another table than runs.authors_hash is of in runs.authors of run 'run-1'"
-    asks: list[Callable[[ReplayStore], object]] = [ReplayStore.run, draw_all, FreshRows(4).append_to]
+    asks: list[Callable[[ReplayStore], object]] = [ReplayStore.run, draw_all, Fresh(4).append_to]
     for ask in asks:
         with closing(ReplayStore.open(filled.path or "")) as opened, pytest.raises(DamagedDatabase, match=message):
             ask(opened)
@@ -119,12 +117,9 @@ def test_whatever_stops_a_question_is_named_by_verify(filled: ReplayStore, chang
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "where"),
-    [("trajectories", "uses", "iteration = 1 and slot = 0"), ("groups", "size", "iteration = 1")],
+    "table,column,where", [("trajectories", "uses", "iteration = 1 and slot = 0"), ("groups", "size", "iteration = 1")]
 )
-def test_rows_that_stop_a_draw_are_set_aside_by_verify(
-    filled: ReplayStore, table: str, column: str, where: str
-) -> None:
+def test_rows_that_stop_draws_are_set_aside_by_verify(filled: ReplayStore, table: str, column: str, where: str) -> None:
     wanted = sql(filled, f"select id from trajectories where {where} order by id")
     sql(filled, f"update {table} set {column} = '?' where {where}")
     with closing(ReplayStore.open(filled.path or "")) as opened:
@@ -139,7 +134,7 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
     """The log can be emptied between any two batches of 64 rows."""
     path = tmp_path / "replay.sqlite"
     store = new_store(path)
-    FreshRows(1, rates=(0.5,) * 40).append_to(store)
+    Fresh(1, rates=(0.5,) * 40).append_to(store)
     emptied = []
 
     def empty(*_: object) -> None:
@@ -180,7 +175,7 @@ def test_damaged_index_of_a_file_is_told(filled: ReplayStore) -> None:
 def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) -> None:
     iterate(store, 1)
     store.keep_held_out(RUN, [EVALUATED], evaluations=1)
-    rows = FreshRows(1, rates=(0.5, 0.25)).trajectories
+    rows = Fresh(1, rates=(0.5, 0.25)).trajectories
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in rows})
     assert store.verify().damage == []
     sql(store, "update trajectories set uses = uses + 1 where slot < 3")
@@ -248,9 +243,7 @@ def test_change_that_takes_the_checksum_away_is_meant(filled: ReplayStore) -> No
 @pytest.mark.every_database
 @given(reward=st.floats(-1e6, 1e6), entropy=st.none() | st.floats(0, 9), text=st.text(max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_a_record_holds_its_checksum_holds(
-    store: ReplayStore, reward: float, entropy: float | None, text: str
-) -> None:
+def test_checksum_of_any_record_holds(store: ReplayStore, reward: float, entropy: float | None, text: str) -> None:
     """Also what databases write otherwise than Python: whole numbers as reals, a negative zero, a NUL."""
     id = f"{reward}/{entropy}/{text}"
     made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)

@@ -64,7 +64,7 @@ def check_counts(location: Location, count: int, *, sent_again: bool = False) ->
     assert changes >= 2 + count if sent_again else changes == 2 + count
 
 
-def check_acknowledged(location: Location, writers: Sequence[Writer], *, sent_again: bool = False) -> int:
+def check_kept(location: Location, writers: Sequence[Writer], *, sent_again: bool = False) -> int:
     """How many were: all of them are there, whole; what was on its way when a writer ended may be, whole."""
     acknowledged = [id for writer in writers for id in writer.acknowledged()]
     there = stored_ids(location)

@@ -7,7 +7,7 @@ import pytest
 
 from replay import ReplayStore
 from tests.fakes.families import family
-from tests.fakes.records import iterate, new_store, policy, run_record, sql
+from tests.fakes.records import a_run, iterate, new_store, policy, sql
 from tests.fakes.replay_command import ask
 
 
@@ -52,7 +52,7 @@ def test_import_of_rows_that_the_run_can_not_use_says_so(file: Path, tmp_path: P
     learner.mkdir()
     config = {"replay": {"sources": {"teacher": 1.0}}}
     with closing(ReplayStore.create(learner / "replay.sqlite")) as store:
-        store.add_run(replace(run_record("run-2"), config=config))
+        store.add_run(replace(a_run("run-2"), config=config))
         store.add_policy(policy(0, run="run-2"))
     (learner / "run.json").write_text(json.dumps({"id": "run-2", "config": config}))
     assert ask("import", file, learner, "--name", "techer").output.splitlines()[-2:] == [

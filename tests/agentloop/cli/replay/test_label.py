@@ -18,11 +18,8 @@ def test_rows_are_labelled_by_id_and_by_filter_and_listed(location: Location) ->
     assert json.loads(done.output) == {"label": "won", "on": "trajectory", "count": 9, "done": True}
     assert ask("label", location, "--run", RUN, "--add", "baseline").output == "1 run labelled baseline\n"
     counts = json.loads(ask("label", location, "--json").output)
-    assert [(each["label"], each["trajectories"], each["runs"]) for each in counts] == [
-        ("baseline", 0, 1),
-        ("good", 2, 0),
-        ("won", 9, 0),
-    ]
+    found = [(each["label"], each["trajectories"], each["runs"]) for each in counts]
+    assert found == [("baseline", 0, 1), ("good", 2, 0), ("won", 9, 0)]
     listed = json.loads(ask("ls", location, "--where", "label == 'good' and 'right' in note", "--json").output)
     assert [row["id"] for row in listed] == ids[:2]
     assert "labels" in ask("ls", location).output.splitlines()[0]

@@ -28,13 +28,13 @@ from tests.fakes.families import family
 from tests.fakes.records import (
     RUN,
     SHORT,
-    FreshRows,
+    Fresh,
+    a_run,
     group,
     iterated,
     new_store,
     planned_row,
     put,
-    run_record,
     sql,
     task,
     tokens,
@@ -243,7 +243,7 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path)
 
 def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:
     store = iterated(location, count=3)
-    store.add_run(run_record("run-2"))
+    store.add_run(a_run("run-2"))
     numbers = "planned_fresh, planned_replay, fresh, replay, fraction, optimizer_steps"
     sql(store, f"insert into iterations select 'run-2', iteration, policy_version, {numbers} from iterations")
     store.close()
@@ -259,9 +259,7 @@ def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) ->
 
 
 @pytest.mark.parametrize("named", [["runs/new-001"], []])
-def test_run_that_still_warms_up_is_not_taken_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
-) -> None:
+def test_run_that_warms_up_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for age, name in enumerate(["new-001", "zeta-001"]):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -278,9 +276,9 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
     url = str(location) if "://" in str(location) else f"sqlite:///{location}"
     (folder / "run.json").write_text(json.dumps({"id": "run-2", "config": {"replay": {"database": url}}}))
     with closing(new_store(url)) as store:
-        store.add_run(run_record("run-2"))
-        FreshRows(1, size=2).append_to(store)
-        FreshRows(1, size=3, run="run-2").append_to(store)
+        store.add_run(a_run("run-2"))
+        Fresh(1, size=2).append_to(store)
+        Fresh(1, size=3, run="run-2").append_to(store)
     assert "trajectories  3 in 1 group " in ask("stats", str(folder)).output
     assert "trajectories  5 in 2 groups" in ask("stats", url).output
     assert len(ask("ls", str(folder)).stdout.splitlines()) == 1 + 3
@@ -294,9 +292,7 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
         ({"a-001": 100, "on-a-server": 300, "c-001": 200}, "on-a-server"),
     ],
 )
-def test_newest_run_is_the_one_whose_buffer_was_last_written(
-    tmp_path: Path, written: dict[str, int], newest: str
-) -> None:
+def test_newest_run_is_that_whose_buffer_was_written_last(tmp_path: Path, written: dict[str, int], newest: str) -> None:
     (tmp_path / "notes").mkdir()
     for name, at in written.items():
         (tmp_path / name).mkdir()

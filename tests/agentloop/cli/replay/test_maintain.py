@@ -15,20 +15,7 @@ from replay import ReplayStore
 from replay.records import TaskRecord
 from replay.storage.databases import Location
 from replay.storage.format import schema
-from tests.fakes.records import (
-    LLM,
-    RUN,
-    USER,
-    FreshRows,
-    group,
-    iterated,
-    new_store,
-    put,
-    run_record,
-    sql,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import LLM, RUN, USER, Fresh, a_run, group, iterated, new_store, put, sql, tokens, trajectory
 from tests.fakes.replay_command import ask
 
 SECRET = "the vault opens with 31-07-19"
@@ -68,9 +55,9 @@ def test_compact_gives_back_what_pruned_rows_took_and_loses_no_other(tmp_path: P
 
 def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     with closing(iterated(tmp_path / "replay.sqlite")) as store:
-        store.add_run(run_record("imported"))
+        store.add_run(a_run("imported"))
         for iteration in (1, 2):
-            FreshRows(iteration, run="imported", size=4).append_to(store)
+            Fresh(iteration, run="imported", size=4).append_to(store)
     # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
     assert json.loads(ask("prune", tmp_path, "--rows", "4", "--json").output)["rows"] == 16 + 4
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
@@ -131,9 +118,7 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
         done = ask("forget", str(path), "--where", "'vault' in text", "--yes")
         assert done.exit_code == 0
         assert done.output.startswith("removed the content of 1 trajectories, 4 messages, 1 tasks\n")
-        assert sorted(file.name for file in tmp_path.iterdir()) == [
-            f"replay.sqlite{end}" for end in ("", "-shm", "-wal")
-        ]
+        assert sorted(at.name for at in tmp_path.iterdir()) == [f"replay.sqlite{end}" for end in ("", "-shm", "-wal")]
         assert holding(tmp_path, *gone) == []
     assert holding(tmp_path, *gone) == []
     state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
@@ -216,7 +201,7 @@ QUARANTINED = "select count(*) from trajectories where state = 'quarantined'"
 def spoiled(location: Location, rows: int) -> Location:
     """100 rows, the first of them without their tokens."""
     store = new_store(location)
-    FreshRows(1, rates=(0.5,) * 10, size=10).append_to(store)
+    Fresh(1, rates=(0.5,) * 10, size=10).append_to(store)
     sql(store, "delete from segments where trajectory in (select id from trajectories where slot < ?)", rows)
     store.close()
     return location

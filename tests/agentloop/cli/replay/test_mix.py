@@ -46,9 +46,7 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
-def test_mix_draws_from_buffers_that_a_configuration_attaches_and_copies_nothing_into_its_own(
-    run: Path, tmp_path: Path
-) -> None:
+def test_mix_draws_from_attached_buffers_and_copies_nothing_into_its_own(run: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.sqlite"
     with closing(new_store(earlier, run="run-2")) as store:
         put(store, *(trajectory(f"row-{n}", run="run-2", slot=n) for n in range(4)))

@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "said"),
     [
         ("stats nowhere", "database must be an existing file, got nothing at nowhere"),
         ("stats notes.txt", "database must be a readable SQLite file"),
@@ -43,15 +43,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
     ],
 )
-def test_what_can_not_be_done_is_one_line(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+def test_refusal_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("no database" * 100)
     before = (run / "replay.sqlite").read_bytes()
     result = ask(*(run if word == "RUN" else word for word in words.split()))
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
-    assert result.stderr.startswith(f"agentloop: {message}")
+    assert result.stderr.startswith(f"agentloop: {said}")
     assert os.listdir(tmp_path) == ["notes.txt"]
     assert (run / "replay.sqlite").read_bytes() == before
 

@@ -10,12 +10,8 @@ from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, we
 
 def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
     # x = new - before = (3, 4, 0), engine - before = (3, 0, 1): share = 9 / 25, residuals 1.92, -1.44 and 1.
-    tokens = [
-        Compared(1, -1.0, -1.0, 0.1, -4.0),
-        Compared(2, -6.0, -2.0, 0.2, -6.0),
-        Compared(3, -1.0, -2.0, 0.0, -2.0),
-    ]
-    found = weigh(tokens)
+    values = ((-1.0, -1.0, 0.1, -4.0), (-6.0, -2.0, 0.2, -6.0), (-1.0, -2.0, 0.0, -2.0))
+    found = weigh([Compared(token, *each) for token, each in enumerate(values, start=1)])
     assert found.difference == pytest.approx(math.sqrt((0 + 16 + 1) / 3))
     assert found.rounding == pytest.approx(math.sqrt(0.05 / 3))
     assert found.moved == pytest.approx(math.sqrt(25 / 3))

@@ -23,9 +23,7 @@ def test_what_is_written_is_read(tmp_path: Path, learner: LoadedModel) -> None:
     assert read_published(tmp_path / "000003") == policy
     assert (policy.label, policy.kind) == (f"tiny@3-{policy.sha256[:8]}", "full")
     assert version_in(policy.label, "tiny") == 3
-    assert [version_in(name, "tiny") for name in ("tiny", "tiny@3", f"a.{policy.label}", "tiny2@3-00000000")] == [
-        None
-    ] * 4
+    assert [version_in(it, "tiny") for it in ("tiny", "tiny@3", f"a.{policy.label}", "tiny2@3-00000000")] == [None] * 4
 
 
 def test_head_is_written_apart_from_the_embeddings(tmp_path: Path, learner: LoadedModel) -> None:
@@ -56,9 +54,7 @@ def test_newest_is_the_highest_whole_number(tmp_path: Path, learner: LoadedModel
         (RECORD, b'{"run": "tiny"}', r"must have a published.json, got \d mistakes in it"),
     ],
 )
-def test_what_was_not_published_so_is_refused(
-    tmp_path: Path, learner: LoadedModel, file: str, content: bytes | None, said: str
-) -> None:
+def test_others_are_refused(tmp_path: Path, learner: LoadedModel, file: str, content: bytes | None, said: str) -> None:
     first, second = (published(tmp_path / name, learner, version=version) for version, name in enumerate("ab"))
     assert (MARKER, first.sha256) == (COMPLETE, second.sha256)
     (tmp_path / "a" / file).unlink() if content is None else (tmp_path / "a" / file).write_bytes(content)

@@ -54,9 +54,7 @@ def served(said: list[str]) -> int:
     return sum("serves policy 000000, proved" in line for line in said)
 
 
-def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(
-    tmp_path: Path, engine: EngineControl, server: EngineServer
-) -> None:
+def test_watch_ends_with_the_last_error_of_the_log(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
     die = f"until [ -e {tmp_path / 'die'} ]; do sleep 0.02; done; echo EngineDeadError: asked to die; exit 3"
     process = EngineProcess(["sh", "-c", die], {"PATH": os.environ["PATH"]}, port=free_port(), log=tmp_path / "log")
     ended = list[str]()
@@ -81,9 +79,7 @@ def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attached_engine_is_proved_again_when_it_is_back(
-    tmp_path: Path, engine: EngineControl, server: EngineServer
-) -> None:
+def test_attached_engine_is_proved_when_it_is_back(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
     with watching(engine, tmp_path, lambda watch: watch.stay(None)) as said:
         until(lambda: served(said) == 1)
         server.is_healthy = False

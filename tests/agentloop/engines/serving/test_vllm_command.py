@@ -31,9 +31,7 @@ RANKS = [(1, 1), (4, 8), (16, 16), (48, 64)]
         ),
     ],
 )
-def test_command_and_environment_name_what_publishing_needs(
-    chosen: dict[str, Any], words: str, variables: set[str]
-) -> None:
+def test_command_and_environment_let_a_run_publish(chosen: dict[str, Any], words: str, variables: set[str]) -> None:
     options = ServeOptions("model", port=8123, **chosen)
     assert " ".join(serve_command(Path("/v/vllm"), options)) == (
         "/v/vllm serve model --served-model-name policy --host 127.0.0.1 --port 8123 --dtype auto "
@@ -88,7 +86,7 @@ def _says(program: Path, text: str) -> None:
         ({"checkpoint": NOT_KEPT}, False, 0, False),
     ],
 )
-def test_sleep_and_transfer_follow_the_run(
+def test_sleep_follows_the_run(
     sections: dict[str, dict[str, Any]], shares_gpu: bool, level: int, in_memory: bool
 ) -> None:
     given = {**sections, "engine": {"serve": True, **sections.get("engine", {})}, "rollout": {"engine": "vllm"}}

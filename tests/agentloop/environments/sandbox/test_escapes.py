@@ -6,7 +6,6 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,6 +13,7 @@ import pytest
 
 from agentloop.environments.sandbox import PythonSandbox, SandboxLimits, SandboxRun
 from agentloop.environments.sandbox.bubblewrap import memory_group
+from tests.fakes.processes import processes
 
 
 def attempt(program: str, limits: SandboxLimits | None = None) -> SandboxRun:
@@ -25,16 +25,6 @@ def printed(program: str) -> str:
     run = attempt(program)
     assert run.succeeded, run.observation()
     return run.output.strip()
-
-
-def processes_with(mark: str) -> list[int]:
-    """Processes of this machine that have the mark in their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if mark.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
 
 
 TRYING = """
@@ -129,9 +119,7 @@ def test_nothing_can_be_written_but_two_temporary_places() -> None:
     assert not Path("/tmp/mine").exists() and not Path("/dev/shm/mine").exists()
 
 
-def test_environment_variables_and_open_files_do_not_come_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_variables_and_open_files_stay_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "the secret")
     with open(tmp_path / "secret.txt", "w+") as file:
         os.set_inheritable(file.fileno(), True)
@@ -263,4 +251,4 @@ def test_no_process_outlives_its_program(ends: bool) -> None:
     )
     assert run.output == "it sleeps\n"
     assert run.stopped == (None if ends else "time")
-    assert processes_with(mark) == []
+    assert processes(lambda one: mark.encode() in (one / "cmdline").read_bytes()) == []

@@ -57,9 +57,8 @@ def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str
     assert (loss_mask(tokens, AUTHORS) == at(tokens, EDIT)).all()
     assert np.isnan(tokens.behavior_log_probs).all() and (tokens.policy_versions == -1).all()
     as_told = [Message(m.role, m.content, "initialization" if m.role == "assistant" else m.author) for m in opening()]
-    assert model.codec.decode(tokens.token_ids.tolist()) == model.codec.decode(
-        first_prompt(name, *as_told).token_ids.tolist()
-    )
+    found = model.codec.decode(tokens.token_ids.tolist())
+    assert found == model.codec.decode(first_prompt(name, *as_told).token_ids.tolist())
 
 
 @pytest.mark.parametrize(
@@ -103,9 +102,7 @@ def test_thinking_is_trained_where_the_template_shows_it() -> None:
 @pytest.mark.parametrize("name", SIX_OF_TRL)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
-def test_each_token_from_outside_is_trained_in_exactly_one_segment(
-    name: str, strategy: str, turns: list[Turn], said: str
-) -> None:
+def test_tokens_from_outside_are_trained_exactly_once(name: str, strategy: str, turns: list[Turn], said: str) -> None:
     episode = begin(name, STRATEGIES[strategy], spoken=opening(said))
     episode.play(fitted(name, turns), tool_role=shapes(name)[1])
     laws(episode, renderer(name), hinted=strategy == "hint")
@@ -125,10 +122,8 @@ def test_rewritten_conversation_shows_what_outsiders_said_as_history() -> None:
 def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
     first, *later = (segment.tokens for segment in episode.context.segments())
     assert said in model.codec.decode(first.token_ids[at(first, EDIT)].tolist())
-    assert (
-        (first.token_ids[loss_mask(first, AUTHORS) & at(first, EDIT)]).tolist()
-        == first.token_ids[at(first, EDIT)].tolist()
-    )
+    found = (first.token_ids[loss_mask(first, AUTHORS) & at(first, EDIT)]).tolist()
+    assert found == first.token_ids[at(first, EDIT)].tolist()
     assert at(first, PLAN).any() and not (loss_mask(first, AUTHORS) & at(first, PLAN)).any()
     for tokens in later:
         assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
@@ -176,21 +171,19 @@ SECOND = (Message("user", "go"), Message("assistant", "I follow", EDIT))
 
 
 @pytest.mark.parametrize(
-    ("source", "messages", "complaint"),
+    ("source", "messages", "said"),
     [
         (BARE, FIRST, "chat template must write something before an action author's message"),
         (HIDING, SECOND, "must write an action author's message as it writes a reply"),
     ],
 )
-def test_template_without_a_place_for_a_turn_can_not_be_spoken_through(
-    source: str, messages: tuple[Message, ...], complaint: str
-) -> None:
+def test_template_without_a_place_for_a_turn_is_refused(source: str, messages: tuple[Message, ...], said: str) -> None:
     model = family("chatml")
 
     def spoken(source: str, messages: tuple[Message, ...]) -> str:
         tokens = model.renderer(source, AUTHORS).initial(messages, ())
         return model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
 
-    with pytest.raises(RenderError, match=complaint):
+    with pytest.raises(RenderError, match=said):
         spoken(source, messages)
     assert spoken(BARE, SECOND) == "I follow<|im_end|>"

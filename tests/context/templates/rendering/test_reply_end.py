@@ -22,9 +22,7 @@ def extends(made: Renderer, reply: Message, said: str, stop: int) -> bool:
 
 @pytest.mark.parametrize("name", ["qwen3", "gptoss", "lfm2_2_5"])
 @pytest.mark.parametrize("content", ["", "said"])
-def test_empty_thought_or_channel_that_a_template_drops_later_is_no_part_of_the_next_prompt(
-    name: str, content: str
-) -> None:
+def test_empty_thought_that_a_template_drops_later_is_no_part_of_the_next_prompt(name: str, content: str) -> None:
     made = renderer(name)
     reply = Message("assistant", content, "llm", reasoning="")
     *ids, stop = made.reply(reply)

@@ -12,18 +12,10 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Three iterations of a task with 3 of 8 successes in each; and two tries of another, without and with success."""
     path = tmp_path_factory.mktemp("learning") / "replay.sqlite"
     with closing(iterated(path, count=5)) as store:
-        for iteration in (1, 2):
-            id = f"other-{iteration}"
-            solved = iteration == 2
-            row = trajectory(
-                id,
-                group=id,
-                task="other",
-                iteration=iteration,
-                slot=20,
-                success=solved,
-                error_kinds=None if solved else "raised",
-            )
+        for iteration, solved in ((1, False), (2, True)):
+            id, errors = f"other-{iteration}", None if solved else "raised"
+            place = {"group": id, "task": "other", "iteration": iteration, "slot": 20}
+            row = trajectory(id, **place, success=solved, error_kinds=errors)
             put(store, row, size=1, success_rate=float(solved))
     with inspecting(path) as server:
         yield server

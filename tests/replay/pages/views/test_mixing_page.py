@@ -11,7 +11,7 @@ import pytest
 from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
-from tests.fakes.records import RUN, iterated, run_record, sql
+from tests.fakes.records import RUN, a_run, iterated, sql
 from tests.fakes.replay_command import preview_of
 from tests.replay.pages.serving import Served, inspecting, served
 
@@ -28,9 +28,7 @@ def page(server: Served, **parameters: str) -> str:
     return server.page(f"/mixing?{urlencode(parameters)}")
 
 
-def test_page_shows_the_batch_with_links_to_its_rows_and_writes_nothing(
-    server: Served, three_iterations: ReplayStore
-) -> None:
+def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, three_iterations: ReplayStore) -> None:
     tables = ("draws", "sampler_state", "iterations", "metrics")
     before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     text = page(server, **CHOSEN)
@@ -66,13 +64,8 @@ def test_every_source_the_schedule_and_every_rule_are_shown(tmp_path: Path) -> N
     # A draw can take 3 rows of one task, and all stored ones are of one; of 2 rows the larger share takes both.
     assert "self 75.0 % 3 2 wins runs/wins 25.0 % 0 0" in text
     # From 0.5 to 0 in five iterations; the next is the fourth.
-    assert re.findall(r"<title>([0-9]+: [0-9.]+)</title>", html) == [
-        "1: 50.0",
-        "2: 37.5",
-        "3: 25.0",
-        "4: 12.5",
-        "5: 0.0",
-    ]
+    found = re.findall(r"<title>([0-9]+: [0-9.]+)</title>", html)
+    assert found == ["1: 50.0", "2: 37.5", "3: 25.0", "4: 12.5", "5: 0.0"]
     for rule in ("shortfall: shrink", "per_task: 3", "cooldown: 0", "shape: linear"):
         assert rule in text, rule
 
@@ -97,7 +90,7 @@ def test_controls_and_command_say_what_the_address_says(server: Served, three_it
 def test_a_database_of_several_runs_asks_which(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(iterated(path, 1)) as writer:
-        writer.add_run(run_record("run-2"))
+        writer.add_run(a_run("run-2"))
     with open_buffer(str(path)) as source, served(create_app(source)) as found:
         assert 'href="/mixing?run=run-2"' in page(found)
         assert found.ask("/mixing?run=other").status == 404

@@ -13,7 +13,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.pages.addresses import address
 from replay.storage.format import schema
-from tests.fakes.records import LLM, MESSAGES, RUN, iterated, put, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, MESSAGES, RUN, a_run, iterated, put, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 from tests.replay.storage.collecting.test_never_drawn import episode
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(iterated(path, count=5)) as store:
         for name, value in {"p01": 0.5, "p50": 1.0, "p99": 1.25}.items():
             store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value, "actor/replay/token_gap_max": 9.0})
-        store.add_run(run_record("import-1"))
+        store.add_run(a_run("import-1"))
         place = {"run": "import-1", "iteration": 7, "group": "theirs", "source": "import", "num_turns": 1}
         rows = [
             trajectory("a", segments=(said(1, 2, 3, 4),), **place),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore, questions
-from tests.fakes.records import RUN, new_store, run_record
+from tests.fakes.records import RUN, a_run, new_store
 from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
 from tests.replay.storage.collecting.episodes import claim, issue
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def writer(folder: Path) -> Iterator[ReplayStore]:
     """A run after iteration 2 of 4, whose trainer still writes, beside another one."""
     with closing(new_store(folder / "replay.sqlite", run=OTHER)) as store:
-        store.add_run(replace(run_record(), config=CONFIG))
+        store.add_run(replace(a_run(), config=CONFIG))
         store.add_metrics(RUN, 0, {"eval/success": 0.125})
         log(store, 1)
         log(store, 2, **{"eval/success": 0.5})
@@ -91,9 +91,7 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert iterations(html) == [2, 1]
 
 
-def test_a_poll_brings_the_page_where_something_is_new_and_nothing_where_nothing_is(
-    writer: ReplayStore, inspector: Served
-) -> None:
+def test_a_poll_brings_the_page_where_something_is_new_or_nothing(writer: ReplayStore, inspector: Served) -> None:
     (mark,) = re.findall('data-mark="([^"]*)"', inspector.page(HERE))
     assert inspector.ask(f"{HERE}?mark={mark}").status == 204
     log(writer, 3)
@@ -106,9 +104,7 @@ def test_a_poll_brings_the_page_where_something_is_new_and_nothing_where_nothing
 
 
 @pytest.mark.slow
-def test_points_of_a_long_run_are_several_iterations_and_of_a_stretch_fewer(
-    writer: ReplayStore, inspector: Served
-) -> None:
+def test_points_of_long_runs_are_several_iterations_of_a_stretch_fewer(writer: ReplayStore, inspector: Served) -> None:
     for iteration in range(3, 601):
         log(writer, iteration)
     writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0})
@@ -164,7 +160,7 @@ def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: Re
 
 def test_cluster_shows_who_takes_part_and_no_longer_asks_once_the_run_has_ended(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store, inspecting(tmp_path / "replay.sqlite") as server:
-        store.add_run(replace(run_record(OTHER), config={"run": {"iterations": 4}}))
+        store.add_run(replace(a_run(OTHER), config={"run": {"iterations": 4}}))
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
         store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3})
         engine = {"state": "serving", "version": 1, "label": "run-1@1", "adapter": None, "difference": 1.5e-5}

@@ -11,7 +11,7 @@ from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
-from tests.fakes.records import RUN, iterate, new_store, put, run_record, sql, trajectory
+from tests.fakes.records import RUN, a_run, iterate, new_store, put, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served, words_of
 
@@ -36,7 +36,7 @@ def runs(tmp_path: Path) -> Path:
     add_run(folder / "a", 2, 0.25)
     add_run(folder / ODD, 3, 0.125)
     with closing(new_store(folder / ODD / "replay.sqlite")) as store:
-        store.add_run(run_record("import-1"))
+        store.add_run(a_run("import-1"))
         put(store, trajectory("theirs", group="theirs", run="import-1"))
     (folder / "damaged").mkdir()
     (folder / "damaged" / "replay.sqlite").write_text("no database")
@@ -63,10 +63,8 @@ def listed(html: str) -> list[list[str]]:
 def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_same_charts(inspector: Served) -> None:
     html = inspector.page("/")
     # The import in one run's folder is none of its own.
-    assert sorted((row[1], row[4], row[5], row[6]) for row in listed(html)) == [
-        ("a", "2", "50.0\u00a0%", "16"),
-        (ODD, "3", "37.5\u00a0%", "24"),
-    ]
+    got = sorted((row[1], row[4], row[5], row[6]) for row in listed(html))
+    assert got == [("a", "2", "50.0\u00a0%", "16"), (ODD, "3", "37.5\u00a0%", "24")]
     assert "must be a readable SQLite" in unescape(html)
     found = charts(html)
     assert found["Success, held-out"] == {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]}

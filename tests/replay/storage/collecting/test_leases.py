@@ -78,9 +78,7 @@ def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None
         ({"iteration": 4}, r"iteration must be that of its ticket \(1\), got 4"),
     ],
 )
-def test_row_of_another_ticket_is_refused_and_ends_nothing(
-    store: ReplayStore, changes: dict[str, int], message: str
-) -> None:
+def test_row_of_another_ticket_ends_nothing(store: ReplayStore, changes: dict[str, int], message: str) -> None:
     issue(store, [0], size=1)
     (held,) = claim(store, "a")
     with pytest.raises(InvalidRecord, match=message):

@@ -10,7 +10,7 @@ from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import RUN, FreshRows, draw, new_store, run_record, sql
+from tests.fakes.records import RUN, Fresh, a_run, draw, new_store, sql
 
 SAID = (
     Message("user", "What is 6 times 7?"),
@@ -20,11 +20,9 @@ SAID = (
 )
 
 
-def episode(number: int, iteration: int = 0, *, run: str = RUN, success: bool = True) -> HeldOutEpisode:
+def episode(at: int, iteration: int = 0, *, run: str = RUN, success: bool = True) -> HeldOutEpisode:
     tool, reward = "calculator.py:Calculator", float(success)
-    return HeldOutEpisode(
-        run, iteration, number, f"task-{number}", tool, "1", reward, success, "answered", None, 2, 1, SAID
-    )
+    return HeldOutEpisode(run, iteration, at, f"task-{at}", tool, "1", reward, success, "answered", None, 2, 1, SAID)
 
 
 def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
@@ -35,10 +33,8 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
     store.keep_held_out(RUN, [episode(0), episode(1, success=False), episode(2)], evaluations=2)
     store.keep_held_out(RUN, [episode(0, 4)], evaluations=2)
     found = questions.held_out(store, RUN, 0, limit=2)
-    assert found["evaluations"] == [
-        {"iteration": 0, "episodes": 3, "successes": 2},
-        {"iteration": 4, "episodes": 1, "successes": 1},
-    ]
+    seen = found["evaluations"]
+    assert seen == [{"iteration": 0, "episodes": 3, "successes": 2}, {"iteration": 4, "episodes": 1, "successes": 1}]
     assert [found["rows"][0][name] for name in ("prompt", "answer", "reward")] == ["What is 6 times 7?", "42", 1.0]
     assert [found["rows"][1][name] for name in ("number", "success", "num_tool_calls")] == [1, False, 1]
     last = questions.held_out(store, RUN, 0, after=found["next"], limit=2)
@@ -58,7 +54,7 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
 
 
 def test_newest_evaluations_of_a_run_are_kept_and_a_resume_takes_back_later_ones(store: ReplayStore) -> None:
-    store.add_run(run_record("run-2"))
+    store.add_run(a_run("run-2"))
     store.keep_held_out("run-2", [episode(0, run="run-2")], evaluations=2)
     for iteration in (0, 4, 8):
         store.keep_held_out(RUN, [episode(0, iteration)], evaluations=2)
@@ -72,7 +68,7 @@ def test_newest_evaluations_of_a_run_are_kept_and_a_resume_takes_back_later_ones
 
 
 def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
-    FreshRows(1).append_to(store)
+    Fresh(1).append_to(store)
 
     def seen() -> tuple[object, ...]:
         summary = questions.summary(store)
@@ -109,7 +105,7 @@ def test_damaged_conversation_is_none_and_the_rest_is_read(store: ReplayStore) -
 
 
 def test_answers_come_back_by_task_and_environment_and_are_forgotten_with_its_rows(store: ReplayStore) -> None:
-    FreshRows(1).append_to(store)
+    Fresh(1).append_to(store)
     first = ObservationRecord("call-0", "task-1", "tools-1", None, "look", {"key": "ü", "n": 0}, "a\nb")
     second, other = replace(first, id="call-1", parent="call-0"), replace(first, id="call-2", environment="tools-2")
     store.remember([second, first, other])
