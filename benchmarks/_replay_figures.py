@@ -35,11 +35,15 @@ class Interval(NamedTuple):
 
 
 def _column(result: Result, name: str) -> np.ndarray:
-    return np.array([row[ITERATION.index(name)] for row in result["iterations"]], np.float64)
+    place = result.get("columns", ITERATION).index(name)
+    return np.array([row[place] for row in result["iterations"]], np.float64)
 
 
 def to_target(result: Result, name: str) -> float:
-    """What it had taken by the first evaluation of the first two in a row that both reached the target."""
+    """What it had taken by the first evaluation of the first two in a row that both reached the target; by the
+    iteration that reached it where a result says which that was."""
+    if "reached" in result:
+        return math.inf if result["reached"] is None else float(_column(result, name)[: result["reached"]].sum())
     for (iteration, success), (_, following) in pairwise(result["evaluations"]):
         if min(success, following) >= TARGET:
             return float(_column(result, name)[:iteration].sum())
@@ -97,32 +101,51 @@ def percent_more(mine: Result, other: Result, name: str) -> float:
     return 100.0 * (took - base) / base
 
 
-def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str]) -> str:
-    rows = []
+class Columns(NamedTuple):
+    """What tables show of each result."""
+
+    measures: Mapping[str, str] = MEASURES
+    """By title, what it took to the target."""
+    success: str = f"success of the first {FIRST:,}"
+    success_of: Callable[[Result], float] = mean_success
+
+    def points(self, mine: Result, other: Result) -> float:
+        return 100 * (self.success_of(mine) - self.success_of(other))
+
+
+LOOK_UPS = Columns()
+
+
+def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], columns: Columns = LOOK_UPS) -> str:
+    rows, measures = [], columns.measures
     for arm, each in runs.items():
-        success = {result["seed"]: 100 * mean_success(result) for result in each}
-        measured = [{result["seed"]: to_target(result, name) for result in each} for name in MEASURES.values()]
-        reached = sum(math.isfinite(cost) for cost in measured[0].values())
+        success = {result["seed"]: 100 * columns.success_of(result) for result in each}
+        measured = [{result["seed"]: to_target(result, name) for result in each} for name in measures.values()]
+        finite = sum(math.isfinite(cost) for cost in measured[0].values())
         cells = [_text(interval(costs)) for costs in (success, *measured)]
-        rows.append([titles[arm], str(len(each)), str(reached), *cells])
-    return markdown(["arm", "runs", "reached 90 %", f"success of the first {FIRST:,}, %", *MEASURES], rows)
+        rows.append([titles[arm], str(len(each)), str(finite), *cells])
+    target = next(iter(measures)).removeprefix("fresh to ")
+    return markdown(["arm", "runs", f"reached {target}", f"{columns.success}, %", *measures], rows)
 
 
 def differences_table(
-    runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+    runs: Mapping[str, Sequence[Result]],
+    titles: Mapping[str, str],
+    pairs: Sequence[tuple[str, str]],
+    columns: Columns = LOOK_UPS,
 ) -> str:
     """Differences on the same seeds: below 0, the first arm took less, or succeeded less."""
     rows = []
     for arm, control in pairs:
         if arm in runs and control in runs:
-            points = less(runs[arm], runs[control], lambda a, b: 100 * (mean_success(a) - mean_success(b)))
+            points = less(runs[arm], runs[control], columns.points)
             if len(points) >= _LEAST:
-                ways = [partial(percent_more, name=name) for name in MEASURES.values()]
+                ways = [partial(percent_more, name=name) for name in columns.measures.values()]
                 found = [points, *(less(runs[arm], runs[control], way) for way in ways)]
                 cells = [_text(interval(each), sign=True) for each in found]
                 rows.append([titles[arm], titles[control], str(len(points)), *cells])
-    head = ["arm", "less", "pairs", "success of the first, points"]
-    return markdown([*head, *(f"{title.removesuffix(', s')}, %" for title in MEASURES)], rows)
+    head = ["arm", "less", "pairs", f"{columns.success.removesuffix(f' {FIRST:,}')}, points"]
+    return markdown([*head, *(f"{title.removesuffix(', s')}, %" for title in columns.measures)], rows)
 
 
 def _text(found: Interval, *, sign: bool = False) -> str:

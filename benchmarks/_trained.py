@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 def typed(*words: object, folder: Path) -> tuple[str, float]:
     """What `python -m ...` printed last, and its CPU-seconds."""
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
-    command, before = [sys.executable, "-m", *map(str, words)], _children_cpu()
+    command, before = [sys.executable, "-m", *map(str, words)], children_cpu()
     done = subprocess.run(command, cwd=folder, env={**os.environ, **quiet}, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} must end well, got {done.returncode}:\n{done.stderr[-2000:]}")
-    return (done.stdout.splitlines() or [""])[-1], _children_cpu() - before
+    return (done.stdout.splitlines() or [""])[-1], children_cpu() - before
 
 
 def run(
@@ -42,6 +42,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _children_cpu() -> float:
+def children_cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

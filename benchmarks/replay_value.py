@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _trained
+from benchmarks import _trained, pretrained
 from benchmarks._replay_figures import (
     STARTS,
     TARGET,
@@ -139,7 +139,7 @@ def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Those of the page, by name."""
-    found: dict[str, str] = {}
+    found = pretrained.tables(read(pretrained.RESULTS))
     for task in TASKS:
         runs = by_arm(results, task)
         found |= {task: costs_table(runs, TITLES), f"{task}-against": differences_table(runs, TITLES, PAIRS)}

@@ -1,0 +1,194 @@
+"""What replay does for a pretrained model: SmolLM2-135M with a calculator, against a control that was tuned.
+
+`--run` makes the runs that the results lack, in parts of `--minutes`, one JSON line each once it has come to its end:
+the level, or the budget. It can be stopped at any time and goes on where it was. Without it: what was measured.
+`make real-model` comes first.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _trained
+from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, to_target
+from benchmarks._trained import ROOT, read
+
+RESULTS = ROOT / "docs" / "evidence" / "pretrained.jsonl"
+TASK = ROOT / "examples" / "calculator_agent"
+LEVEL, NEWEST, BUDGET = 0.7, 128, 768
+"""A run ends once so many newest fresh episodes, all of new problems, succeed as often; or after so many in all."""
+COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall")
+TO_LEVEL = {
+    "fresh to 70 %": "fresh",
+    "generated tokens": "tokens",
+    "steps": "steps",
+    "CPU-s": "cpu",
+    "wall, s": "wall",
+}
+SHOWN = Columns(TO_LEVEL, "held-out success", lambda result: float(result["held_out"]))
+FOUND: tuple[int, float] = (1, 1e-5)
+"""Epochs and learning rate that the control was tuned to; every arm has them."""
+TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (0.5e-5, 1e-5, 2e-5)]
+_ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "on_policy": {"replay.fraction": 0.0},
+    "replay_instead": {"replay.fraction": 0.25},
+    "replay_on_top": _ON_TOP,
+    "ess_0": {"replay.fraction": 0.0, "optimizer.ess_scaling": "sqrt"},
+    "ess_8": {**_ON_TOP, "optimizer.ess_scaling": "sqrt", "replay.max_staleness": 8},
+    "ess_32": {**_ON_TOP, "optimizer.ess_scaling": "sqrt", "replay.max_staleness": 32},
+    **{f"tune_{epochs}_{rate:g}": {"replay.fraction": 0.0} for epochs, rate in TUNED},
+}
+TITLES = {
+    "on_policy": "on-policy, tuned",
+    "replay_instead": "a quarter replayed instead of fresh",
+    "replay_on_top": "a third replayed on top",
+    "ess_0": "ESS-paced, on-policy",
+    "ess_8": "ESS-paced, on top, at most 8 versions old",
+    "ess_32": "ESS-paced, on top, at most 32 versions old",
+}
+_FACTS = """
+    select t.iteration, count(*), avg(t.success), sum(t.num_action_tokens),
+        (select optimizer_steps from iterations i where i.run = t.run and i.iteration = t.iteration),
+        (select value from metrics m where m.run = t.run and m.iteration = t.iteration and name = 'batch/replay'),
+        (select value from metrics m where m.run = t.run and m.iteration = t.iteration and name = 'time/iteration')
+    from trajectories t where source = 'self' and state <> 'orphaned' group by t.iteration order by t.iteration
+"""
+
+
+def settings(arm: str, seed: int) -> dict[str, Any]:
+    epochs, rate = map(float, arm.split("_")[1:]) if arm.startswith("tune") else FOUND
+    own = ARMS[arm]
+    fresh = 24 if arm == "replay_instead" else 32
+    return {
+        "run.seed": seed,
+        "run.iterations": -(-BUDGET // fresh),
+        "batch.ppo_epochs": int(epochs),
+        "optimizer.learning_rate": rate,
+        "evaluation.every": 0,
+        "evaluation.tasks": 1,
+        "checkpoint.every": 8,
+        "checkpoint.keep": 1,
+        "checkpoint.keep_policies": "none",
+        "compute.autocast": "bfloat16",
+        **own,
+    }
+
+
+def start_model(seed: int, folder: Path) -> Path:
+    """Supervised on the careless demonstrations of this seed."""
+    data, made = folder / f"data-{seed}", folder / f"start-{seed}"
+    if not made.exists():
+        _trained.typed("examples.calculator_agent.make_data", data, "--seed", seed, "--tasks", 4000, folder=ROOT)
+        place = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
+        given = {**place, "run.seed": seed, "compute.autocast": "bfloat16"}
+        result, _ = _trained.run("sft", str(TASK / "sft.yaml"), given)
+        (Path(result["folder"]) / "model").rename(made)
+    return made
+
+
+def facts(run: Path) -> list[tuple[Any, ...]]:
+    """A row per iteration that was trained on."""
+    if not (run / "replay.sqlite").exists():
+        return []
+    with closing(sqlite3.connect(f"file:{run / 'replay.sqlite'}?mode=ro", uri=True, timeout=60)) as database:
+        return [row for row in database.execute(_FACTS) if row[-1] is not None]
+
+
+def newest_success(rows: Sequence[tuple[Any, ...]]) -> float:
+    """Of the newest fresh episodes; 0 before there are as many."""
+    count, won = 0, 0.0
+    for _, fresh, success, *_ in reversed(rows):
+        count, won = count + fresh, won + fresh * success
+        if count >= NEWEST:
+            return won / count
+    return 0.0
+
+
+def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[float, bool]:
+    """Train on for so long at most; CPU-seconds, and whether the run has come to its end."""
+    place = {"model.path": str(start_model(seed, folder)), "tasks.data": f"{folder}/data-{seed}/{{split}}.jsonl"}
+    given = {**settings(arm, seed), **place}
+    sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    going_on = any((run / "checkpoints").glob("*"))
+    words = [str(run), "--resume"] if going_on else [str(TASK / "train.yaml"), "--run", str(run), *sets]
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    before, ends = _trained.children_cpu(), time.monotonic() + 60 * minutes
+    with (folder / f"{run.name}.log").open("a") as log:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "agentloop", "train", *words], cwd=ROOT, env={**os.environ, **quiet}, stderr=log
+        )
+        while training.poll() is None:
+            if newest_success(facts(run)) >= LEVEL or time.monotonic() > ends:
+                training.send_signal(signal.SIGINT)  # it ends with a checkpoint, after this iteration
+                training.wait()
+            time.sleep(2)
+    rows = facts(run)
+    is_done = newest_success(rows) >= LEVEL or sum(row[1] for row in rows) >= BUDGET
+    if training.returncode not in (0, 130) and not is_done:
+        raise RuntimeError(f"{run.name} must end well, got {training.returncode}: see {folder / run.name}.log.")
+    return _trained.children_cpu() - before, is_done
+
+
+def result_of(run: Path, arm: str, seed: int, cpu: float) -> Result:
+    """Its costs by iteration, and held-out success at the end, on kinds of problems that it never saw."""
+    rows = facts(run)
+    printed, _ = _trained.typed("agentloop", "evaluate", run, "--tasks", 256, "--json", folder=ROOT)
+    wall = sum(row[-1] for row in rows)
+    iterations = [
+        [fresh, replayed, success, tokens, steps, round(cpu * seconds / wall, 1), round(seconds, 1)]
+        for _, fresh, success, tokens, steps, replayed, seconds in rows
+    ]
+    reached = next((made for made in range(1, len(rows) + 1) if newest_success(rows[:made]) >= LEVEL), None)
+    facts_of = {"arm": arm, "seed": seed, "columns": COLUMNS, "iterations": iterations, "reached": reached}
+    return {**facts_of, "held_out": json.loads(printed)["success"]}
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    """Costs of each arm, and differences from the control seed by seed."""
+    runs = {arm: [each for each in results if each["arm"] == arm and each["seed"] < 100] for arm in TITLES}
+    runs = {arm: each for arm, each in runs.items() if each}
+    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
+    return {
+        "calculator": costs_table(runs, TITLES, SHOWN),
+        "calculator-against": differences_table(runs, TITLES, pairs, SHOWN),
+    }
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, float]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
+    parser.add_argument("--run", action="store_true", help="the runs that the results lack: 10 to 20 CPU-minutes each")
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(TITLES))
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(range(5)))
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "pretrained")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of a part, after which a checkpoint is made")
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    made = {(each["arm"], each["seed"]) for each in read(RESULTS)}
+    for seed, arm in [(seed, arm) for seed in given.seeds for arm in given.arms] if given.run else ():
+        run, used = given.folder / f"{arm}-{seed}", given.folder / f"{arm}-{seed}.cpu"
+        while (arm, seed) not in made:
+            cpu, is_done = part(run, arm, seed, given.folder, given.minutes)
+            cpu += float(used.read_text()) if used.exists() else 0.0
+            used.write_text(str(cpu))
+            if is_done:
+                result = result_of(run, arm, seed, cpu)
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+                print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, held-out {result['held_out']:.1%}", flush=True)
+                made.add((arm, seed))
+    return {f"{each['arm']}_{each['seed']}_fresh": to_target(each, "fresh") for each in read(RESULTS)}
+
+
+if __name__ == "__main__":
+    for name, value in main(sys.argv[1:]).items():
+        print(f"{name:<40} {value:10,.0f}")
