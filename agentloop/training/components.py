@@ -30,7 +30,7 @@ from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
-from agentloop.rollouts.stored.restarts import Restarts
+from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
@@ -70,7 +70,7 @@ class Components:
     estimator: AdvantageEstimator
     hindsight: Hindsight | None
     """What looks for successes in failed episodes; None: nothing does."""
-    restarts: Restarts | None
+    restarts: RestartFinder | None
     """What finds successes to begin in; None: all episodes begin at the start."""
     trainer: Learner
     publisher: Publisher
@@ -210,7 +210,7 @@ def _connected(
         collector=Collector(actors, config, acting.scorer, acting.estimator.of_groups, penalty),
         estimator=acting.estimator,
         hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
-        restarts=Restarts(acting.episodes, authors, held_out) if replay.restarts.enable else None,
+        restarts=RestartFinder(acting.episodes, authors, held_out) if replay.restarts.enable else None,
         trainer=trainer,
         publisher=publisher,
         sinks=sinks,

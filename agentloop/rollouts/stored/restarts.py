@@ -13,11 +13,11 @@ from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, sampled_re
 from context import AuthorTable
 from context.messages import content_hash
 from replay.errors import CorruptTrajectory
-from replay.sampling.restarts import restartable
+from replay.sampling.restart_places import restartable
 
 
 @dataclass(frozen=True)
-class Restarts:
+class RestartFinder:
     """Finds where groups can begin. All that it goes by is in the buffer, so a resumed run goes on alike."""
 
     episodes: StoredEpisodes
@@ -34,11 +34,11 @@ class Restarts:
             if len(found) == count:
                 break
             with suppress(CorruptTrajectory):
-                found += self._behind(id, kept)
+                found += self.behind(id, kept)
         return found
 
-    def _behind(self, id: str, kept: int) -> list[Restart]:
-        """None where its task is held out or of another version of the environment, or its replies are not whole."""
+    def behind(self, id: str, kept: int) -> list[Restart]:
+        """Nothing where its task is held out or of another environment, or its replies can't be told apart."""
         (row,) = self.episodes.store.read([id])
         (episode,) = self.episodes.of([row])
         if episode is None or content_hash(episode.task.payload) in self.held_out:

@@ -11,7 +11,7 @@ from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import CodeInterrupted
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
-from agentloop.rollouts.stored.restarts import Restarts
+from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes, plan_batch
 from agentloop.training.components import Components
@@ -37,7 +37,7 @@ class LoopCollection(Collection):
         planned = IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
         return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
 
-    def _with_restarts(self, planned: IterationPlan, restarts: Restarts) -> IterationPlan:
+    def _with_restarts(self, planned: IterationPlan, restarts: RestartFinder) -> IterationPlan:
         """The plan whose last groups begin inside stored successes, in place of tasks, which stay in the queue."""
         parts, tasks = self._components, planned.tasks
         wanted = parts.mixer.restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
