@@ -147,13 +147,3 @@ class Restored(Pure):
         RUNS.append(f"grow {n}")
         self.total += n
         return self.total
-
-
-class Forgetful(Restored):
-    """Says of itself what is not true, and what becomes of it."""
-
-    deterministic = True
-    asked = itertools.count(1000)
-
-    def start(self, task: Task) -> None:
-        self.total = next(self.asked)

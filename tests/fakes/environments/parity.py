@@ -156,7 +156,7 @@ class Pondering:
 
 
 class Repeatable(Parity):
-    """Equal calls have equal answers, and those that can't be read, too."""
+    """Equal calls have equal answers."""
 
     deterministic = True
 
