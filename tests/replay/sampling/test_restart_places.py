@@ -44,6 +44,7 @@ def tried(store: ReplayStore, task: str, iteration: int, rate: float, **changes:
     return id
 
 
+@pytest.mark.every_database
 def test_tasks_that_succeed_least_often_from_the_start_come_first_with_their_latest_success(store: ReplayStore) -> None:
     tried(store, "task-1", 1, 0.25)
     tried(store, "task-1", 2, 0.75)  # half of all attempts
@@ -58,6 +59,7 @@ def test_tasks_that_succeed_least_often_from_the_start_come_first_with_their_lat
     assert found(store) == [("task-3-1", 2), ("task-1-2", 3), ("task-2-1", 3)]
 
 
+@pytest.mark.every_database
 def test_the_latest_group_decides_also_once_it_is_evicted_and_not_one_that_was_undone(store: ReplayStore) -> None:
     begun: dict[str, Any] = {"source": "restart", "parent": tried(store, "task-1", 1, 0.25)}
     tried(store, "task-1", 2, 1.0, kept_turns=3, **begun)

@@ -72,9 +72,7 @@ def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
     assert np.array_equal(ours.tokens.token_ids, theirs.tokens.token_ids)
     for number, replies in enumerate(zip(*(sampled_replies([each], AUTHORS) for each in (ours, theirs)), strict=True)):
         if number < kept:
-            reply, before = (
-                tokens.behavior_log_probs.tobytes() + tokens.policy_versions.tobytes() for tokens in replies
-            )
+            reply, before = ([each.behavior_log_probs.tobytes(), each.policy_versions.tobytes()] for each in replies)
             assert reply == before
         assert loss_mask(replies[0], AUTHORS).tolist() == [number >= kept] * len(replies[0])
 
