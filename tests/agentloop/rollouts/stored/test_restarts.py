@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.rollouts.actors import tool_memory
 from agentloop.rollouts.stored.restarts import RestartFinder
@@ -21,16 +20,13 @@ from context.tokens.token_sequence import Segment, loss_mask
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
-from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, Scripts, random_episodes
+from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, RUN, played, random_episodes, settings
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import add_run
 from tests.fakes.scripted import call, scripted_actors
 
-RUN = "run-1"
 RESTORED = f"{ENVIRONMENTS / 'counted.py'}:Restored"
-LIMITS = {"max_turns": 14, "max_tokens_per_turn": 200, "parallel": 1000}
-SETTINGS = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
-AUTHORS = default_authors()
+SETTINGS, AUTHORS = settings(), default_authors()
 
 
 def sums(count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
@@ -57,10 +53,6 @@ def stored(folder: Path, factory: EnvironmentFactory, rows: Collected) -> Iterat
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
         yield RestartFinder(StoredEpisodes(RunEnvironments.of_one(factory), store), AUTHORS, frozenset())
-
-
-def played(factory: EnvironmentFactory, tasks: list[Task], scripts: Scripts) -> Collected:
-    return collect(scripted_actors(factory, scripts), [(task, 1) for task in tasks], SETTINGS, run=RUN)
 
 
 def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
