@@ -72,6 +72,15 @@ class HindsightSection(Section):
     )
 
 
+class RestartSection(Section):
+    """Episodes that begin inside stored successes of the run."""
+
+    enable: bool = Field(
+        False, description="Begin some fresh groups behind the first replies of a stored success; see docs/replay.md."
+    )
+    fraction: Fraction = Field(0.5, description="Share of an iteration's fresh groups that begins so.")
+
+
 class ReplayConfig(LimitSection, MixSection):
     """The mixing ratio, which rows are drawn, and what the buffer keeps."""
 
@@ -95,6 +104,9 @@ class ReplayConfig(LimitSection, MixSection):
     )
     hindsight: HindsightSection = Field(
         default_factory=HindsightSection, description="What failed episodes did solve; see docs/replay.md."
+    )
+    restarts: RestartSection = Field(
+        default_factory=RestartSection, description="Episodes inside stored successes; see docs/replay.md."
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."

@@ -44,8 +44,12 @@ REMOVED_TASK = '{"removed":true}'
 
 HINDSIGHT = "hindsight"
 """Source of rows that say what a failed episode, their `parent`, did solve."""
-OWN_SOURCES = ("self", "gateway", HINDSIGHT)
+RESTART = "restart"
+"""Source of episodes that began inside a stored success, their `parent`."""
+OWN_SOURCES = ("self", "gateway", HINDSIGHT, RESTART)
 """Sources of what a run collects itself; any other is the name of an import."""
+NOT_FROM_THE_START = (HINDSIGHT, RESTART)
+"""Sources of rows that do not say how often their task succeeds when it is asked."""
 
 RESERVED = "reserved"
 COMMITTED = "committed"
@@ -209,7 +213,7 @@ class TrajectoryRecord:
     attempt: Count = 0
     """How often the run had been resumed when it was collected."""
     source: Source = "self"
-    """self | gateway | hindsight, or the name of an import"""
+    """self | gateway | hindsight | restart, or the name of an import"""
     reward: Finite
     success: bool
     advantage: Finite
@@ -218,6 +222,7 @@ class TrajectoryRecord:
     error_kinds: Words | None = None
     """One word for each tool call that failed, in their order; None: no call failed, or nobody knows."""
     num_turns: Count
+    """Replies of the whole conversation, as `num_tool_calls`: those that were kept of its parent's count, too."""
     num_tool_calls: Count
     num_tokens: Count = 0
     num_action_tokens: Count = 0
@@ -240,6 +245,8 @@ class TrajectoryRecord:
     """The hash of ids, authors, log-probs and versions; filled by the store."""
     parent: str | None = None
     """The trajectory it was made from; None: it was sampled as it stands."""
+    kept_turns: Count | None = None
+    """How many of its parent's replies it begins with, which are not trained again; None: it did not begin so."""
     agent_rewards: AgentRewards | None = None
     """Of the agents of its session that have rewards of their own; None: all have the trajectory's."""
     state: str = ELIGIBLE

@@ -51,6 +51,7 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("lora.alpha lora.target_modules", "lora.rank", _not(0)),
     ("loss.hinted", "context.strategy", _one_of("hint")),
     ("loss.norm_length", "loss.aggregation", _one_of("seq-mean-token-sum-norm")),
+    ("replay.restarts.fraction", "replay.restarts.enable", _one_of(True)),
     ("optimizer.betas", "optimizer.name", _one_of("adamw", "muon")),
     ("optimizer.momentum", "optimizer.name", _one_of("sgd", "muon")),
     ("critic.optimizer.betas", "critic.optimizer.name", _one_of("adamw", "muon")),
@@ -78,7 +79,7 @@ _AUTOCAST = "Autocast is for float32 weights: remove one of them."
 _CORRECTED = "Importance weights correct these: use one of them."
 _ITS_RATIO = "exgrpo's ratio is to the behavior policy: set it."
 _STD, _ROUNDS, _FUNCTION = "advantage.normalise_std", "rollout.dynamic_sampling_rounds", "advantage.function"
-_INSERT = "collection.samples_per_insert"
+_INSERT, _RESTARTS, _ON = "collection.samples_per_insert", "replay.restarts.enable", _one_of(True)
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("algorithm", _one_of("grpo"), _FUNCTION, _SET, "The function takes its place: remove one of them."),
     ("algorithm", _not("remax", words=_ANOTHER), "collection.by", _WORKERS, "Use grpo."),
@@ -105,6 +106,15 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.unit", _one_of("any", "group"), _INSERT, _SET, "Others replay with fresh rows, of which there are none."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
     ("replay.redact", _NULL, "advantage.credit", _one_of("state"), "States are read off messages as they were."),
+    ("collection.by", _one_of("loop"), _RESTARTS, _ON, "Workers begin at the start."),
+    ("environment.agent", _NULL, _RESTARTS, _ON, "A program of its own is not brought to where another one was."),
+    ("context.strategy", _one_of("linear"), _RESTARTS, _ON, "Others may rewrite what was seen."),
+    ("replay.mode", _one_of("train"), _RESTARTS, _ON, "Observed rows change nothing."),
+    ("replay.unit", _one_of("any", "group"), _RESTARTS, _ON, "Others replay with tasks that come from the start."),
+    ("replay.baseline", _STORED, _RESTARTS, _ON, "Only members of a group went on from the same place."),
+    ("replay.complete_zero_variance", _FALSE, _RESTARTS, _ON, "Only its members went on from the same place."),
+    ("replay.retire_solved", _NULL, _RESTARTS, _ON, "Successes behind a prefix would count."),
+    ("algorithm", _not("remax", words=_ANOTHER), _RESTARTS, _ON, "Its greedy episodes begin at the start."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),

@@ -38,6 +38,13 @@ class Task:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredTask(Task):
+    """A task that was read back from the buffer, where a hint that `hash` counts is not stored."""
+
+    hash: str
+
+
 @dataclass(frozen=True)
 class Achieved:
     """A task that the end of a conversation has solved, though another one was asked."""
@@ -125,6 +132,12 @@ class Environment:
 
     def start(self, task: Task) -> Awaitable[None] | None:
         """Set up this episode's state; may be `async def`."""
+
+    def restore(self, task: Task, messages: Sequence[Message]) -> Awaitable[None] | None:
+        """Bring this instance, on which `start` was called, to the state that these messages of an earlier episode led
+        to, for `replay.restarts`; may be `async def`. Not needed where all tools are deterministic: they are called
+        again."""
+        raise NotImplementedError
 
     def close(self) -> Awaitable[None] | None:
         """Free what `start` and tools took hold of, once `start` was called and the episode ended; may be `async def`.

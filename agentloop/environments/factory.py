@@ -28,7 +28,7 @@ from agentloop.environments.check import (
     reward_now,
     start_now,
 )
-from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
+from agentloop.environments.environment import Achieved, Environment, StoredTask, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.row_environment import (
     AGENT,
@@ -38,6 +38,7 @@ from agentloop.environments.row_environment import (
     agent_function,
     rows_with_tools,
 )
+from agentloop.environments.tools.tool_memory import repeats
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
@@ -175,6 +176,11 @@ class EnvironmentFactory:
         specs = tools_of(self.environment).values()
         return bool(specs) and (self.environment.deterministic or any(spec.deterministic for spec in specs))
 
+    @property
+    def can_restore(self) -> bool:
+        """Whether an episode can be brought to where a stored one was: by the same calls, or by `restore`."""
+        return repeats(self.environment) or self.defines("restore")
+
     def tools_hash(self, max_chars: int) -> str:
         """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
@@ -203,6 +209,8 @@ class EnvironmentFactory:
 
     def task_hash(self, task: Task) -> str:
         """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""
+        if isinstance(task, StoredTask):
+            return task.hash
         return content_hash(
             {
                 "environment": self.name,

@@ -13,9 +13,10 @@ from agentloop.environments import RunEnvironments
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.restart import Restart
 from context.authors import LLM
 from context.messages import canonical_json
-from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import RESTART, GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import summarised
 
 
@@ -57,13 +58,26 @@ class Collected:
     """Indices of the training tasks that were taken beyond the planned ones."""
 
     def metrics(self) -> dict[str, float]:
-        """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
-        rows = [*self.trajectories, *self.unused]
-        records = [trajectory.record for trajectory in rows]
-        if not records:
+        """Means over the trajectories from the start, with shares of every stop reason; restarted ones apart."""
+        collected = [*self.trajectories, *self.unused]
+        if not collected:
             return {}
-        stops = Counter(record.stop_reason for record in records)
+        return {
+            **_of_restarts([row.record for row in collected if row.record.source == RESTART]),
+            **self._from_the_start([row for row in collected if row.record.source != RESTART]),
+            "rollout/engine_failures": self.engine_failures,
+            **{f"context/rewrites/{kind}": count / len(collected) for kind, count in sorted(self.rewrites.items())},
+            **kl_metrics(self.kl_penalties.values()),
+            **self.extra_metrics,
+        }
+
+    def _from_the_start(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+        if not rows:
+            return {}
+        records = [row.record for row in rows]
+        stops, ids = Counter(record.stop_reason for record in records), {record.group for record in records}
         groups, repeated = [*self.groups, *self.unused_groups], repeated_calls(rows)
+        groups = [group for group in groups if group.id in ids]
         return {
             "rollout/groups_without_signal": statistics.fmean(group.reward_std == 0 for group in groups),
             **({} if repeated is None else {"tools/repeated": repeated}),
@@ -71,14 +85,20 @@ class Collected:
             "rollout/reward": statistics.fmean(record.reward for record in records),
             "rollout/turns": statistics.fmean(record.num_turns for record in records),
             "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
-            "rollout/engine_failures": self.engine_failures,
             "rollout/tool_errors": statistics.fmean(record.error_kinds is not None for record in records),
             "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
-            **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
             **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
-            **kl_metrics(self.kl_penalties.values()),
-            **self.extra_metrics,
         }
+
+
+def _of_restarts(records: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    if not records:
+        return {}
+    return {
+        "restarts/groups": float(len({record.group for record in records})),
+        "restarts/success": statistics.fmean(record.success for record in records),
+        "restarts/kept_turns": statistics.fmean(record.kept_turns or 0 for record in records),
+    }
 
 
 @dataclass(frozen=True)
@@ -97,6 +117,7 @@ def trajectory_of(
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
     factory = actors.environments.of(episode.task)
+    restart = episode.task if isinstance(episode.task, Restart) else None
     agents = {agent: (earned, 0.0) for agent, earned in episode.agent_rewards.items()}
     record = TrajectoryRecord(
         id=place.id,
@@ -121,7 +142,9 @@ def trajectory_of(
         mean_entropy=float(np.mean(episode.entropies)) if episode.entropies else None,
         environment=factory.name,
         environment_version=factory.version,
-        source="gateway" if episode.nodes else "self",
+        source="gateway" if episode.nodes else RESTART if restart else "self",
+        parent=restart.parent if restart else None,
+        kept_turns=len(restart.turns) if restart else None,
         agent_rewards=canonical_json(agents) if agents else None,
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
@@ -147,12 +170,13 @@ def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
 
 
 def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Fresh episodes of each of several environments in an iteration, with their success and reward."""
+    """Fresh episodes from the start of each of several environments in an iteration, with their success and reward."""
     if len(environments.all) == 1:
         return {}
     metrics: dict[str, float] = {}
+    started = [row.record for row in rows if row.record.source != RESTART]
     for name in environments.by_name:
-        records = [row.record for row in rows if row.record.environment == name]
+        records = [record for record in started if record.environment == name]
         metrics[f"environment/{name}/episodes"] = float(len(records))
         if records:
             metrics[f"environment/{name}/success"] = statistics.fmean(record.success for record in records)

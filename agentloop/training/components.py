@@ -30,6 +30,7 @@ from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
+from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
@@ -70,6 +71,8 @@ class Components:
     estimator: AdvantageEstimator
     hindsight: Hindsight | None
     """What looks for successes in failed episodes; None: nothing does."""
+    restarts: RestartFinder | None
+    """What finds successes to begin in; None: all episodes begin at the start."""
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -196,6 +199,9 @@ def _connected(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
+    held_out: frozenset[str] = frozenset()
+    if replay.hindsight.enable or replay.restarts.enable:
+        held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
     penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
     return Components(
         config=config,
@@ -207,7 +213,8 @@ def _connected(
         source=acting.source,
         collector=Collector(actors, config, acting.scorer, acting.estimator.of_groups, penalty),
         estimator=acting.estimator,
-        hindsight=_make_hindsight(actors, config, acting),
+        hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
+        restarts=RestartFinder(acting.episodes, authors, held_out) if replay.restarts.enable else None,
         trainer=trainer,
         publisher=publisher,
         sinks=sinks,
@@ -260,13 +267,13 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
             has_agent = any(one.agent for one in environments.all)
             advice = "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
             raise UserError(f"{rule} when the environment has no {method}, got {environments.where}. {advice}")
-
-
-def _make_hindsight(actors: Actors, config: RunConfig, acting: _Acting) -> Hindsight | None:
-    if not config.replay.hindsight.enable:
-        return None
-    held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
-    return Hindsight(actors, config, acting.episodes, held_out)
+    fixed = next((one for one in environments.all if not one.can_restore), None)
+    if config.replay.restarts.enable and fixed is not None:
+        raise UserError(
+            "replay.restarts.enable must be false when an environment can't be brought to where a stored episode was, "
+            f"got {fixed.where}. Say deterministic=True of each of its tools or of it, or write "
+            "def restore(self, task, messages)."
+        )
 
 
 def _make_trainer(

@@ -9,12 +9,13 @@ from agentloop.config import RunConfig
 from agentloop.learning.batch import member_of
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.dynamic_sampling import zero_variance_groups
+from agentloop.rollouts.episodes.restart import Restart
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
 from replay.mixing.batch_plan import BatchPlan, Mixer, with_completions
 from replay.mixing.request import Availability, DrawRequest, Pick
-from replay.records import FRESH, REPLAY, BatchRow, Trajectory
+from replay.records import FRESH, REPLAY, RESTART, BatchRow, Trajectory
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,13 @@ class IterationPlan:
 
     plan: BatchPlan
     tasks: tuple[int, ...]
-    """Index of the training task of each slot."""
+    """Index of the training task of each slot, but for the last ones where there are `restarts`."""
     available: Availability
     request: DrawRequest
+    restarts: tuple[Restart, ...] = ()
+    """Where the last groups of the plan begin, which have no slot of `tasks`."""
+    missing_restarts: int = 0
+    """Groups more that were to begin inside a stored success, for which there was none."""
 
     def picks(self, fresh: Collected, config: RunConfig) -> tuple[Pick, ...]:
         """What to draw, now that the fresh groups are known."""
@@ -62,7 +67,9 @@ class MixedBatch:
 
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
         """Tasks of the plan that nothing in the batch is of: an engine failed, or a stored row was corrupt."""
-        groups = [*self.fresh.groups, *self.fresh.unused_groups]
+        collected = [*self.fresh.trajectories, *self.fresh.unused]
+        restarted = {row.record.group for row in collected if row.record.source == RESTART}
+        groups = [one for one in (*self.fresh.groups, *self.fresh.unused_groups) if one.id not in restarted]
         if len(groups) == len(self.tasks):
             return []
         there = {group.task for group in groups} | {row.trajectory.record.task for row in self.replayed_rows}
@@ -93,6 +100,8 @@ class MixedBatch:
             metrics["replay/controller_factor"] = mixer.factor
         if config.replay.complete_zero_variance:
             metrics["batch/completed"] = self.completed
+        if config.replay.restarts.enable:
+            metrics["restarts/missing_groups"] = self.planned.missing_restarts
         for source, count in plan.planned_sources.items():
             found = sum(source in (row.trajectory.record.source, row.trajectory.record.run) for row in drawn)
             metrics |= {f"batch/planned_source/{source}": count, f"batch/source/{source}": found}

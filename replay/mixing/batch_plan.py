@@ -111,6 +111,10 @@ class Mixer:
         plan = compose(self.rule, Fraction(1), available, (), Remainders())
         return None if plan.groups or plan.shortfall else replace(plan, fraction=self.rule.fraction_at(iteration))
 
+    def restarts(self, groups: int, share: float) -> int:
+        """How many of so many fresh groups are to begin inside stored successes; remainders are carried on."""
+        return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]
+
     def feed(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
         """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
         wanted = self.rule.start.success_rate

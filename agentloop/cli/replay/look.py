@@ -196,7 +196,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
     known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
     payload = known if known is None else json.dumps(known, ensure_ascii=False)
     lines = [
-        ("trajectory", answer["id"], state_text(answer), f"source {row['source']}"),
+        ("trajectory", answer["id"], state_text(answer), *_origin(row)),
         ("collected", f"iteration {row['iteration']}", f"slot {row['slot']}", f"policy {row['policy_version_min']}"),
         (
             "group",
@@ -384,17 +384,26 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _origin(row: dict[str, Any]) -> list[str]:
+    """`source restart`, `from 3f9a...`, `5 of its replies kept`."""
+    parts = [f"source {row['source']}"]
+    if row["parent"]:
+        parts.append(f"from {row['parent']}")
+    if row["kept_turns"]:
+        parts.append(f"{row['kept_turns']} of its replies kept")
+    return parts
+
+
 def _trajectory_text(answer: dict[str, Any]) -> str:
     facts = [
         f"trajectory {answer['id']}, {state_text(answer)}",
         f"collected in iteration {answer['collected_iteration']} of run {answer['collected_run']}, by policy "
-        f"{answer['policy_version_min']}, source {answer['source']}"
-        + (f", from {answer['parent']}" if answer["parent"] else ""),
+        f"{answer['policy_version_min']}, {', '.join(_origin(answer))}",
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
         f"advantage {answer['stored_advantage']:+.3f}",
     ]
     if answer["children"]:
-        facts.append(f"stored again as what it solved: {', '.join(answer['children'])}")
+        facts.append(f"made from it: {', '.join(answer['children'])}")
     if answer["requests"]:
         facts += ["", "requests of its agent's session:", *session_table(answer["requests"]).splitlines()]
     lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]

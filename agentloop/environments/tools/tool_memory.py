@@ -18,6 +18,12 @@ from replay.records import ObservationRecord
 _Run = Callable[[], Awaitable[ToolResult]]
 
 
+def repeats(environment: type[Environment]) -> bool:
+    """Whether the calls of an episode have the same answers in another one of its task."""
+    specs = tools_of(environment).values()
+    return bool(specs) and (environment.deterministic or all(spec.deterministic for spec in specs))
+
+
 class ToolMemory:
     """What tools answered, for the episodes of one event loop; of equal calls at the same time one is run."""
 

@@ -16,10 +16,11 @@ from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
-from agentloop.environments.tools.tool_memory import EpisodeTools
+from agentloop.environments.tools.tool_memory import EpisodeTools, repeats
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shortened
+from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
@@ -125,6 +126,11 @@ class EpisodeHooks:
                 await asyncio.gather(starting, return_exceptions=True)
                 raise
 
+    async def restore(self, messages: Sequence[Message]) -> None:
+        name, asked = type(self.environment).__name__, quoted_task(self.task)
+        with failing_as(f"{name}.restore must accept what its episodes say, got", f" for {asked}. Mend it."):
+            await self._called(self.environment.restore, self.task, messages)
+
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         with failing_as(f"{name}.reward must return a number, got", f" for {asked}. Mend it."):
@@ -177,12 +183,14 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
     open_context(context, task, schemas, asked_by=type(environment).__name__)
     turns = _Turns(tools, context, limits, ask)
+    kept = task.turns if isinstance(task, Restart) else ()
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
-            stop_reason, problem = await turns.play()
+            changed = await turns.repeat(kept, hooks) if kept else None
+            stop_reason, problem = await turns.play() if changed is None else (StopReason.ENGINE_FAILURE, changed)
     except TimeoutError:
         stop_reason, problem = StopReason.OVERTIME, None
-        if not turns.number:
+        if turns.number <= len(kept):
             stop_reason = StopReason.ENGINE_FAILURE
             problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
     reward = math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
@@ -243,6 +251,29 @@ class _Turns:
             if stop_reason is not None:
                 return stop_reason, None
 
+    async def repeat(self, kept: Sequence[KeptTurn], hooks: EpisodeHooks) -> str | None:
+        """Record turns of a stored episode, and bring the environment to where they led; why not, where it differs."""
+        calls_again = repeats(type(hooks.environment))
+        for turn in kept:
+            tokens, (_, *results) = turn.reply, turn.messages
+            versions = tokens.policy_versions.tolist()
+            reply = self.context.record_reply(
+                tokens.token_ids.tolist(), tokens.behavior_log_probs.tolist(), policy_version=versions
+            )
+            self.number += 1
+            if calls_again:
+                results = await self._answer(reply)
+            else:
+                self._count(*results)
+            if (reply.message, *results) != turn.messages:
+                got = " ".join(f"{message.content:.80}" for message in results)
+                return f"what followed reply {self.number} of a stored episode must be the same again, got {got!r}"
+            if (stopped := self.context.observe(results)) is not None:
+                return f"the first {self.number} replies of a stored episode must fit again, got {stopped}"
+        if not calls_again:
+            await hooks.restore(self.context.messages)
+        return None
+
     async def _go_on(self, reply: Reply) -> str | None:
         self.number += 1
         if reply.outcome in _ENDS:
@@ -255,26 +286,26 @@ class _Turns:
 
     async def _answer(self, reply: Reply) -> list[Message]:
         """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
-        calls = self.calls
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
-            calls["num_tool_calls"] += 1
-            calls["error_kinds"] += (MALFORMED,)
-            return [Message("tool", text, author="env", name="error", error_kind=MALFORMED)]
+            self._count(unread := Message("tool", text, author="env", name="error", error_kind=MALFORMED))
+            return [unread]
         messages = []
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
-            calls["num_tool_calls"] += 1
             kind = result.error_kind
-            if kind is not None:
-                calls["error_kinds"] += (kind,)
-                if kind not in POLICY_ERRORS:
-                    calls["tool_problem"] = f"{call.name}: {result.problem}"
+            if kind is not None and kind not in POLICY_ERRORS:
+                self.calls["tool_problem"] = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
             name = UNKNOWN_TOOL if kind == UNKNOWN_TOOL else call.name
             answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)
+            self._count(answer)
             messages.append(answer)
         return messages
+
+    def _count(self, *results: Message) -> None:
+        self.calls["num_tool_calls"] += len(results)
+        self.calls["error_kinds"] += tuple(result.error_kind for result in results if result.error_kind is not None)
 
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from agentloop.config import RunConfig
@@ -22,6 +22,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.episodes.restart import Restart
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -202,7 +203,9 @@ async def play_episode(
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
             tools = EpisodeTools(environment, tool_limits, own, memory)
-            episode = await rollout(hooks, new_context(actors, config), tools=tools, ask=partial(ask, number))
+            kept = len(task.turns) if isinstance(task, Restart) else 0
+            context = new_context(actors, config, untrained=kept)
+            episode = await rollout(hooks, context, tools=tools, ask=partial(ask, number))
     finally:
         if own is not threads:
             own.close()
@@ -215,13 +218,16 @@ async def play_episode(
     return episode
 
 
-def new_context(actors: Actors, config: RunConfig) -> ContextManager:
-    """The context of one episode."""
+def new_context(actors: Actors, config: RunConfig, *, untrained: int = 0) -> ContextManager:
+    """The context of one episode, so many of whose first replies are not trained."""
+    control = actors.control
+    if untrained:
+        control = replace(control, discard_turns=(*control.discard_turns, *range(untrained)))
     return ContextManager(
         actors.renderer,
         actors.parser,
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
-        control=actors.control,
+        control=control,
         strict=config.context.strict,
     )

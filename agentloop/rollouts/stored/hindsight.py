@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -12,13 +11,13 @@ from agentloop.environments import Achieved
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
-from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes
+from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes, sampled_replies
 from agentloop.rollouts.trajectories import Collected
-from context import AuthorTable, ContextManager
+from context import ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
-from context.tokens.token_sequence import Segment, TokenSequence, runs_of
-from replay.records import ELIGIBLE, HINDSIGHT, StopReason, TaskRecord, Trajectory, group_of
+from context.tokens.token_sequence import Segment
+from replay.records import ELIGIBLE, HINDSIGHT, RESTART, StopReason, TaskRecord, Trajectory, group_of
 from replay.storage.validate import summarised
 
 
@@ -43,7 +42,7 @@ class Hindsight:
         for row, episode in zip(failed, self.episodes.of(failed), strict=True):
             if episode is None:
                 continue
-            last = len(_turns(episode)) - self.config.replay.hindsight.min_turns
+            last = len(episode.turns) - self.config.replay.hindsight.min_turns
             solved = self.actors.environments.of(episode.task).achieved(episode.task, episode.messages)
             for achieved in (one for one in solved if one.first_turn <= last):
                 claimed += 1
@@ -94,8 +93,7 @@ class Hindsight:
 
     def _rebuilt(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> ContextManager | None:
         """The new task's conversation, with the sampled tokens; None: it can't be made of them."""
-        turns = _turns(episode)
-        replies = _sampled_replies(row.segments, self.actors.authors)
+        turns, replies = episode.turns, sampled_replies(row.segments, self.actors.authors)
         if len(replies) != len(turns):
             return None
         context = new_context(self.actors, self.config)
@@ -118,24 +116,10 @@ class Hindsight:
 
 def _may_have_solved_another(row: Trajectory) -> bool:
     record = row.record
-    if record.success or record.stop_reason != StopReason.ANSWERED or record.error_kinds is not None:
+    if record.source == RESTART or record.success or record.error_kinds is not None:
         return False
-    return all(segment.behavior_context == "plain" for segment in row.segments)
-
-
-def _turns(episode: StoredEpisode) -> list[tuple[Message, ...]]:
-    """Each reply with what followed it, behind the opening messages."""
-    messages, after = episode.messages, len(episode.task.prompt)
-    starts = [i for i, message in enumerate(messages) if i >= after and message.author == LLM]
-    return [tuple(messages[start:end]) for start, end in pairwise([*starts, len(messages)])]
-
-
-def _sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[TokenSequence]:
-    """The tokens of each reply in order: between any two stands something that was not sampled."""
-    replies = []
-    for tokens in (segment.tokens for segment in segments if segment.reason != "fork"):
-        replies += [tokens.part(start, end) for start, end in runs_of(authors.has_behavior(tokens.authors))]
-    return replies
+    plain = all(segment.behavior_context == "plain" for segment in row.segments)
+    return plain and record.stop_reason == StopReason.ANSWERED
 
 
 def _words(reply: Message) -> tuple[object, ...]:

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentloop.environments import RunEnvironments, Task
 from agentloop.records import TurnRewards, TurnStates
-from context.authors import DEMONSTRATION, LLM
+from context.authors import DEMONSTRATION, LLM, AuthorTable
 from context.messages import Message
+from context.tokens.token_sequence import Segment, TokenSequence, runs_of
 from replay.errors import CorruptTrajectory
 from replay.records import TaskRecord, Trajectory
 from replay.storage.read import task_records
@@ -21,6 +23,21 @@ class StoredEpisode:
     task: Task
     """The task that was asked; its prompt is the opening messages."""
     messages: tuple[Message, ...]
+
+    @property
+    def turns(self) -> list[tuple[Message, ...]]:
+        """Each reply with what followed it, behind the opening messages."""
+        messages, after = self.messages, len(self.task.prompt)
+        starts = [i for i, message in enumerate(messages) if i >= after and message.author == LLM]
+        return [tuple(messages[start:end]) for start, end in pairwise([*starts, len(messages)])]
+
+
+def sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[TokenSequence]:
+    """The tokens of each reply in order: between any two stands something that was not sampled."""
+    replies = []
+    for tokens in (segment.tokens for segment in segments if segment.reason != "fork"):
+        replies += [tokens.part(start, end) for start, end in runs_of(authors.has_behavior(tokens.authors))]
+    return replies
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from dataclasses import replace
 from functools import partial
 
 from agentloop.config.seeds import derive_seed
+from agentloop.environments import Task
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import CodeInterrupted
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
+from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes, plan_batch
 from agentloop.training.components import Components
@@ -32,7 +34,16 @@ class LoopCollection(Collection):
     def plan(self, iteration: int) -> IterationPlan:
         request, available = self._request(iteration)
         plan, tasks = plan_batch(self._components, self._state, iteration, available)
-        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+        planned = IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+        return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
+
+    def _with_restarts(self, planned: IterationPlan, restarts: RestartFinder) -> IterationPlan:
+        """The plan whose last groups begin inside stored successes, in place of tasks, which stay in the queue."""
+        parts, tasks = self._components, planned.tasks
+        wanted = parts.mixer.restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
+        found = restarts.choose(parts.run_id, wanted)
+        left = tasks[: len(tasks) - len(found)]
+        return replace(planned, tasks=left, restarts=tuple(found), missing_restarts=wanted - len(found))
 
     def collect(self, planned: IterationPlan) -> Collected:
         try:
@@ -45,8 +56,10 @@ class LoopCollection(Collection):
             raise StoppedWaiting from problem
 
     def _sampled(self, iteration: int, planned: IterationPlan) -> Collected:
-        groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
-        first = self._collect_round(iteration, groups, ())
+        source = self._components.source
+        tasks = {slot: source.train(index) for slot, index in enumerate(planned.tasks)}
+        tasks |= dict(enumerate(planned.restarts, start=len(tasks)))
+        first = self._collect_round(iteration, [(tasks[slot], size) for slot, size in planned.plan.groups], ())
         rounds = self._components.config.rollout.dynamic_sampling_rounds
         if rounds == 0:
             return first
@@ -54,22 +67,21 @@ class LoopCollection(Collection):
         def further(sizes: Sequence[int], earlier: Sequence[Collected]) -> Collected:
             had = len(planned.tasks) + sum(len(round.further_tasks) for round in earlier)
             tasks = self._state.tasks.upcoming(had + len(sizes))[had:]
-            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), earlier)
+            newer = self._collect_round(iteration, list(zip(map(source.train, tasks), sizes, strict=True)), earlier)
             return replace(newer, further_tasks=tuple(tasks))
 
         return sample_dynamically(first, further, rounds=rounds)
 
     def _collect_round(
-        self, iteration: int, groups: Sequence[tuple[int, int]], earlier: Sequence[Collected]
+        self, iteration: int, groups: Sequence[tuple[Task, int]], earlier: Sequence[Collected]
     ) -> Collected:
         parts, config = self._components, self._components.config
         # The first round's seed does not depend on whether more could follow.
         seed = derive_seed(config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
         parts.generator.begin(seed=seed, temperature=config.rollout.temperature)
-        tasks = [parts.source.train(index) for index, _ in groups]
-        self._recall([parts.actors.environments.task_hash(task) for task in tasks])
+        self._recall([parts.actors.environments.task_hash(task) for task, _ in groups])
         return parts.collector.collect(
-            [(task, size) for task, (_, size) in zip(tasks, groups, strict=True)],
+            groups,
             CollectedBy(parts.run_id, iteration, self._state.attempt),
             earlier=earlier,
             progress=partial(parts.display.phase, "collect"),

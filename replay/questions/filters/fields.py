@@ -66,6 +66,7 @@ _ALL = (
         TOKEN_GAP_MAX,
     ),
     Field("num_turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
+    Field("kept_turns", FieldKind.whole, "replies that it was restarted behind, not trained again", _rows.kept_turns),
     Field("num_tool_calls", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field(
         "num_tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", NUM_TOOL_ERRORS
@@ -94,7 +95,7 @@ _ALL = (
     Field("run", FieldKind.text, "id of its run", _rows.run),
     Field("task", FieldKind.text, "hash of its task", _rows.task),
     Field("group_id", FieldKind.text, "id of its group", _rows.group),
-    Field("source", FieldKind.text, "where it came from: self, hindsight, teacher, import, ...", _rows.source),
+    Field("source", FieldKind.text, "where it came from: self, hindsight, restart, teacher, import, ...", _rows.source),
     Field("environment", FieldKind.text, "name of its environment", _rows.environment),
     Field("environment_version", FieldKind.text, "the version of its environment", _rows.environment_version),
     Field("state", FieldKind.text, "whether it may be drawn", _rows.state, choices=STATES),

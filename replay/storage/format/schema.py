@@ -12,7 +12,7 @@ from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
-REVISION = "0019"
+REVISION = "0020"
 """Four digits: a greater number was written by a newer agentloop."""
 
 
@@ -207,11 +207,12 @@ trajectories = sa.Table(
 
 FACTS = (
     *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
-    *("policy_version_min", "parent"),
+    *("policy_version_min", "parent", "kept_turns"),
 )
 """Columns that a row and what is left of it have in common, and that never change."""
 
 # What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
+_NOT_FROM_THE_START = " or ".join(f"source = '{source}'" for source in records.NOT_FROM_THE_START)
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
@@ -219,7 +220,7 @@ reclaimed = sa.Table(
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
-    sa.Index("reclaimed_hindsight", "group", **_part(f"source = '{records.HINDSIGHT}'")),
+    sa.Index("reclaimed_not_from_the_start", "group", **_part(_NOT_FROM_THE_START)),
 )
 
 segments = sa.Table(

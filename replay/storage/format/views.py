@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
-from replay.records import COMMITTED, HINDSIGHT, ORPHANED
+from replay.records import COMMITTED, NOT_FROM_THE_START, ORPHANED
 from replay.staleness import publishes_since
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
 
@@ -30,11 +30,15 @@ NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigIn
 
 
 def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Groups of episodes that were played and count: of no iteration that a resume undid, and not of hindsight."""
-    relabelled: sa.ColumnElement[str] = sa.literal_column(f"'{HINDSIGHT}'")  # as an index has it
-    no_attempt = sa.or_(_rows.state == ORPHANED, _rows.source == relabelled)
-    stored = sa.exists().where(_rows.group == of.c.id, no_attempt).correlate(of)
-    return ~stored & ~sa.exists().where(_left.group == of.c.id, _left.source == relabelled).correlate(of)
+    """Groups of episodes from the start that count: of no iteration that a resume undid, of hindsight or restarts."""
+    stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _not_from_the_start(_rows)))
+    left = sa.exists().where(_left.group == of.c.id, _not_from_the_start(_left))
+    return ~stored.correlate(of) & ~left.correlate(of)
+
+
+def _not_from_the_start(columns: Any) -> sa.ColumnElement[bool]:
+    """As an index has it."""
+    return sa.or_(*(columns.source == sa.literal_column(f"'{source}'") for source in NOT_FROM_THE_START))
 
 
 OF_ATTEMPTS = of_attempts(groups)

@@ -153,3 +153,19 @@ class Pondering:
         if reply.outcome != "final":
             return reply
         return Reply("malformed", replace(reply.message, reasoning="hm"), "think again")
+
+
+class Repeatable(Parity):
+    """Equal calls have equal answers."""
+
+    deterministic = True
+
+
+class Hesitant:
+    """A parser that reads an answer in one reply of three, and what can't be read in the others."""
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        reply = HermesParser().parse(text, stopped=stopped)
+        if reply.outcome != "final" or len(text) % 3 == 0:
+            return reply
+        return Reply("malformed", reply.message, "go on")

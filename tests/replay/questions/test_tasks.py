@@ -242,10 +242,11 @@ def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
             questions.task(store, prefix)
 
 
-def test_what_hindsight_says_of_a_failed_task_is_no_attempt_at_it(file_store: ReplayStore) -> None:
+@pytest.mark.parametrize("source", ["hindsight", "restart"])
+def test_what_did_not_begin_at_the_start_is_no_attempt_at_a_task(file_store: ReplayStore, source: str) -> None:
     lost = {"group": "failed", "reward": 0.0, "success": False}
     failed = [trajectory(f"f{slot}", slot=slot, member=slot, **lost) for slot in (0, 1)]
-    put(file_store, *failed, trajectory("told", slot=2, group="a-told", source="hindsight", parent="f0"))
+    put(file_store, *failed, trajectory("told", slot=2, group="a-told", source=source, parent="f0"))
     for _ in range(2):  # while the row is there, and once a few numbers are left of it
         (found,) = questions.task_list(file_store, RUN)["rows"]
         assert (found["attempts"], found["best_success"], found["num_groups"]) == (2, 0.5, 1)

@@ -195,12 +195,12 @@ def test_short_ends_and_held_out_tasks_are_no_rows(tmp_path: Path) -> None:
     assert [row.id for row in without.trajectories] == [row.id for row in all_found.trajectories[1:]]
 
 
-def test_what_succeeded_called_wrongly_or_ended_otherwise_is_not_asked(tmp_path: Path) -> None:
-    factory, tasks = lookups(5)
+def test_what_succeeded_called_wrongly_or_began_or_ended_otherwise_is_not_asked(tmp_path: Path) -> None:
+    factory, tasks = lookups(6)
     rows = played(factory, tasks, [wrong_trail(task) for task in tasks])
     changes: list[dict[str, Any]] = [
         *({"success": True}, {"error_kinds": "unknown_tool"}, {"stop_reason": "max_turns"}),
-        *({"environment_version": "0"}, {}),
+        *({"source": "restart"}, {"environment_version": "0"}, {}),
     ]
     rows.trajectories = [
         replace(row, record=replace(row.record, **change))
