@@ -110,7 +110,7 @@ def newest_success(rows: Sequence[tuple[Any, ...]]) -> float:
     for _, fresh, success, *_ in reversed(rows):
         count, won = count + fresh, won + fresh * success
         if count >= NEWEST:
-            return won / count
+            return float(won / count)
     return 0.0
 
 
