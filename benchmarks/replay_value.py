@@ -68,6 +68,8 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "replay": ("replay", _REPLAY),
     "hindsight": ("hindsight", _HINDSIGHT),
     "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
+    "restarts": ("on_policy", {"replay.restarts.enable": True}),
+    "state_values": ("on_policy", {"advantage.credit": "state"}),
     "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
 }
 """Whose tuned settings an arm has, and its own."""
@@ -76,6 +78,8 @@ TITLES = {
     "replay": "plain replay",
     "hindsight": "hindsight, of 8 iterations",
     "hindsight_last": "hindsight, of the last iteration",
+    "restarts": "half of the groups inside stored successes",
+    "state_values": "on-policy, with state values",
     "short_first": "on-policy, short tasks first",
     "on_policy_rerun": "on-policy, every call run",
 }
@@ -84,6 +88,8 @@ PAIRS = (
     ("hindsight", "on_policy"),
     ("hindsight", "hindsight_last"),
     ("hindsight_last", "on_policy"),
+    ("restarts", "on_policy"),
+    ("state_values", "on_policy"),
     ("hindsight", "short_first"),
     ("short_first", "on_policy"),
     ("on_policy", "on_policy_rerun"),
