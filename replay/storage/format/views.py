@@ -36,9 +36,11 @@ def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
     return ~stored.correlate(of) & ~left.correlate(of)
 
 
-def was_orphaned(reason: Any) -> sa.ColumnElement[bool]:
+def was_orphaned(reason: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """By the reason for which a row was evicted or reclaimed, as an index has it; NULL where there is none."""
-    return sa.func.replace(reason, sa.literal_column(f"'{ORPHANED}'"), sa.literal_column("''")) != reason
+    word, nothing = (sa.literal_column(f"'{text}'", sa.Text) for text in (ORPHANED, ""))
+    without: sa.ColumnElement[str] = sa.func.replace(reason, word, nothing)
+    return without != reason
 
 
 def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
