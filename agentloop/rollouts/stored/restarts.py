@@ -20,14 +20,14 @@ from replay.sampling.restart_places import restartable
 
 @dataclass(frozen=True)
 class RestartFinder:
-    """Finds where groups can begin. All that it goes by is in the buffer, so a resumed run goes on alike."""
+    """Finds where groups can begin, by what buffer and checkpoint have alone: a resumed run goes on alike."""
 
     episodes: StoredEpisodes
     authors: AuthorTable
     held_out: Collection[str]
     """Hashes of the payloads that no group's task may have."""
 
-    def choose(self, run: str, count: int) -> list[Restart]:
+    def choose(self, run: str, count: int, *, without: Collection[str] = ()) -> list[Restart]:
         """At most `count`, each inside another success: see `restartable`."""
         with self.episodes.store.reading() as connection:
             successes = restartable(connection, run)
@@ -36,7 +36,7 @@ class RestartFinder:
             if len(found) == count:
                 break
             with suppress(CorruptTrajectory):
-                found += self.behind(id, kept)
+                found += [] if id in without else self.behind(id, kept)
         return found
 
     def behind(self, id: str, kept: int) -> list[Restart]:
