@@ -115,6 +115,8 @@ class LoopState:
     """Tasks of the newest of them."""
     batches: int = 0
     """Batches of workers that have been learned from: an iteration that replays alone has none."""
+    unrepeatable: list[str] = field(default_factory=list)
+    """Successes in which no episode could begin: what followed their first replies was not the same again."""
 
     def has_ended(self, run: RunSection) -> bool:
         """Whether no iteration is left, or the success target was reached."""

@@ -1,6 +1,7 @@
 """Values of the states that a run's trajectories passed, as baselines of single turns."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from agentloop.algorithms.advantages import exact_mean
 from agentloop.records import TurnStates
@@ -13,7 +14,8 @@ class StateValues:
     GiGPO (Feng et al. 2025, arXiv 2505.10978) and RTMC (arXiv 2604.11037) compare trajectories of one batch by states.
 
     The return of a trajectory of K turns from its turn k (0, 1, ..) on is gamma^(K-1-k) R, with R its stored reward;
-    where it passes a state twice, that of the first visit counts.
+    where it passes a state twice, that of the first visit counts. A restarted trajectory was led through the states
+    before its own first reply: what it earned says nothing of these.
 
     What is biased. V is no value of the present policy: the trajectories are those of several, and states that look
     alike may differ in what came before them. As a baseline it adds no bias all the same: the state is a function of
@@ -35,7 +37,8 @@ class StateValues:
             young = {s: {id: v for id, v in passed.items() if v[0] >= oldest} for s, passed in self._visits.items()}
             self._visits = {state: passed for state, passed in young.items() if passed}
         for row, states in zip(rows, self._states_of(rows), strict=True):
-            for state, value in zip(states or (), self._returns(row, len(states or ())), strict=True):
+            passed = zip(states or (), self._returns(row, len(states or ())), strict=True)
+            for state, value in islice(passed, row.record.kept_turns or 0, None):
                 self._visits.setdefault(state, {}).setdefault(row.id, (iteration, value))
 
     def value(self, state: str, *, without: str) -> float | None:

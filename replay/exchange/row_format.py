@@ -41,7 +41,7 @@ from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import TOKEN_BYTES
 from replay.storage.format.rows import LOG_PROB_FIELDS
 
-FORMAT = 5
+FORMAT = 6
 """Raised when a column changes its meaning, or one is added or goes."""
 
 PlainRow = dict[str, Any]

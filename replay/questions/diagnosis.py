@@ -38,7 +38,8 @@ class Regime:
 
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
 _MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
-SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, "actor/replay/ess_token", *_MOVED)
+_ESS, _RESTARTS = "actor/replay/ess_token", "restarts/groups"
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED, _RESTARTS)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0
 """Standard errors between two evaluations: of many, some differ by two."""
@@ -50,9 +51,11 @@ _MOST = 0.75
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """Why training goes badly and what helps, in a few words; None where no figure clearly says so."""
-    held_out, tasks, fresh, success, flat, ess, *moved = (finite(metrics, name) for name in SIGNS)
+    held_out, tasks, fresh, success, flat, ess, *moved, restarted = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
-    fall = _fall(held_out, dict(tasks)) or _end(success, {iteration: rows / size for iteration, rows in fresh})
+    within = dict(restarted)  # inside successes: they are not among those whose success is looked at
+    groups = {iteration: rows / size - within.get(iteration, 0.0) for iteration, rows in fresh}
+    fall = _fall(held_out, dict(tasks)) or _end(success, groups)
     before = [value for _, value in success[:-1] or success]
     halved = bool(before) and 2 * success[-1][1] <= fmean(before)
     far = max((value for series in moved for _, value in series[-_NEWEST:]), default=0.0)

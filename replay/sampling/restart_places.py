@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from replay.records import ELIGIBLE, ORPHANED, RESTART
 from replay.storage.format.schema import groups, reclaimed, segments, trajectories
-from replay.storage.format.views import OF_ATTEMPTS
+from replay.storage.format.views import OF_ATTEMPTS, was_orphaned
 
 _rows = trajectories.c
 
@@ -57,7 +57,8 @@ def _latest_groups(connection: sa.Connection, run: str) -> dict[str, tuple[int, 
     def begun(table: sa.Table) -> sa.Select[Any]:
         columns = (table.c.parent, table.c.kept_turns, groups.c.success_rate, groups.c.iteration)
         joined = sa.select(*columns).join_from(table, groups, groups.c.id == table.c.group)
-        return joined.where(groups.c.run == run, table.c.source == RESTART)
+        counts = sa.or_(table.c.state_reason.is_(None), ~was_orphaned(table.c.state_reason))
+        return joined.where(groups.c.run == run, table.c.source == RESTART, counts)
 
     rows = sa.union_all(begun(trajectories).where(_rows.state != ORPHANED), begun(reclaimed)).order_by("iteration")
     return {row.parent: (row.kept_turns, row.success_rate) for row in connection.execute(rows)}

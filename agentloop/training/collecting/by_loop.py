@@ -41,7 +41,7 @@ class LoopCollection(Collection):
         """The plan whose last groups begin inside stored successes, in place of tasks, which stay in the queue."""
         parts, tasks = self._components, planned.tasks
         wanted = parts.mixer.restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
-        found = restarts.choose(parts.run_id, wanted)
+        found = restarts.choose(parts.run_id, wanted, without=self._state.unrepeatable)
         left = tasks[: len(tasks) - len(found)]
         return replace(planned, tasks=left, restarts=tuple(found), missing_restarts=wanted - len(found))
 
@@ -112,6 +112,8 @@ class LoopCollection(Collection):
     def end(self, batch: MixedBatch) -> None:
         names = [part.name for part in self._components.config.parts]
         rows = [*batch.fresh.trajectories, *batch.fresh.unused]
+        begun = {row.record.parent for row in rows}
+        self._state.unrepeatable += [one.parent for one in batch.planned.restarts if one.parent not in begun]
         self._state.tasks.advance(
             batch.tasks,
             without_member=self._tasks_without_member(batch),

@@ -212,7 +212,13 @@ FACTS = (
 """Columns that a row and what is left of it have in common, and that never change."""
 
 # What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
-_NOT_FROM_THE_START = " or ".join(f"source = '{source}'" for source in records.NOT_FROM_THE_START)
+_NO_ATTEMPT = " or ".join(
+    (
+        *(f"source = '{source}'" for source in records.NOT_FROM_THE_START),
+        f"replace(state_reason, '{records.ORPHANED}', '') <> state_reason",
+    )
+)
+"""Of rows that don't say how often their task succeeds: those of an iteration that a resume undid are among them."""
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
@@ -220,7 +226,7 @@ reclaimed = sa.Table(
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
-    sa.Index("reclaimed_not_from_the_start", "group", **_part(_NOT_FROM_THE_START)),
+    sa.Index("reclaimed_no_attempts", "group", **_part(_NO_ATTEMPT)),
 )
 
 segments = sa.Table(

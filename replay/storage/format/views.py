@@ -31,14 +31,22 @@ NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigIn
 
 def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
     """Groups of episodes from the start that count: of no iteration that a resume undid, of hindsight or restarts."""
-    stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _not_from_the_start(_rows)))
-    left = sa.exists().where(_left.group == of.c.id, _not_from_the_start(_left))
+    stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _no_attempt(_rows)))
+    left = sa.exists().where(_left.group == of.c.id, _no_attempt(_left))
     return ~stored.correlate(of) & ~left.correlate(of)
 
 
-def _not_from_the_start(columns: Any) -> sa.ColumnElement[bool]:
+def was_orphaned(reason: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """By the reason for which a row was evicted or reclaimed, as an index has it; NULL where there is none."""
+    word, nothing = (sa.literal_column(f"'{text}'", sa.Text) for text in (ORPHANED, ""))
+    without: sa.ColumnElement[str] = sa.func.replace(reason, word, nothing)
+    return without != reason
+
+
+def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
     """As an index has it."""
-    return sa.or_(*(columns.source == sa.literal_column(f"'{source}'") for source in NOT_FROM_THE_START))
+    others = (columns.source == sa.literal_column(f"'{source}'") for source in NOT_FROM_THE_START)
+    return sa.or_(*others, was_orphaned(columns.state_reason))
 
 
 OF_ATTEMPTS = of_attempts(groups)

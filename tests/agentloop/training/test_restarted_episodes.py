@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
+from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.training.train import train
 from replay.pages.addresses import address
 from tests.fakes.environments import ENVIRONMENTS
@@ -75,3 +76,15 @@ def test_resumed_run_restarts_as_the_unbroken_one(finished: Finished, tmp_path: 
     assert train(restarting(tmp_path, qwen2), display=StopAfter(2)).iterations == 2
     second = train(restarting(tmp_path, qwen2), resume=True, display=SilentDisplay())
     assert_same_run(second.folder, finished[0])
+
+
+def test_success_behind_which_nothing_is_the_same_again_is_tried_once(
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, behind = [], RestartFinder.behind
+    monkeypatch.setattr(RestartFinder, "behind", lambda *args: tried.append(args[1]) or behind(*args))
+    config, display = restarting(tmp_path, qwen2), SilentDisplay()
+    other = config.context.model_copy(update={"parser": f"{PARITY}:Moonstruck"})
+    train(config.model_copy(update={"context": other}), display=display)
+    assert sum(each["rollout/engine_failures"] for each in display.iterations) > 0
+    assert len(tried) == len(set(tried)) > 1

@@ -1,5 +1,6 @@
 """Environments that a model with random weights can earn something in: replies of even length, or of a wanted one."""
 
+import itertools
 import os
 import random
 import threading
@@ -169,3 +170,13 @@ class Hesitant:
         if reply.outcome != "final" or len(text) % 3 == 0:
             return reply
         return Reply("malformed", reply.message, "go on")
+
+
+class Moonstruck(Hesitant):
+    """It never says the same again."""
+
+    moods = itertools.count()
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        reply = super().parse(text, stopped=stopped)
+        return replace(reply, problem=f"go on, {next(self.moods)}") if reply.outcome == "malformed" else reply

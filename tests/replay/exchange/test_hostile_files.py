@@ -154,7 +154,7 @@ BAD: list[tuple[Change, str]] = [
     (spelled("1e400"), "reward must be a finite number"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
-    ({"format": 4}, "format must be 5, got 4"),
+    ({"format": 5}, "format must be 6, got 5"),  # of before kept_turns
     ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
     ({"task_payload": '{"a":' * 300 + "1" + "}" * 300}, "task_payload.a.* must be nested less deep"),

@@ -7,6 +7,7 @@ import pytest
 from replay.records import ORPHANED
 from replay.sampling.restart_places import replies_to_keep, restartable
 from replay.storage.format import schema
+from replay.storage.retention import Capacity
 from replay.store import ReplayStore
 from tests.fakes.records import RUN, put, set_state, trajectory
 
@@ -70,3 +71,19 @@ def test_the_latest_group_decides_also_once_it_is_evicted_and_not_one_that_was_u
     assert found(store) == [("task-1-1", 1)]
     tried(store, "task-1", 5, 0.75, kept_turns=1, **begun)
     assert found(store) == []
+
+
+@pytest.mark.every_database
+def test_groups_that_a_resume_undid_say_nothing_once_they_are_evicted_either(store: ReplayStore) -> None:
+    begun: dict[str, Any] = {"source": "restart", "parent": tried(store, "task-1", 1, 0.25)}
+    tried(store, "task-2", 1, 0.5)
+    tried(store, "task-1", 2, 1.0, kept_turns=3, **begun)
+    # These would make task-1's success done, and task-2 the one that succeeds least often.
+    set_state(store, tried(store, "task-1", 4, 1.0, kept_turns=1, **begun), ORPHANED)
+    set_state(store, tried(store, "task-2", 5, 0.0, success=False), ORPHANED)
+    expected = [("task-1-1", 2), ("task-2-1", 3)]
+    assert found(store) == expected
+    store.evict(RUN, 4, policy_version=4, capacity=Capacity(age=100))
+    assert found(store) == expected
+    store.purge(RUN, 4)
+    assert found(store) == expected

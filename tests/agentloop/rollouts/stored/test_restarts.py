@@ -113,3 +113,12 @@ def test_a_success_of_a_held_out_task_is_not_begun_in(tmp_path: Path) -> None:
         expected = [(rows.trajectories[0].id, len(scripts[0]) - 1)]
         assert [(one.parent, len(one.turns)) for one in restarts.choose(RUN, 5)] == expected
         assert replace(restarts, held_out={content_hash(tasks[0].payload)}).choose(RUN, 5) == []
+
+
+def test_a_success_is_not_begun_in_behind_a_failed_tool_that_would_be_called_again(tmp_path: Path) -> None:
+    scripts = [[call("add", '{"n": 1}'), call("fail"), call("add", '{"n": 1}'), "Done."]]
+    factory = load_environment(f"{ENVIRONMENTS / 'counted.py'}:Sums", {})
+    rows = played(factory, [factory.make_task(random.Random(1))], scripts)
+    with stored(tmp_path, factory, rows) as restarts:
+        assert restarts.choose(RUN, 1) == []
+        assert len(restarts.behind(rows.trajectories[0].id, 1)) == 1
