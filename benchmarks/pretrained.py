@@ -125,7 +125,11 @@ def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[
     before, ends = _trained.children_cpu(), time.monotonic() + 60 * minutes
     with (folder / f"{run.name}.log").open("a") as log:
         training = subprocess.Popen(
-            [sys.executable, "-m", "agentloop", "train", *words], cwd=ROOT, env={**os.environ, **quiet}, stderr=log
+            [sys.executable, "-m", "agentloop", "train", *words],
+            cwd=ROOT,
+            env={**os.environ, **quiet},
+            stdout=log,
+            stderr=log,
         )
         while training.poll() is None:
             if newest_success(facts(run)) >= LEVEL or time.monotonic() > ends:

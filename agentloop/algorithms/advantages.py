@@ -49,17 +49,17 @@ class Rule:
 
 
 def _mean(members: Sequence[Member]) -> float:
-    return exact_mean([member.reward for member in members])
+    return _exact_mean([member.reward for member in members])
 
 
-def exact_mean(values: Sequence[float]) -> float:
+def _exact_mean(values: Sequence[float]) -> float:
     """The mean; of equal values exactly their value, for rounding must not become a signal."""
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 def _variance(values: Sequence[float]) -> float:
     """The sample variance (n - 1); of equal values, or of one, exactly 0."""
-    mean = exact_mean(values)
+    mean = _exact_mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
@@ -149,7 +149,7 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
 
     A of exactly 0 stays exactly 0: group means leave a mean of 0, and only its rounding would make a signal of it.
     """
-    mean = cache(lambda positions: exact_mean([values[p] for p in positions]))
+    mean = cache(lambda positions: _exact_mean([values[p] for p in positions]))
     variance = cache(lambda positions: _variance([values[p] for p in positions]))
     result = []
     for position, (value, others) in enumerate(zip(values, map(tuple, compared), strict=True)):
@@ -169,7 +169,7 @@ def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool)
     known = [value for value in values if zero_is_measured or value != 0.0]
     if len(set(known)) < 2:
         return [0.0] * len(values) if centre else list(values)
-    mean, scale = exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
+    mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
     return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
 
 

@@ -58,7 +58,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
 _NOT_READ = ("function_call", "audio", "refusal")
 _WHERE = "messages[0]"
-_LONG = 2**14
+_LONG = 2**13
 """Bytes of a message that is not kept."""
 
 
@@ -168,7 +168,7 @@ def _read_message(packed: bytes) -> Message:
     return message
 
 
-_known_message = lru_cache(8192)(_read_message)
+_known_message = lru_cache(2048)(_read_message)
 """An agent sends its whole conversation each time."""
 
 

@@ -1,9 +1,10 @@
 """Values of the states that a run's trajectories passed, as baselines of single turns."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from agentloop.algorithms.advantages import exact_mean
 from agentloop.records import TurnStates
 from replay.records import Trajectory
 
@@ -29,9 +30,12 @@ class StateValues:
         self._states_of, self._gamma, self._max_age = states_of, gamma, max_age
         self._visits: dict[str, dict[str, tuple[int, float]]] = {}
         """(iteration, return) by state and trajectory id."""
+        self._counts: dict[str, Counter[float]] = {}
+        """How often each return was had, of states that were asked for since the visits changed."""
 
     def add(self, rows: Sequence[Trajectory], *, iteration: int) -> None:
         """Count an iteration's fresh rows, and those no more that are too old by now."""
+        self._counts.clear()
         if self._max_age is not None:
             oldest = iteration - self._max_age
             young = {s: {id: v for id, v in passed.items() if v[0] >= oldest} for s, passed in self._visits.items()}
@@ -43,8 +47,13 @@ class StateValues:
 
     def value(self, state: str, *, without: str) -> float | None:
         """V of a state without one trajectory; None where no other passed it."""
-        returns = [value for id, (_, value) in self._visits.get(state, {}).items() if id != without]
-        return exact_mean(returns) if returns else None
+        passed = self._visits.get(state, {})
+        if state not in self._counts:  # many rows ask of one state, and few returns differ
+            self._counts[state] = Counter(value for _, value in passed.values())
+        others = self._counts[state] - Counter([passed[without][1]] if without in passed else [])
+        if len(others) < 2:
+            return next(iter(others), None)  # of equal returns exactly their value
+        return math.fsum(value * count for value, count in others.items()) / others.total()
 
     def turn_terms(self, rows: Sequence[Trajectory]) -> list[tuple[float | None, ...]]:
         """gamma^(K-1-k) R - V(s_k) of each turn of each row; None where V is not known, () where the turns are not."""
@@ -64,4 +73,5 @@ class StateValues:
         return self._visits
 
     def load_state(self, visits: dict[str, dict[str, tuple[int, float]]]) -> None:
+        self._counts.clear()
         self._visits = {s: {id: (at, value) for id, (at, value) in passed.items()} for s, passed in visits.items()}

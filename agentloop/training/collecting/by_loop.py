@@ -18,7 +18,7 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import DrawRequest
-from replay.records import BatchRow
+from replay.records import RESTART, BatchRow
 from replay.storage.write import AppendReport
 
 
@@ -117,7 +117,9 @@ class LoopCollection(Collection):
         self._state.tasks.advance(
             batch.tasks,
             without_member=self._tasks_without_member(batch),
-            collected=lambda _: Counter(names.index(row.record.environment) for row in rows),
+            collected=lambda _: Counter(
+                names.index(row.record.environment) for row in rows if row.record.source != RESTART
+            ),
         )
 
     def evaluate(self) -> Evaluation:

@@ -88,3 +88,14 @@ def test_success_behind_which_nothing_is_the_same_again_is_tried_once(
     train(config.model_copy(update={"context": other}), display=display)
     assert sum(each["rollout/engine_failures"] for each in display.iterations) > 0
     assert len(tried) == len(set(tried)) > 1
+
+
+def test_shares_of_environments_are_of_episodes_from_the_start(tmp_path: Path, qwen2: Path) -> None:
+    part = {"share": 0.5, "name": f"{PARITY}:Repeatable"}
+    plain = restarting(tmp_path, qwen2).model_dump(mode="json") | {"environment": {}}
+    plain["replay"]["restarts"]["fraction"], plain["run"]["iterations"] = 0.8, 10
+    config = RunConfig.model_validate(plain | {"environments": {"first": part, "second": part}})
+    run = train(config, display=SilentDisplay())
+    query = "select source, sum(environment = 'first') - sum(environment = 'second') from trajectories group by source"
+    ahead = dict(rows(run.folder / "replay.sqlite", query))
+    assert abs(ahead["self"]) <= config.batch.group_size < abs(ahead["restart"]), ahead
