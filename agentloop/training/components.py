@@ -191,11 +191,8 @@ def _connected(
             to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     if checkpoint is None and isinstance(trainer, Trainer):
-        state, free = trainer.bytes_of_state(), shutil.disk_usage(folder.path).free
-        if actor.device.type == "cpu":
-            display.note(check_memory(actor, config, state=state, there=machine_memory()))
-        sizes = {"weights": weights.bytes_of_files, "state": state, "least_policies": publisher.least_folders}
-        display.note(check_disk(config, **sizes, free=free))
+        sizes = {"weights": weights.bytes_of_files, "least_policies": publisher.least_folders}
+        _check_room(folder, display, actor, state=trainer.bytes_of_state(), sizes=sizes)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
@@ -224,6 +221,14 @@ def _connected(
         scores_are_stored=agree and local is not None and config.compute.old_log_probs == "auto",
         opened=opened.pop_all(),
     )
+
+
+def _check_room(folder: RunFolder, display: RunDisplay, actor: Actor, *, state: int, sizes: Mapping[str, int]) -> None:
+    """Say what the run takes of memory and disk. Raises UserError where there is less."""
+    if actor.device.type == "cpu":
+        display.note(check_memory(actor, folder.config, state=state, there=machine_memory()))
+    free = shutil.disk_usage(folder.path).free
+    display.note(check_disk(folder.config, state=state, free=free, **sizes))
 
 
 def _local_sampler(
