@@ -1,6 +1,6 @@
 """What of a run's configuration decides about its buffer: `replay`, whole, and a few other keys."""
 
-from typing import Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -78,7 +78,9 @@ class RestartSection(Section):
     enable: bool = Field(
         False, description="Begin some fresh groups behind the first replies of a stored success; see docs/replay.md."
     )
-    fraction: Fraction = Field(0.5, description="Share of an iteration's fresh groups that begins so.")
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.5, description="Share of an iteration's fresh groups that begins so."
+    )
 
 
 class ReplayConfig(LimitSection, MixSection):

@@ -34,6 +34,10 @@ RESTARTS, APART = "replay.restarts.enable=true; ", "when replay.restarts.enable 
 
 REFUSED = [
     ("replay.restarts.fraction=0.2", "replay.restarts.fraction must be left at 0.5 when replay.restarts.enable is fal"),
+    (
+        f"{RESTARTS}replay.restarts.fraction=0",
+        "replay.restarts.fraction must be a number of at most 1 and above 0, got 0.",
+    ),
     (f"{WORKERS}{RESTARTS}", f"collection.by must be loop {APART} workers. Workers begin at the start."),
     (f"{RESTARTS}environment.agent='true'; tasks.data=rows.jsonl", f"environment.agent must be null {APART} true"),
     (
