@@ -7,7 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from agentloop.gateway.agent_request import BadRequest
 from agentloop.gateway.http_json import MAX_BODY_BYTES
+from agentloop.gateway.request_fields import agent_request
 from tests.fakes.agent_sessions import Gateway
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -250,3 +252,18 @@ def test_the_lowest_limit_counts_and_tools_that_may_not_be_used_are_not_shown(ga
     claude = {"name": "look", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
     assert asked(MESSAGES, tools=[claude]).tools == _tool(parameters={"type": "object"})["tools"]
     assert asked(MESSAGES, tools=[claude], tool_choice={"type": "none"}).tools == []
+
+
+def test_messages_that_are_known_are_told_apart_to_the_letter() -> None:
+    """1 is not true, 1.0 is not 1; and a wrong message is named by its own place each time."""
+    found = []
+    for value in (1, True, 1.0, 1):
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": value}}}
+        rows = [{"role": "assistant", "tool_calls": [call]}, *_QUESTION]
+        request = agent_request({"model": "policy", "messages": rows}, list(enumerate(rows)), [])
+        found.append(request.messages[0].tool_calls[0].arguments["at"])
+    assert [(value, type(value)) for value in found] == [(1, int), (True, bool), (1.0, float), (1, int)]
+    for before in (0, 2):
+        rows = [*_QUESTION * before, {"role": "user", "content": 7}]
+        with pytest.raises(BadRequest, match=rf"messages\[{before}\].content must"):
+            agent_request({"model": "policy", "messages": rows}, list(enumerate(rows)), [])
