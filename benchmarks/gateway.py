@@ -1,9 +1,9 @@
 """Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
 
 32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
-records stands before it. Rounds through that, rounds through a bare proxy, and rounds that ask the engine itself, by as
-many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms, at random: agents do
-not go in step.
+records stands before it. Rounds through that, rounds through the least that records, and rounds that ask the engine
+itself, by as many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms, at
+random: agents do not go in step.
 """
 
 import asyncio
@@ -14,10 +14,12 @@ import os
 import random
 import re
 import socket
+import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -28,7 +30,7 @@ import httpx2
 import psutil  # type: ignore[import-untyped]
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
@@ -39,6 +41,8 @@ from tests.fakes.processes import Program
 
 GOALS = {"added_ms_p50": "<= 5", "added_ms_p99": "<= 25"}
 SESSIONS, TURNS, ENGINE_S, TOOL_S, REPLY, RESULT = 32, 20, 0.5, 0.2, 60, 200
+_CALL = {"name": "search", "arguments": json.dumps({"query": "where it stands " * 15})}
+SAID = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": _CALL}]}
 
 
 def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> None:
@@ -61,17 +65,33 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> 
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
-def serve_proxy(listening: socket.socket, engine: str) -> None:
-    """The least that stands between: each request is asked again, with the same libraries, and nothing is kept."""
-    client = httpx2.AsyncClient(base_url=engine, timeout=60)
+def serve_least(listening: socket.socket, given: tuple[str, Path]) -> None:
+    """The least that stands between and records: it reads what the agent says, asks by ids, and commits the reply's.
 
-    async def passed_on(request: Request) -> Response:
-        answer = await client.post(GENERATE, content=await request.body())
-        return Response(answer.content, media_type="application/json")
+    With the same libraries, but nothing is rendered, tokenized, parsed or told apart: the ids are made up.
+    """
+    engine, file = given
+    client = httpx2.AsyncClient(base_url=engine, timeout=60)
+    database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
+    for statement in ("pragma journal_mode = wal", "pragma synchronous = full", "create table replies (ids text)"):
+        database.execute(statement)
+    writer = ThreadPoolExecutor(1)
+
+    async def recorded(request: Request) -> JSONResponse:
+        messages = json.loads(await request.body())["messages"]
+        body = generate_body("m", made_ids(messages), temperature=1.0, max_new_tokens=1000)
+        said = (await client.post(GENERATE, json=body)).json()["choices"][0]["token_ids"]
+        keep = partial(database.execute, "insert into replies values (?)", [json.dumps(said)])
+        await asyncio.get_running_loop().run_in_executor(writer, keep)
+        return JSONResponse({"choices": [{"message": SAID}]})
 
     gc.freeze()
-    routes = [Route(GENERATE, passed_on, methods=["POST"])]
-    quiet_server(Starlette(routes=routes)).run(sockets=[listening])
+    quiet_server(Starlette(routes=[Route("/", recorded, methods=["POST"])])).run(sockets=[listening])
+
+
+def made_ids(messages: Sequence[object]) -> list[int]:
+    """As many as the gateway's prompt has."""
+    return [7] * (100 + len(messages) // 2 * (REPLY + RESULT))
 
 
 async def play(call: Callable[..., Awaitable[Any]], results: Sequence[str], *, seed: int) -> list[float]:
@@ -101,12 +121,12 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, f
     words = ("--model", folder, "--port", "0", "--record", folder / "h.sqlite")
     with (
         served(serve_engine, replies) as engine,
-        served(serve_proxy, engine) as proxy,
+        served(serve_least, (engine, folder / "least.sqlite")) as least,
         Program("gateway", "--upstream", engine, *words) as gateway,
     ):
         gateway.says("each attempt at a task")
         url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]
-        found = asyncio.run(_rounds(url, (engine, proxy), gateway.id, results, rounds))
+        found = asyncio.run(_rounds(url, engine, least, gateway.id, results, rounds))
     return {**found, "fsync_ms": fsync_ms(folder)}
 
 
@@ -124,38 +144,39 @@ def served(serve: Callable[[socket.socket, Any], None], given: object) -> Iterat
 
 
 async def _rounds(
-    url: str, engines: tuple[str, str], gateway: int, results: Sequence[str], rounds: int
+    url: str, engine: str, least: str, gateway: int, results: Sequence[str], rounds: int
 ) -> dict[str, float]:
     added: list[float] = []
-    bare: list[float] = []
+    bound: list[float] = []
     cpu, number = 0.0, 0
     process = psutil.Process(gateway)
     gc.freeze()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SESSIONS)
     async with httpx2.AsyncClient(timeout=60, limits=limits, headers={"Authorization": "Bearer x"}) as client:
 
-        async def through(messages: list[dict[str, Any]], session: int) -> dict[str, Any]:
-            body = {"model": "policy", "messages": messages, "tools": [SEARCH]}
-            answer = await client.post(f"{url}/e/{number}-{session}/v1/chat/completions", json=body)
-            said: dict[str, Any] = answer.raise_for_status().json()["choices"][0]["message"]
-            return said
+        async def post(url: str, body: Mapping[str, object]) -> Any:
+            return (await client.post(url, json=body)).raise_for_status().json()["choices"][0]
 
-        async def directly(messages: list[dict[str, Any]], session: int, *, engine: str) -> dict[str, Any]:
-            ids = [7] * (100 + len(messages) // 2 * (REPLY + RESULT))
-            body = generate_body("m", ids, temperature=1.0, max_new_tokens=1000)
-            (await client.post(engine + GENERATE, json=body)).raise_for_status().json()
-            return {"role": "assistant", "tool_calls": [{"id": "c"}]}
+        async def directly(messages: list[dict[str, Any]], session: int) -> Any:
+            body = generate_body("m", made_ids(messages), temperature=1.0, max_new_tokens=1000)
+            await post(engine + GENERATE, body)
+            return SAID
+
+        async def through(messages: list[dict[str, Any]], session: int, *, path: str) -> Any:
+            body = {"model": "policy", "messages": messages, "tools": [SEARCH]}
+            return (await post(path.format(f"{number}-{session}"), body))["message"]
 
         for number in range(rounds + 1):
-            before, between = [await play(partial(directly, engine=at), results, seed=number) for at in engines]
+            before = await play(directly, results, seed=number)
+            between = await play(partial(through, path=least), results, seed=number)
             used = sum(process.cpu_times()[:2])
-            behind = await play(through, results, seed=number)
+            behind = await play(partial(through, path=url + "/e/{}/v1/chat/completions"), results, seed=number)
             if number:  # the first warms up
                 added += [b - a for a, b in zip(before, behind, strict=True)]
-                bare += [b - a for a, b in zip(before, between, strict=True)]
+                bound += [b - a for a, b in zip(before, between, strict=True)]
                 cpu += 1000 * (sum(process.cpu_times()[:2]) - used)
-    by, least = (statistics.quantiles(each, n=100) for each in (added, bare))
-    shown = {"added_ms_p50": by[49], "added_ms_p99": by[98], "bare_ms_p50": least[49], "bare_ms_p99": least[98]}
+    by, of_least = (statistics.quantiles(each, n=100) for each in (added, bound))
+    shown = {"added_ms_p50": by[49], "added_ms_p99": by[98], "least_ms_p50": of_least[49], "least_ms_p99": of_least[98]}
     return {**shown, "cpu_ms": cpu / len(added)}
 
 

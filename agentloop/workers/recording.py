@@ -86,6 +86,7 @@ def record_sessions(
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
         gc.set_threshold(20_000, 20, 20)  # sessions are few and large: to look through them more often finds nothing
+        sys.setswitchinterval(0.0005)  # seconds: requests wait less for the thread that writes
         with serving(app, host=section.host, port=section.port) as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
             say(f"recording {options.name} in {store.url}: {kind}")

@@ -44,6 +44,8 @@ from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 4.0
+_Transport = httpx2.AsyncHTTPTransport
+"""And no client, which does more before and after a request than that takes."""
 _WAIT_S, _SAY_AGAIN_S = 2.0, 30.0
 
 
@@ -66,8 +68,8 @@ class EngineLimits:
 class _Session:
     """What belongs to one event loop."""
 
-    idle: list[httpx2.AsyncClient]
-    """With a connection each: a client with many asks each of them, for every request, whether it is still there."""
+    idle: list[_Transport]
+    """With a connection each: one with many asks each of them, for every request, whether it is still there."""
     slots: asyncio.Semaphore
 
 
@@ -153,34 +155,34 @@ class RemoteEngine:
     async def close(self) -> None:
         """Close this event loop's connections. A later reply opens new ones."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
-        for client in () if session is None else session.idle:
-            await client.aclose()
+        for transport in () if session is None else session.idle:
+            await transport.aclose()
 
     async def reply(self, request: GenerationRequest) -> Completion:
         """A reply that may be recorded, within `turn_timeout_s` of its turn. Raises GenerationFailed without one."""
         session = self._session()
         async with session.slots:
             turn = _Turn(request)
-            client = session.idle.pop() if session.idle else self._client()
+            transport = session.idle.pop() if session.idle else _Transport(verify=trusted(), trust_env=False)
             try:
                 async with asyncio.timeout(self._limits.turn_timeout_s):
-                    return await self._tried(client, turn)
+                    return await self._tried(transport, turn)
             except TimeoutError:
                 if turn.tried:
                     self._urls.failed(turn.tried[-1])
                 last = f"; before it, {turn.fault.kind}: {turn.fault}" if turn.fault else ""
                 self.faults[FaultKind.DEADLINE] += 1
             finally:
-                session.idle.append(client)
+                session.idle.append(transport)
             raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
 
-    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn) -> Completion:
+    async def _tried(self, transport: _Transport, turn: _Turn) -> Completion:
         while True:
             while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
                 await asyncio.sleep(_LOOK_AGAIN_S)  # one that was withdrawn comes back when it has been proved
             turn.tried.append(url)
             try:
-                reply = await self._asked(client, url, turn.request)
+                reply = await self._asked(transport, url, turn.request)
             except EngineFault as fault:
                 turn.fault = fault
                 self.faults[fault.kind] += 1
@@ -197,7 +199,7 @@ class RemoteEngine:
             # By chance: the episodes of a batch, which all fail at once, are not to come back at once.
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
-    async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
+    async def _asked(self, transport: _Transport, url: str, request: GenerationRequest) -> Completion:
         server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since it was chosen
         body = generate_body(
             weights.adapter or server.model,
@@ -206,7 +208,7 @@ class RemoteEngine:
             max_new_tokens=request.max_new_tokens,
             stop_ids=sorted(self._stop_ids),
         )
-        answer = await self._posted(client, url + GENERATE, body)
+        answer = await self._posted(transport, url + GENERATE, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
             raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
         self._check_status(answer)
@@ -224,9 +226,12 @@ class RemoteEngine:
             versions=None if self._one_version else self._urls.versions[url],
         )
 
-    async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
+    async def _posted(self, transport: _Transport, url: str, body: dict[str, object]) -> httpx2.Response:
         try:
-            answer = await client.send(client.build_request("POST", url, json=body), stream=True)
+            # The turn's own deadline ends all but the connecting.
+            limits = {"timeout": {"connect": CONNECT_TIMEOUT_S}}
+            asked = httpx2.Request("POST", url, json=body, headers=key_headers(self._key), extensions=limits)
+            answer = await transport.handle_async_request(asked)
         except httpx2.TransportError as error:
             raise EngineFault(FaultKind.CONNECTION, one_line(error)) from None
         try:
@@ -261,14 +266,6 @@ class RemoteEngine:
         if loop not in self._sessions:
             self._sessions[loop] = _Session([], asyncio.Semaphore(self._limits.concurrency))
         return self._sessions[loop]
-
-    def _client(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
-            headers=key_headers(self._key),
-            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the turn's own deadline ends all else
-            trust_env=False,
-            verify=trusted(),
-        )
 
 
 def connect_engine(
