@@ -106,11 +106,7 @@ class Columns(NamedTuple):
 
     measures: Mapping[str, str] = MEASURES
     """By title, what it took to the target."""
-    success: str = f"success of the first {FIRST:,}"
-    success_of: Callable[[Result], float] = mean_success
-
-    def points(self, mine: Result, other: Result) -> float:
-        return 100 * (self.success_of(mine) - self.success_of(other))
+    successes: Mapping[str, Callable[[Result], float]] = {f"success of the first {FIRST:,}": mean_success}
 
 
 LOOK_UPS = Columns()
@@ -119,13 +115,15 @@ LOOK_UPS = Columns()
 def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], columns: Columns = LOOK_UPS) -> str:
     rows, measures = [], columns.measures
     for arm, each in runs.items():
-        success = {result["seed"]: 100 * columns.success_of(result) for result in each}
+        shares = [{result["seed"]: 100 * of(result) for result in each} for of in columns.successes.values()]
         measured = [{result["seed"]: to_target(result, name) for result in each} for name in measures.values()]
         finite = sum(math.isfinite(cost) for cost in measured[0].values())
-        cells = [_text(interval(costs)) for costs in (success, *measured)]
+        cells = [_text(interval(costs)) for costs in (*shares, *measured)]
         rows.append([titles[arm], str(len(each)), str(finite), *cells])
     target = next(iter(measures)).removeprefix("fresh to ")
-    return markdown(["arm", "runs", f"reached {target}", f"{columns.success}, %", *measures], rows)
+    return markdown(
+        ["arm", "runs", f"reached {target}", *(f"{title}, %" for title in columns.successes), *measures], rows
+    )
 
 
 def differences_table(
@@ -138,14 +136,19 @@ def differences_table(
     rows = []
     for arm, control in pairs:
         if arm in runs and control in runs:
-            points = less(runs[arm], runs[control], columns.points)
-            if len(points) >= _LEAST:
-                ways = [partial(percent_more, name=name) for name in columns.measures.values()]
-                found = [points, *(less(runs[arm], runs[control], way) for way in ways)]
+            ways = [partial(_points_more, of=of) for of in columns.successes.values()]
+            ways += [partial(percent_more, name=name) for name in columns.measures.values()]
+            found = [less(runs[arm], runs[control], way) for way in ways]
+            if len(found[0]) >= _LEAST:
                 cells = [_text(interval(each), sign=True) for each in found]
-                rows.append([titles[arm], titles[control], str(len(points)), *cells])
-    head = ["arm", "less", "pairs", f"{columns.success.removesuffix(f' {FIRST:,}')}, points"]
-    return markdown([*head, *(f"{title.removesuffix(', s')}, %" for title in columns.measures)], rows)
+                rows.append([titles[arm], titles[control], str(len(found[0])), *cells])
+    successes = [f"{title.removesuffix(f' {FIRST:,}')}, points" for title in columns.successes]
+    measures = [f"{title.removesuffix(', s')}, %" for title in columns.measures]
+    return markdown(["arm", "less", "pairs", *successes, *measures], rows)
+
+
+def _points_more(mine: Result, other: Result, of: Callable[[Result], float]) -> float:
+    return 100 * (of(mine) - of(other))
 
 
 def _text(found: Interval, *, sign: bool = False) -> str:

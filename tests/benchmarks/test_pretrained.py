@@ -7,13 +7,22 @@ import pytest
 
 from agentloop.config.config_file import load_config
 from benchmarks._replay_figures import percent_more, to_target
-from benchmarks.pretrained import ARMS, COLUMNS, newest_success, settings
+from benchmarks.pretrained import ARMS, COLUMNS, first_success, is_done, newest_success, reached, settings
 
 
-def test_newest_success_is_that_of_the_last_128_fresh_episodes() -> None:
-    rows = [(number, 32, success) for number, success in enumerate([0.0, 0.25, 0.5, 0.75, 1.0], 1)]
-    assert newest_success(rows[:3]) == 0.0  # 96 are too few to say
-    assert newest_success(rows) == pytest.approx((0.25 + 0.5 + 0.75 + 1.0) / 4)
+def test_level_is_that_of_the_last_256_fresh_episodes_and_a_run_has_512() -> None:
+    rows = [(number, 64, success) for number, success in enumerate([0.0, 0.5, 0.5, 0.5, 0.8, 0.6, 0.2, 0.0], 1)]
+    assert newest_success(rows[:3]) == 0.0  # 192 are too few to say
+    assert newest_success(rows[:4]) == pytest.approx(1.5 / 4)
+    assert reached(rows[:5]) is None and reached(rows) == 6  # 0.5, 0.5, 0.8, 0.6
+    assert not is_done(rows[:7]) and is_done(rows)
+    unreached = [(number, 64, 0.5) for number in range(1, 13)]
+    assert not is_done(unreached[:11]) and is_done(unreached)
+
+
+def test_first_success_is_that_of_the_first_512_fresh_episodes() -> None:
+    first, later = [[24, 8, 0.5, 1000, 4, 30.0, 40.0]] * 22, [[24, 8, 1.0, 1000, 4, 30.0, 40.0]] * 3
+    assert first_success({"iterations": [*first, *later]}) == 0.5
 
 
 def test_costs_are_counted_to_the_iteration_that_reached_the_level() -> None:
