@@ -126,6 +126,8 @@ def is_done(rows: Sequence[tuple[Any, ...]]) -> bool:
 
 def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[float, bool]:
     """Train on for so long at most; CPU-seconds, and whether the run has come to its end."""
+    if is_done(facts(run)):  # it was stopped before its result was written
+        return 0.0, True
     place = {"model.path": str(start_model(seed, folder)), "tasks.data": f"{folder}/data-{seed}/{{split}}.jsonl"}
     given = {**settings(arm, seed), **place}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
