@@ -7,8 +7,9 @@ with it: what such seeds have in common is no evidence twice.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import combinations_with_replacement, pairwise
 from typing import Any, NamedTuple
 
@@ -57,29 +58,31 @@ def mean_success(result: Result, episodes: int = FIRST) -> float:
     return float(each.sum() + (episodes - len(each)) * last) / episodes
 
 
-def interval(values: Costs) -> Interval:
+def interval(values: Costs, starts: int = STARTS) -> Interval:
     """The median with its bootstrap interval; ends may be infinite, as observations are.
 
-    So few start models can be drawn in few ways: all of them are gone through, each as often as it would be drawn.
+    A few start models can be drawn in few ways: all of them are gone through, each as often as it would be drawn.
     """
     of_start: dict[int, list[float]] = {}
     for seed, value in values.items():
-        of_start.setdefault(seed % STARTS, []).append(value)
-    found: list[tuple[float, int]] = []
-    for drawn in combinations_with_replacement(of_start, len(of_start)):
-        orders = math.factorial(len(drawn)) // math.prod(math.factorial(drawn.count(start)) for start in {*drawn})
-        found.append((_median([value for start in drawn for value in of_start[start]]), orders))
-    medians, ways = zip(*sorted(found), strict=True)
-    share = np.cumsum(ways) / sum(ways)
-    low, high = (medians[np.searchsorted(share, end)] for end in (0.025, 0.975))
-    return Interval(_median([*values.values()]), low, high)
+        of_start.setdefault(seed % starts, []).append(value)
+    each = np.full((len(of_start), max(map(len, of_start.values()))), math.nan)
+    for row, found in zip(each, of_start.values(), strict=True):
+        row[: len(found)] = found
+    drawn, ways = _draws(len(of_start))
+    medians = np.nanmedian(each[drawn].reshape(len(drawn), -1), axis=1)
+    order = np.argsort(medians)
+    share = np.cumsum(ways[order]) / ways.sum()
+    low, high = (float(medians[order][np.searchsorted(share, end)]) for end in (0.025, 0.975))
+    return Interval(float(np.median([*values.values()])), low, high)
 
 
-def _median(values: Sequence[float]) -> float:
-    """Of an even number, the mean of the middle two: infinite if one is."""
-    ordered = sorted(values)
-    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return low if low == high else (low + high) / 2
+@cache
+def _draws(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every way to draw as many of so many, with replacement, and how often each is drawn."""
+    drawn = list(combinations_with_replacement(range(count), count))
+    repeats = (math.prod(map(math.factorial, Counter(each).values())) for each in drawn)
+    return np.array(drawn), np.array([math.factorial(count) // each for each in repeats])
 
 
 def less(arm: Sequence[Result], control: Sequence[Result], difference: Callable[[Result, Result], float]) -> Costs:
@@ -107,19 +110,18 @@ class Columns(NamedTuple):
     measures: Mapping[str, str] = MEASURES
     """By title, what it took to the target."""
     successes: Mapping[str, Callable[[Result], float]] = {f"success of the first {FIRST:,}": mean_success}
+    starts: int = STARTS
 
 
-LOOK_UPS = Columns()
-
-
-def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], columns: Columns = LOOK_UPS) -> str:
+def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], columns: Columns) -> str:
     rows, measures = [], columns.measures
     for arm, each in runs.items():
         shares = [{result["seed"]: 100 * of(result) for result in each} for of in columns.successes.values()]
         measured = [{result["seed"]: to_target(result, name) for result in each} for name in measures.values()]
         finite = sum(math.isfinite(cost) for cost in measured[0].values())
-        cells = [_text(interval(costs)) for costs in (*shares, *measured)]
-        rows.append([titles[arm], str(len(each)), str(finite), *cells])
+        cells = [_text(interval(costs, columns.starts)) for costs in (*shares, *measured)]
+        slowest = _number(max(measured[0].values()), sign=False)
+        rows.append([titles[arm], str(len(each)), str(finite), *cells, slowest])
     target = next(iter(measures)).removeprefix("fresh to ")
     return markdown(
         ["arm", "runs", f"reached {target}", *(f"{title}, %" for title in columns.successes), *measures], rows
@@ -130,7 +132,7 @@ def differences_table(
     runs: Mapping[str, Sequence[Result]],
     titles: Mapping[str, str],
     pairs: Sequence[tuple[str, str]],
-    columns: Columns = LOOK_UPS,
+    columns: Columns,
 ) -> str:
     """Differences on the same seeds: below 0, the first arm took less, or succeeded less."""
     rows = []
@@ -140,7 +142,7 @@ def differences_table(
             ways += [partial(percent_more, name=name) for name in columns.measures.values()]
             found = [less(runs[arm], runs[control], way) for way in ways]
             if len(found[0]) >= _LEAST:
-                cells = [_text(interval(each), sign=True) for each in found]
+                cells = [_text(interval(each, columns.starts), sign=True) for each in found]
                 rows.append([titles[arm], titles[control], str(len(found[0])), *cells])
     successes = [f"{title.removesuffix(f' {FIRST:,}')}, points" for title in columns.successes]
     measures = [f"{title.removesuffix(', s')}, %" for title in columns.measures]

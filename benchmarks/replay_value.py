@@ -19,6 +19,7 @@ from benchmarks import _trained, pretrained
 from benchmarks._replay_figures import (
     STARTS,
     TARGET,
+    Columns,
     Result,
     costs_table,
     differences_table,
@@ -40,15 +41,17 @@ _FETCH = {
     "rollout.max_tokens_per_turn": 64,  # twice what any right reply takes: an iteration waits for one that rambles
 }
 _CARELESS_FETCH = {"p_take": 0.3, "p_goal": 0.3, "p_put": 0.3}
+_SPARSE = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
 TASKS: Mapping[str, Mapping[str, Any]] = {
-    "sparse": {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS},
+    "sparse": _SPARSE,
+    "sparse_ten": _SPARSE,
     "very_sparse": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
     "fetch": _FETCH,
     "fetch_rare": {**_FETCH, "warm_up.options": _CARELESS_FETCH},
-    "sparse_50ms": {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS},
+    "sparse_50ms": _SPARSE,
     "very_sparse_50ms": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
 }
-"""Settings of each task; those that end in 50ms have tools that take so long."""
+"""Settings of each task; those that end in 50ms have tools that take so long, in ten as many start models."""
 FOUND: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
     "sparse": {"on_policy": (32, 2, 1.5e-3), "hindsight": (64, 4, 1.5e-3)},
     "very_sparse": {"on_policy": (32, 2, 0.7e-3), "hindsight": (32, 4, 0.7e-3)},
@@ -98,10 +101,19 @@ PAIRS = (
 _METRICS = ("batch/fresh", "batch/replay", "rollout/success", "tools/runs", "time/iteration")
 
 
+def _of(task: str) -> str:
+    """The task whose settings were found for this one."""
+    return task.removesuffix("_50ms").removesuffix("_ten")
+
+
+def starts(task: str) -> int:
+    return 10 if task.endswith("_ten") else STARTS
+
+
 def settings(task: str, arm: str) -> dict[str, Any]:
     """Of a run's configuration. Replayed rows come on top of the fresh ones, in as many optimizer steps."""
     contender, own = ARMS[arm]
-    fresh, epochs, rate = FOUND[task.removesuffix("_50ms")][contender]
+    fresh, epochs, rate = FOUND[_of(task)][contender]
     rows = 2 * fresh if "replay.fraction" in own else fresh
     return {
         **TASKS[task],
@@ -118,10 +130,11 @@ def settings(task: str, arm: str) -> dict[str, Any]:
 
 
 def run(task: str, arm: str, seed: int, folder: Path) -> Result:
-    """One run to the target, or to the end of the budget; seeds that are equal modulo STARTS begin with one model."""
-    start = folder / f"{task.removesuffix('_50ms')}-{seed % STARTS}"
+    """One run to the target, or to the end of the budget; seeds that are equal modulo `starts` begin with one model."""
+    number = seed % starts(task)
+    start = folder / f"{_of(task)}-{number}"
     if not start.exists():
-        place = {"run.seed": seed % STARTS, "run.folder": str(folder / "warm-up")}
+        place = {"run.seed": number, "run.folder": str(folder / "warm-up")}
         warmed_up(CONFIG, {**TASKS[task], **place}).rename(start)
     place = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
     made, cpu = _trained.run("train", CONFIG, {**settings(task, arm), **place})
@@ -147,8 +160,9 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     """Those of the page, by name."""
     found = pretrained.tables(read(pretrained.RESULTS))
     for task in TASKS:
-        runs = by_arm(results, task)
-        found |= {task: costs_table(runs, TITLES), f"{task}-against": differences_table(runs, TITLES, PAIRS)}
+        runs, columns = by_arm(results, task), Columns(starts=starts(task))
+        against = differences_table(runs, TITLES, PAIRS, columns)
+        found |= {task: costs_table(runs, TITLES, columns), f"{task}-against": against}
     return found
 
 
