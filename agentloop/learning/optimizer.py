@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from agentloop.config.sections.optimization import OptimizerSection
+from agentloop.config.sections.optimization import BatchSection, OptimizerSection
 from agentloop.errors import TrainingStopped
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
@@ -43,6 +43,17 @@ def ess_factor(ess: float, scaling: str) -> float:
     baseline is none of this. `sqrt` is the paper's, for optimizers that divide by the gradient's size.
     """
     return {"linear": ess, "sqrt": math.sqrt(ess)}[scaling]
+
+
+def shrunk_factor(rows: int, batch: BatchSection) -> float:
+    """What the learning rate of a batch that came out smaller is multiplied by: its rows per step, of a whole one's.
+
+    Linear scaling (Goyal et al. 2017, arXiv 1706.02677): steps of few rows are noisy, and a rate that is right for
+    whole batches lets the policy swing.
+    """
+    whole = batch.trajectories
+    made, planned = (count / math.ceil(count / batch.mini_batch) for count in (min(rows, whole), whole))
+    return min(1.0, made / planned)
 
 
 @dataclasses.dataclass

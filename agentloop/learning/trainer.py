@@ -31,7 +31,7 @@ from agentloop.learning.gradients import (
     over_least_variance,
     stream_losses,
 )
-from agentloop.learning.optimizer import StepLog, WeightOptimizer, ess_factor, learning_rate
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, ess_factor, learning_rate, shrunk_factor
 from agentloop.learning.update_stats import Drift, UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
@@ -172,7 +172,7 @@ class Trainer:
         metrics |= correction
         log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
         totals = UpdateTotals(scored.batch.replayed)
-        rates = self._begin(iteration)
+        rates = self._begin(batch, iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         drift = drift_of(scored) if self._config.optimizer.ess_scaling != "none" else None
         for members in self._plan(batch, iteration):
@@ -188,9 +188,11 @@ class Trainer:
             metrics |= critic_log.metrics()
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
-    def _begin(self, iteration: int) -> dict[str, float]:
+    def _begin(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
         rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.schedule_length)
+        if self._config.replay.shortfall == "shrink":
+            rate *= shrunk_factor(batch.num_trajectories, self._config.batch)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         rates = {"actor/learning_rate": rate}

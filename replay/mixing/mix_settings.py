@@ -157,7 +157,8 @@ class MixSection(Section):
     )
     shortfall: Literal["fresh", "shrink", "error"] = Field(
         "fresh",
-        description="What the buffer can't give: fresh, is collected; shrink, is left out; error, the run stops.",
+        description="What the buffer can't give: fresh, is collected; shrink, is left out, and the learning rate falls "
+        "as the rows per step do; error, the run stops.",
     )
 
 

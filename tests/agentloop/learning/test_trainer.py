@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from agentloop.config.sections.optimization import BatchSection
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
+from agentloop.learning.optimizer import shrunk_factor
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from replay.records import ESS_BY_AGE, BatchRow
@@ -392,3 +394,33 @@ def test_step_is_as_large_as_the_ess_of_the_rows_it_learns_from(weights: str, sc
     assert on["actor/ess_factor"] == pytest.approx(factor, rel=1e-5)
     assert on["actor/grad_norm"] == off["actor/grad_norm"] > 0
     torch.testing.assert_close(scaled, factor * whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "trajectories", "mini_batch", "factor"),
+    [(64, 128, 128, 0.5), (128, 128, 128, 1.0), (32, 48, 12, 32 / 3 / 12), (24, 48, 12, 1.0), (40, 32, 32, 1.0)],
+)
+def test_rate_of_a_smaller_batch_is_its_rows_per_step_of_a_whole_one(
+    rows: int, trajectories: int, mini_batch: int, factor: float
+) -> None:
+    batch = BatchSection(trajectories=trajectories, group_size=8, mini_batch=mini_batch)
+    assert shrunk_factor(rows, batch) == pytest.approx(factor)
+
+
+def test_a_batch_that_shrank_moves_the_weights_by_as_much_less() -> None:
+    rows = sampled_by(tiny_actor(), [row("a", segment("ull", seed=5)), row("b", segment("ull", seed=6))])
+
+    def moved(shortfall: str) -> tuple[torch.Tensor, dict[str, float]]:
+        actor = tiny_actor()
+        before = weights_of(actor)
+        config = run_config(
+            batch={"trajectories": 8, "mini_batch": 8},
+            optimizer={"name": "sgd", "momentum": 0.0, "learning_rate": 1.0},
+            replay={"shortfall": shortfall},
+        )
+        metrics = trainer(actor, config).update(rows, iteration=1).metrics
+        return weights_of(actor) - before, metrics
+
+    (whole, off), (less, on) = moved("fresh"), moved("shrink")
+    assert (off["actor/learning_rate"], on["actor/learning_rate"]) == (1.0, 0.25)
+    torch.testing.assert_close(less, 0.25 * whole, rtol=1e-4, atol=1e-6)
