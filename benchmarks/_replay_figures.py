@@ -123,9 +123,9 @@ def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str],
         slowest = _number(max(measured[0].values()), sign=False)
         rows.append([titles[arm], str(len(each)), str(finite), *cells, slowest])
     target = next(iter(measures)).removeprefix("fresh to ")
-    return markdown(
-        ["arm", "runs", f"reached {target}", *(f"{title}, %" for title in columns.successes), *measures], rows
-    )
+    successes = [f"{title}, %" for title in columns.successes]
+    head = ["arm", "runs", f"reached {target}", *successes, *measures, "slowest seed, fresh"]
+    return markdown(head, rows)
 
 
 def differences_table(

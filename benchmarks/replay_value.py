@@ -80,6 +80,7 @@ TITLES = {
     "on_policy": "on-policy, tuned",
     "replay": "plain replay",
     "hindsight": "hindsight, of 8 iterations",
+    "hindsight_whole": "hindsight, small batches at the whole rate",
     "hindsight_last": "hindsight, of the last iteration",
     "restarts": "half of the groups inside stored successes",
     "state_values": "on-policy, with state values",
@@ -89,6 +90,8 @@ TITLES = {
 PAIRS = (
     ("replay", "on_policy"),
     ("hindsight", "on_policy"),
+    ("hindsight_whole", "on_policy"),
+    ("hindsight", "hindsight_whole"),
     ("hindsight", "hindsight_last"),
     ("hindsight_last", "on_policy"),
     ("restarts", "on_policy"),
