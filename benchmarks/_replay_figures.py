@@ -54,6 +54,8 @@ def to_target(result: Result, name: str) -> float:
 def mean_success(result: Result, episodes: int = FIRST) -> float:
     """Of the first so many fresh episodes; those after the end of a run succeed as its last two evaluations did."""
     each = np.repeat(_column(result, "success"), _column(result, "fresh").astype(int))[:episodes]
+    if len(each) == episodes:
+        return float(each.mean())
     last = float(np.mean([success for _, success in result["evaluations"][-2:]]))
     return float(each.sum() + (episodes - len(each)) * last) / episodes
 

@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _trained
-from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, to_target
+from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, mean_success, to_target
 from benchmarks._trained import ROOT, read
 
 RESULTS = ROOT / "docs" / "evidence" / "pretrained.jsonl"
@@ -167,19 +168,12 @@ def result_of(run: Path, arm: str, seed: int, cpu: float) -> Result:
     return {**facts_of, "held_out": json.loads(printed)["success"]}
 
 
-def first_success(result: Result) -> float:
-    """Of the first FIRST fresh episodes, but for what the last iteration has beyond them."""
-    iterations, fresh = [], 0
-    for iteration in result["iterations"]:
-        if fresh < FIRST:
-            fresh += iteration[0]
-            iterations.append(iteration)
-    return float(sum(made * success for made, _, success, *_ in iterations) / fresh)
-
-
 SHOWN = Columns(
     TO_LEVEL,
-    {f"success of the first {FIRST}": first_success, "held-out success": lambda result: float(result["held_out"])},
+    {
+        f"success of the first {FIRST}": partial(mean_success, episodes=FIRST),
+        "held-out success": lambda result: float(result["held_out"]),
+    },
 )
 
 

@@ -45,6 +45,7 @@ def test_every_call_of_an_engine_is_paired_with_one_through_the_gateway(tmp_path
     assert found.keys() == {"added_ms_p50", "added_ms_p99", "cpu_ms", "fsync_ms", *least}
     assert all(math.isfinite(value) for value in found.values())
     assert sql(tmp_path / "h.sqlite", "select count(*) from session_nodes") == [(64,)]
+    assert sql(tmp_path / "least.sqlite", "select count(*) from replies") == [(64,)]
 
 
 def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:

@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.config.config_file import load_config
 from benchmarks._replay_figures import percent_more, to_target
-from benchmarks.pretrained import ARMS, COLUMNS, first_success, is_done, newest_success, reached, settings
+from benchmarks.pretrained import ARMS, COLUMNS, SHOWN, is_done, newest_success, reached, settings
 
 
 def test_level_is_that_of_the_last_256_fresh_episodes_and_a_run_has_512() -> None:
@@ -21,8 +21,9 @@ def test_level_is_that_of_the_last_256_fresh_episodes_and_a_run_has_512() -> Non
 
 
 def test_first_success_is_that_of_the_first_512_fresh_episodes() -> None:
-    first, later = [[24, 8, 0.5, 1000, 4, 30.0, 40.0]] * 22, [[24, 8, 1.0, 1000, 4, 30.0, 40.0]] * 3
-    assert first_success({"iterations": [*first, *later]}) == 0.5
+    first, later = [[32, 8, 0.5, 1000, 4, 30.0, 40.0]] * 16, [[32, 8, 1.0, 1000, 4, 30.0, 40.0]] * 3
+    success_of = SHOWN.successes["success of the first 512"]
+    assert success_of({"columns": COLUMNS, "iterations": [*first, *later]}) == 0.5
 
 
 def test_costs_are_counted_to_the_iteration_that_reached_the_level() -> None:
