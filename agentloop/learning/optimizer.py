@@ -49,7 +49,8 @@ def shrunk_factor(rows: int, batch: BatchSection) -> float:
     """What the learning rate of a batch that came out smaller is multiplied by: its rows per step, of a whole one's.
 
     Linear scaling (Goyal et al. 2017, arXiv 1706.02677): steps of few rows are noisy, and a rate that is right for
-    whole batches lets the policy swing.
+    whole batches lets the policy swing. Malladi et al. (2022, arXiv 2205.10287) take the root of it for AdamW; this is
+    the one that was measured (docs/evidence.md).
     """
     whole = batch.trajectories
     made, planned = (count / math.ceil(count / batch.mini_batch) for count in (min(rows, whole), whole))
