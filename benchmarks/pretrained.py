@@ -108,7 +108,8 @@ def facts(run: Path) -> list[tuple[Any, ...]]:
     if not (run / "replay.sqlite").exists():
         return []
     with closing(sqlite3.connect(f"file:{run / 'replay.sqlite'}?mode=ro", uri=True, timeout=60)) as database:
-        return [row for row in database.execute(_FACTS) if row[-1] is not None]
+        made = database.execute("select 1 from sqlite_master where name = 'trajectories'").fetchone()  # by now
+        return [row for row in database.execute(_FACTS) if row[-1] is not None] if made else []
 
 
 def newest_success(rows: Sequence[tuple[Any, ...]]) -> float:
@@ -217,7 +218,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
                 result = result_of(run, arm, seed, cpu)
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-                print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, {mean_success(result, FIRST):.1f} %", flush=True)
+                print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, {mean_success(result, FIRST):.1%}", flush=True)
                 made.add((arm, seed))
     return {f"{each['arm']}_{each['seed']}_fresh": to_target(each, "fresh") for each in read(RESULTS)}
 

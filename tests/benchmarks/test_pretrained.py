@@ -15,9 +15,10 @@ def test_level_is_that_of_the_last_256_fresh_episodes_and_a_run_has_512() -> Non
     assert newest_success(rows[:3]) == 0.0  # 192 are too few to say
     assert newest_success(rows[:4]) == pytest.approx(1.5 / 4)
     assert reached(rows[:5]) is None and reached(rows) == 6  # 0.5, 0.5, 0.8, 0.6
-    assert not is_done(rows[:7]) and is_done(rows)
+    assert not is_done(rows[:7], "on_policy") and is_done(rows, "on_policy")
     unreached = [(number, 64, 0.5) for number in range(1, 13)]
-    assert not is_done(unreached[:11]) and is_done(unreached)
+    assert not is_done(unreached[:11], "on_policy") and is_done(unreached, "on_policy")
+    assert not is_done(unreached[:7], "tune_1_1e-05") and is_done(unreached[:8], "tune_1_1e-05")
 
 
 def test_first_success_is_that_of_the_first_512_fresh_episodes() -> None:
