@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from context.tokens.session_nodes import Node
 from replay.errors import DatabaseFailed
-from replay.storage.sessions import OpenSession, Sessions
+from replay.storage.sessions import Sessions
 
 Result = TypeVar("Result")
 
@@ -27,22 +27,9 @@ class NodeWriter:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._new: dict[str, OpenSession] = {}
-        """Sessions that are open and have no nodes yet."""
         self._late: list[tuple[str, int]] = []
         """Replies that were delivered while the database could not store that."""
         self._thread = ThreadPoolExecutor(1, "nodes")
-
-    async def open(self, session: OpenSession) -> tuple[OpenSession, list[Node]] | None:
-        """See `Sessions.open`. A new one is stored with its first nodes."""
-        found = await self.between(lambda: self._sessions.open(session))
-        if found is not None and found[0] is session:
-            self._new[session.id] = session
-        return found
-
-    def closed(self, session: str) -> None:
-        """It gets no more nodes."""
-        self._new.pop(session, None)
 
     async def store(self, session: str, nodes: Sequence[Node]) -> None:
         """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
@@ -77,10 +64,8 @@ class NodeWriter:
     def _store(self, jobs: Sequence[_Job]) -> None:
         delivered = [*self._late, *(one for job in jobs for one in job.delivered)]
         self._late = []
-        nodes = [one for job in jobs for one in job.nodes]
-        opened = [self._new[id] for id in {id for id, _ in nodes} & self._new.keys()]
         try:
-            self._sessions.add(nodes, delivered, opened=opened)
+            self._sessions.add([one for job in jobs for one in job.nodes], delivered)
         except Exception as error:  # noqa: BLE001  raised where it is waited for
             self._late = delivered
             if len(jobs) > 1 and not isinstance(error, DatabaseFailed):
@@ -90,7 +75,5 @@ class NodeWriter:
             for job in jobs:
                 job.done.set_exception(error)
         else:
-            for one in opened:
-                del self._new[one.id]
             for job in jobs:
                 job.done.set_result(None)

@@ -157,7 +157,13 @@ class RecordedSessions:
         return session
 
     async def _opened(self, id: str) -> RecordedSession:
-        opened = await self._writer.open(OpenSession(id, self.recording.run, datetime.now().isoformat()))
+        new = OpenSession(id, self.recording.run, datetime.now().isoformat())
+
+        def open_() -> tuple[OpenSession, list[Node]] | None:
+            opened = self._stored.open(new)
+            return None if opened is None else (opened, [] if opened is new else self._stored.nodes(id))
+
+        opened = await self._writer.between(open_)
         if opened is None:
             raise _ended()
         return RecordedSession(self, opened[0], self._writer, opened[1])
@@ -171,7 +177,6 @@ class RecordedSessions:
         except BaseException:
             session.closed = False  # it can be ended again
             raise
-        self._writer.closed(session.id)
         del self._sessions[session.id]
         return is_row
 

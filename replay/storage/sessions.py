@@ -1,7 +1,7 @@
 """Sessions of agents that are under way: what was sampled is stored before the agent is given it. Once a session has
 ended it is a trajectory, and no more is left of it here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -19,9 +19,6 @@ _nodes = session_nodes.c
 _COLUMNS = tuple(_nodes[column.name] for column in NODE_COLUMNS)
 _HERE = (_nodes.session == sa.bindparam("id")) & (_nodes.number == sa.bindparam("at"))
 _NODE_GONE = session_nodes.delete().where(_HERE)
-_ENDED = sa.union_all(
-    *(sa.select(table.c.id).where(table.c.id == sa.bindparam("id")) for table in (trajectories, reclaimed))
-)
 _DELIVERED = session_nodes.update().where(_HERE, _nodes.status == Status.UNDELIVERED).values(status=Status.TRAINED)
 
 
@@ -40,32 +37,27 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, new: OpenSession) -> tuple[OpenSession, list[Node]] | None:
-        """The session of that id as it was opened first, with what is stored of it; None: it has ended, and is a
-        trajectory. A new one is given back, and is stored by `add`."""
+    def open(self, session: OpenSession) -> OpenSession | None:
+        """The session of that id as it was opened first; None: it has ended, and is a trajectory."""
 
-        def question(connection: sa.Connection) -> tuple[OpenSession, list[Node]] | None:
-            found = _session(connection, new.id)
-            if found is not None:
-                return found, session_nodes_of(connection, new.id)
-            return None if execute(connection, _ENDED, id=new.id).first() else (new, [])
+        def work(connection: sa.Connection) -> OpenSession | None:
+            found = _session(connection, session.id)
+            ended = [sa.select(table.c.id).where(table.c.id == session.id) for table in (trajectories, reclaimed)]
+            if found is None and connection.execute(sa.union_all(*ended)).first() is not None:
+                return None
+            if found is None:
+                connection.execute(sessions.insert().values(vars(session)))
+            return found or session
 
-        return self._database.read(question)
+        return self._database.write(work)
 
     def opened(self, run: str) -> list[OpenSession]:
         """Those of a run that have not ended."""
         query = sa.select(*sessions.c).where(sessions.c.run == run).order_by(sessions.c.opened_at, sessions.c.id)
         return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
 
-    def add(
-        self,
-        given: Sequence[tuple[str, Node]],
-        delivered: Sequence[tuple[str, int]] = (),
-        *,
-        opened: Iterable[OpenSession] = (),
-    ) -> None:
-        """Nodes, each with the id of its session, the replies that have been delivered meanwhile, and the sessions
-        that are new, before their nodes.
+    def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
+        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile.
 
         Replies that end at the same time may each bring what had waited before them.
         """
@@ -77,7 +69,6 @@ class Sessions:
             rows.append(row | {name: said[name] for name in _SAID})
 
         def work(connection: sa.Connection) -> None:
-            insert(connection, sessions, [vars(one) for one in opened if _session(connection, one.id) is None])
             for id, node in given:
                 execute(connection, _NODE_GONE, id=id, at=node.number)  # of a transaction that was done again
             insert(connection, session_nodes, rows)

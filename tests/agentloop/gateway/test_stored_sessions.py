@@ -78,7 +78,7 @@ def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one
         assert sum(len(node.tokens) - node.num_sampled for node in tree) == len(tree[0].tokens) - tree[0].num_sampled
 
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.sessions.add([], opened=[OpenSession("s", RUN, TODAY.isoformat())])
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play(writer))
         writer.close()
@@ -108,7 +108,7 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         assert (reply.message.content, len(sampled)) == ("It is coral.", 1 + is_new)
 
     with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
-        store.sessions.add([], opened=[OpenSession("s", RUN, TODAY.isoformat())])
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         writer.close()
@@ -126,7 +126,7 @@ def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_pa
             session.delivered(reply)
 
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.sessions.add([], opened=[OpenSession("s", RUN, TODAY.isoformat())])
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         until(lambda: [node.status for node in store.sessions.nodes("s")] == ["trained"] * 2, limit_s=20)
@@ -146,7 +146,7 @@ def test_who_waits_no_more_for_a_commit_keeps_no_other_from_one(tmp_path: Path) 
             await writer.store("s", nodes[1:])
 
     with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
-        store.sessions.add([], opened=[OpenSession("s", RUN, TODAY.isoformat())])
+        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         assert len(store.sessions.nodes("s")) == 2
@@ -176,7 +176,7 @@ def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_st
 
     with closing(new_store(path := tmp_path / "replay.sqlite")) as store:
         for id in ("a", "forgotten", "b"):
-            store.sessions.add([], opened=[OpenSession(id, RUN, TODAY.isoformat())])
+            store.sessions.open(OpenSession(id, RUN, TODAY.isoformat()))
         writer = NodeWriter(store.sessions)
         asyncio.run(play())
         writer.close()

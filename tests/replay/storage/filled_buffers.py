@@ -44,7 +44,7 @@ def fill(location: Location) -> None:
         put(store, long, cut)
         agent = session_row("agent", slot=11, **place)
         store.append([], [], [agent])
-        store.sessions.add([], opened=[OpenSession("under way", RUN, TODAY.isoformat())])
+        store.sessions.open(OpenSession("under way", RUN, TODAY.isoformat()))
         store.sessions.add([("under way", node) for node in agent.nodes])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], redact=lambda said: said[:2])

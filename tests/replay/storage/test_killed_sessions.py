@@ -20,7 +20,7 @@ def killed_and_gone_on(store: ReplayStore, seed: int) -> tuple[RandomSession, se
     """A random session whose process is killed now and then, and whose tree is then made of what is stored; and the
     replies of which the agent had been given when nobody had stored that yet."""
     chance, id = random.Random(seed), f"session-{seed}"
-    store.sessions.add([], opened=[OpenSession(id, RUN, TODAY.isoformat())])
+    store.sessions.open(OpenSession(id, RUN, TODAY.isoformat()))
     stored = told = 0
     lost: set[int] = set()
 

@@ -39,16 +39,15 @@ def row(nodes: Sequence[Node] = NODES, id: str = "row-1") -> Trajectory:
 
 def test_what_is_under_way_is_there_as_soon_as_it_was_added(location: Location) -> None:
     with closing(new_store(location)) as store:
-        assert store.sessions.open(OPENED) == (OPENED, [])
-        assert store.sessions.opened(RUN) == []  # it is one with its first node
+        assert store.sessions.open(OPENED) == OPENED
         for node in NODES:
             asked = (OPENED.id, replace(node, status=Status.UNDELIVERED))
-            store.sessions.add([asked, asked], [(OPENED.id, node.number)], opened=[OPENED])
+            store.sessions.add([asked, asked], [(OPENED.id, node.number)])
     with closing(ReplayStore.open(location)) as store:
         later = replace(OPENED, opened_at="2027-01-01T00:00:00")
-        found = store.sessions.open(later)
-        assert found is not None and found[0] == OPENED and store.sessions.opened(RUN) == [OPENED]
-        assert same(found[1], [replace(node, status=Status.TRAINED) for node in NODES])
+        assert (store.sessions.open(later), store.sessions.opened(RUN)) == (OPENED, [OPENED])
+        delivered = [replace(node, status=Status.TRAINED) for node in NODES]
+        assert same(store.sessions.nodes(OPENED.id), delivered)
         store.sessions.end([OPENED.id])
         assert store.sessions.opened(RUN) == []
         with pytest.raises(ReplayError, match="session must be one that is under way, got 'session-1'"):
@@ -100,7 +99,7 @@ def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
 
 def test_what_is_under_way_is_forgotten_with_what_no_filter_knows_of(location: Location) -> None:
     with closing(new_store(location)) as store:
-        store.sessions.add([], opened=[OPENED])
+        store.sessions.open(OPENED)
         store.sessions.add([(OPENED.id, node) for node in NODES])
         assert store.forget(sa.false(), held_out="another run", dry_run=False).sessions == 0
         assert store.forget(sa.false(), held_out=RUN, dry_run=True).sessions == 1

@@ -192,7 +192,7 @@ def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) 
 def test_damaged_session_that_is_under_way_is_told_and_never_gone_on_with(store: ReplayStore, change: str) -> None:
     row = session_row("agent")
     for id in ("whole", "damaged"):
-        store.sessions.add([], opened=[OpenSession(id, RUN, "2026-01-01")])
+        store.sessions.open(OpenSession(id, RUN, "2026-01-01"))
         store.sessions.add([(id, node) for node in row.nodes])
     assert store.verify().damage == []
     blobs = [bytes(40)] if "?" in change else []
