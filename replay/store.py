@@ -67,7 +67,7 @@ class ReplayStore:
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
         self.tickets = Tickets(database, self._write, self._author_table)
         self.roles = Roles(database)
-        self.sessions = Sessions(database)
+        self.sessions = Sessions(database, lambda work: self._write(work, *self._epochs))
         self.labels = Labels(self._write)
 
     @classmethod

@@ -1,8 +1,9 @@
 """Sessions of agents that are under way: what was sampled is stored before the agent is given it. Once a session has
 ended it is a trajectory, and no more is left of it here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -34,8 +35,10 @@ class Sessions:
     """A part of the store. Every method is one transaction: done when it returns, not begun when it raises. All may be
     done again."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, write: Callable[[Callable[[sa.Connection], Any]], Any]) -> None:
+        """`write` is one transaction, which raises RunReplaced where another process goes on with the run: it gives
+        nodes the same numbers."""
+        self._database, self._write = database, write
 
     def open(self, session: OpenSession) -> OpenSession | None:
         """The session of that id as it was opened first; None: it has ended, and is a trajectory."""
@@ -49,7 +52,8 @@ class Sessions:
                 connection.execute(sessions.insert().values(vars(session)))
             return found or session
 
-        return self._database.write(work)
+        found: OpenSession | None = self._write(work)
+        return found
 
     def opened(self, run: str) -> list[OpenSession]:
         """Those of a run that have not ended."""
@@ -75,7 +79,7 @@ class Sessions:
             for id, number in delivered:
                 execute(connection, _DELIVERED, id=id, at=number)
 
-        self._database.write(work)
+        self._write(work)
 
     def nodes(self, id: str) -> list[Node]:
         """What is stored of a session. Raises ReplayError for one that was not opened, or has ended, or is damaged."""
@@ -83,7 +87,7 @@ class Sessions:
 
     def end(self, ids: Sequence[str]) -> None:
         """Leave nothing of them here."""
-        self._database.write(lambda connection: remove(connection, ids))
+        self._write(lambda connection: remove(connection, ids))
 
 
 def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:

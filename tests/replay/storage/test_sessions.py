@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from context.tokens.session_nodes import Node, Status, segments_of
 from replay import ReplayError, ReplayStore
-from replay.errors import InvalidRecord
+from replay.errors import InvalidRecord, RunReplaced
 from replay.records import Trajectory
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
@@ -52,6 +52,17 @@ def test_what_is_under_way_is_there_as_soon_as_it_was_added(location: Location) 
         assert store.sessions.opened(RUN) == []
         with pytest.raises(ReplayError, match="session must be one that is under way, got 'session-1'"):
             store.sessions.nodes(OPENED.id)
+
+
+def test_a_process_that_was_replaced_stores_and_ends_no_session(location: Location) -> None:
+    with closing(new_store(location)) as old, closing(ReplayStore.open(location)) as new:
+        old.sessions.open(OPENED)
+        new.resume(RUN, 0)
+        new.sessions.add([(OPENED.id, NODES[0])])
+        for late in (lambda: old.sessions.add([(OPENED.id, NODES[0])]), lambda: old.sessions.end([OPENED.id])):
+            with pytest.raises(RunReplaced, match="was resumed by another one"):
+                late()
+        assert same(new.sessions.nodes(OPENED.id), NODES[:1])
 
 
 def test_a_session_that_ended_is_a_row_whose_training_sequences_follow_from_its_nodes(location: Location) -> None:
