@@ -1,8 +1,8 @@
 """What replay does for a pretrained model: SmolLM2-135M with a calculator, against a control that was tuned.
 
 `--run` makes the runs that the results lack, in parts of `--minutes`, one JSON line each once it has come to its end:
-the level, or the budget. It can be stopped at any time and goes on where it was. Without it: what was measured.
-`make real-model` comes first.
+as many fresh episodes as all have. It goes on where it was stopped; seconds of a part that was stopped are not counted.
+Without it: what was measured. `make real-model` comes first.
 """
 
 import argparse
@@ -25,31 +25,33 @@ from benchmarks._trained import ROOT, read
 
 RESULTS = ROOT / "docs" / "evidence" / "pretrained.jsonl"
 TASK = ROOT / "examples" / "calculator_agent"
-LEVEL, NEWEST, FIRST, BUDGET = 0.6, 256, 512, 768
-"""A run has reached the level once so many newest fresh episodes, all of new problems, succeed as often. It ends then,
-but not before its first so many, whose success is shown; or after so many in all."""
+LEVEL, NEWEST, FIRST, BUDGET = 0.5, 256, 512, 768
+"""A run has reached the level once so many newest fresh episodes, all of new problems, succeed as often. Success of its
+first so many is shown, too. Every run has so many in all: held-out success is that of policies that trained as long."""
 CARELESS = 0.85
 """How many of the demonstrations that it begins with calculate something else than they were asked: one episode in
 seven succeeds."""
 COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall")
 TO_LEVEL = {
-    "fresh to 60 %": "fresh",
+    "fresh to 50 %": "fresh",
     "generated tokens": "tokens",
     "steps": "steps",
     "CPU-s": "cpu",
     "wall, s": "wall",
 }
-FOUND: tuple[int, float] = (1, 1e-5)
+FOUND: tuple[int, float] = (2, 2e-5)
 """Epochs and learning rate that the control was tuned to; every arm has them."""
 TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
 _ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
+_PACED = {"optimizer.ess_scaling": "sqrt", "replay.ess.weights": "sequence"}
+"""As VCPO has it: by the weights of whole trajectories."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "on_policy": {"replay.fraction": 0.0},
     "replay_instead": {"replay.fraction": 0.25},
     "replay_on_top": _ON_TOP,
-    "ess_0": {"replay.fraction": 0.0, "optimizer.ess_scaling": "sqrt"},
-    "ess_8": {**_ON_TOP, "optimizer.ess_scaling": "sqrt", "replay.max_staleness": 8},
-    "ess_32": {**_ON_TOP, "optimizer.ess_scaling": "sqrt", "replay.max_staleness": 32},
+    "ess_0": {"replay.fraction": 0.0, **_PACED},
+    "ess_8": {**_ON_TOP, **_PACED, "replay.max_staleness": 8},
+    "ess_32": {**_ON_TOP, **_PACED, "replay.max_staleness": 32},
     "state_values": {"replay.fraction": 0.0, "advantage.credit": "state"},
     **{f"tune_{epochs}_{rate:g}": {"replay.fraction": 0.0} for epochs, rate in TUNED},
 }
@@ -129,8 +131,7 @@ def reached(rows: Sequence[tuple[Any, ...]]) -> int | None:
 
 def is_done(rows: Sequence[tuple[Any, ...]], arm: str) -> bool:
     """Runs that only tune end with their first episodes."""
-    fresh = sum(row[1] for row in rows)
-    return fresh >= BUDGET or (fresh >= FIRST and (arm not in TITLES or reached(rows) is not None))
+    return sum(row[1] for row in rows) >= (BUDGET if arm in TITLES else FIRST)
 
 
 def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[float, bool]:
