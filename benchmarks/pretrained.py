@@ -131,7 +131,8 @@ def reached(rows: Sequence[tuple[Any, ...]]) -> int | None:
 
 def is_done(rows: Sequence[tuple[Any, ...]], arm: str) -> bool:
     """Runs that only tune end with their first episodes."""
-    return sum(row[1] for row in rows) >= (BUDGET if arm in TITLES else FIRST)
+    fresh: int = sum(row[1] for row in rows)
+    return fresh >= (BUDGET if arm in TITLES else FIRST)
 
 
 def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[float, bool]:
