@@ -115,7 +115,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.complete_zero_variance", _FALSE, _RESTARTS, _ON, "Only its members went on from the same place."),
     ("replay.retire_solved", _NULL, _RESTARTS, _ON, "Successes behind a prefix would count."),
     ("algorithm", _not("remax", words=_ANOTHER), _RESTARTS, _ON, "Its greedy episodes begin at the start."),
-    ("algorithm", _not("opo", "opob", words=_ANOTHER), _RESTARTS, _ON, "Kept tokens are no length of its own."),
+    ("algorithm", _not("opo", "opob", words=_ANOTHER), _RESTARTS, _ON, "Its baseline would count kept tokens."),
     ("algorithm", _not("reinforce++", words=_ANOTHER), _RESTARTS, _ON, "It compares with episodes from the start."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
