@@ -110,8 +110,8 @@ def facts(run: Path) -> list[tuple[Any, ...]]:
     if not (run / "replay.sqlite").exists():
         return []
     with closing(sqlite3.connect(f"file:{run / 'replay.sqlite'}?mode=ro", uri=True, timeout=60)) as database:
-        made = database.execute("select 1 from sqlite_master where name = 'trajectories'").fetchone()  # by now
-        return [row for row in database.execute(_FACTS) if row[-1] is not None] if made else []
+        begun = database.execute("select 1 from sqlite_master where name = 'trajectories'").fetchone()
+        return [row for row in database.execute(_FACTS) if row[-1] is not None] if begun else []
 
 
 def newest_success(rows: Sequence[tuple[Any, ...]]) -> float:
