@@ -1,8 +1,9 @@
-"""What replay does for a pretrained model: SmolLM2-135M with a calculator, against a control that was tuned.
+"""What replay does for a pretrained model: SmolLM2-135M on a family of tasks, against a control that was tuned.
 
 `--run` makes the runs that the results lack, in parts of `--minutes`, one JSON line each once it has come to its end:
 as many fresh episodes as all have. It goes on where it was stopped; seconds of a part that was stopped are not counted.
-Without it: what was measured. `make real-model` comes first.
+Without it: what was measured. `make real-model` comes first. A family's control is tuned before its arms are
+compared: `--arms tune_2_2e-05 ...`, on seeds from 100.
 """
 
 import argparse
@@ -20,17 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _trained
+from benchmarks._families import FAMILIES, Family
 from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, mean_success, to_target
 from benchmarks._trained import ROOT, read
 
-RESULTS = ROOT / "docs" / "evidence" / "pretrained.jsonl"
 TASK = ROOT / "examples" / "calculator_agent"
 LEVEL, NEWEST, FIRST, BUDGET = 0.5, 256, 512, 768
 """A run has reached the level once so many newest fresh episodes, all of new problems, succeed as often. Success of its
 first so many is shown, too. Every run has so many in all: held-out success is that of policies that trained as long."""
-CARELESS = 0.85
-"""How many of the demonstrations that it begins with calculate something else than they were asked: one episode in
-seven succeeds."""
 COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall")
 TO_LEVEL = {
     "fresh to 50 %": "fresh",
@@ -39,8 +37,6 @@ TO_LEVEL = {
     "CPU-s": "cpu",
     "wall, s": "wall",
 }
-FOUND: tuple[int, float] = (2, 2e-5)
-"""Epochs and learning rate that the control was tuned to; every arm has them."""
 TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
 _ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
 _PACED = {"optimizer.ess_scaling": "sqrt", "replay.ess.weights": "sequence"}
@@ -53,6 +49,16 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "ess_8": {**_ON_TOP, **_PACED, "replay.max_staleness": 8},
     "ess_32": {**_ON_TOP, **_PACED, "replay.max_staleness": 32},
     "state_values": {"replay.fraction": 0.0, "advantage.credit": "state"},
+    "hindsight": {
+        "batch.trajectories": 64,
+        "batch.mini_batch": 16,
+        "replay.fraction": 0.5,
+        "replay.sources": {"hindsight": 1.0},
+        "replay.sampler": "uniform",
+        "replay.shortfall": "shrink",
+        "replay.hindsight.enable": True,
+    },
+    "restarts": {"replay.fraction": 0.0, "replay.restarts.enable": True},
     **{f"tune_{epochs}_{rate:g}": {"replay.fraction": 0.0} for epochs, rate in TUNED},
 }
 TITLES = {
@@ -63,6 +69,8 @@ TITLES = {
     "ess_8": "ESS-paced, on top, at most 8 versions old",
     "ess_32": "ESS-paced, on top, at most 32 versions old",
     "state_values": "on-policy, with state values",
+    "hindsight": "hindsight",
+    "restarts": "half of the groups inside stored successes",
 }
 _FACTS = """
     select t.iteration, count(*), avg(t.success), sum(t.num_action_tokens),
@@ -73,13 +81,18 @@ _FACTS = """
 """
 
 
-def settings(arm: str, seed: int) -> dict[str, Any]:
-    epochs, rate = map(float, arm.split("_")[1:]) if arm.startswith("tune") else FOUND
-    own = ARMS[arm]
+def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
+    tuned = tuple(map(float, arm.split("_")[1:])) if arm.startswith("tune") else family.found
+    if tuned is None:
+        raise SystemExit("The control must be tuned before arms are compared. Run --arms tune_..., and write `found`.")
+    epochs, rate = tuned
     fresh = 24 if arm == "replay_instead" else 32
     return {
         "run.seed": seed,
         "run.iterations": -(-BUDGET // fresh),
+        "environment.name": family.environment,
+        "tasks.data": f"{data}/{{split}}.jsonl",
+        "context.max_tokens": family.max_tokens,
         "batch.ppo_epochs": int(epochs),
         "optimizer.learning_rate": rate,
         "evaluation.every": 0,
@@ -88,19 +101,19 @@ def settings(arm: str, seed: int) -> dict[str, Any]:
         "checkpoint.keep": 1,
         "checkpoint.keep_policies": "none",
         "compute.autocast": "bfloat16",
-        **own,
+        **family.of_data(data),
+        **ARMS[arm],
     }
 
 
-def start_model(seed: int, folder: Path) -> Path:
+def start_model(family: Family, seed: int, folder: Path) -> Path:
     """Supervised on this seed's demonstrations."""
     data, made = folder / f"data-{seed}", folder / f"start-{seed}"
     if not made.exists():
-        words = ("--seed", seed, "--tasks", 4000, "--careless", CARELESS)
-        _trained.typed("examples.calculator_agent.make_data", data, *words, folder=ROOT)
+        _trained.typed(family.module, data, "--seed", seed, *family.words, folder=ROOT)
         place = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
-        given = {**place, "run.seed": seed, "compute.autocast": "bfloat16"}
-        result, _ = _trained.run("sft", str(TASK / "sft.yaml"), given)
+        given = {"context.max_tokens": family.max_tokens, "run.seed": seed, "compute.autocast": "bfloat16"}
+        result, _ = _trained.run("sft", str(TASK / "sft.yaml"), place | given)
         (Path(result["folder"]) / "model").rename(made)
     return made
 
@@ -135,12 +148,13 @@ def is_done(rows: Sequence[tuple[Any, ...]], arm: str) -> bool:
     return fresh >= (BUDGET if arm in TITLES else FIRST)
 
 
-def part(run: Path, arm: str, seed: int, folder: Path, minutes: float) -> tuple[float, bool]:
+def part(run: Path, family: Family, arm: str, seed: int, minutes: float) -> tuple[float, bool]:
     """Train on for so long at most; CPU-seconds, and whether the run has come to its end."""
     if is_done(facts(run), arm):  # it was stopped before its result was written
         return 0.0, True
-    place = {"model.path": str(start_model(seed, folder)), "tasks.data": f"{folder}/data-{seed}/{{split}}.jsonl"}
-    given = {**settings(arm, seed), **place}
+    folder = run.parent
+    given = settings(family, arm, seed, folder / f"data-{seed}")
+    given |= {"model.path": str(start_model(family, seed, folder))}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     going_on = any((run / "checkpoints").glob("*"))
     words = [str(run), "--resume"] if going_on else [str(TASK / "train.yaml"), "--run", str(run), *sets]
@@ -189,40 +203,48 @@ SHOWN = Columns(
 )
 
 
-def tables(results: Sequence[Result]) -> dict[str, str]:
+def results_of(family: str) -> Path:
+    return ROOT / "docs" / "evidence" / f"pretrained_{family}.jsonl"
+
+
+def tables(family: str) -> dict[str, str]:
     """Costs of each arm, and differences from the control seed by seed."""
+    results = read(results_of(family))
     runs = {arm: [each for each in results if each["arm"] == arm and each["seed"] < 100] for arm in TITLES}
     runs = {arm: each for arm, each in runs.items() if each}
     pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
     return {
-        "calculator": costs_table(runs, TITLES, SHOWN),
-        "calculator-against": differences_table(runs, TITLES, pairs, SHOWN),
+        family: costs_table(runs, TITLES, SHOWN),
+        f"{family}-against": differences_table(runs, TITLES, pairs, SHOWN),
     }
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
     parser.add_argument("--run", action="store_true", help="the runs that the results lack: 10 to 20 CPU-minutes each")
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(TITLES))
+    parser.add_argument("--family", choices=list(FAMILIES), default="calculator")
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(5)))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "pretrained")
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part, after which a checkpoint is made")
     given = parser.parse_args(arguments)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    made = {(each["arm"], each["seed"]) for each in read(RESULTS)}
-    for seed, arm in [(seed, arm) for seed in given.seeds for arm in given.arms] if given.run else ():
-        run, used = given.folder / f"{arm}-{seed}", given.folder / f"{arm}-{seed}.cpu"
+    family, results, folder = FAMILIES[given.family], results_of(given.family), given.folder / given.family
+    arms = given.arms or [arm for arm in TITLES if arm not in family.without]
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {(each["arm"], each["seed"]) for each in read(results)}
+    for seed, arm in [(seed, arm) for seed in given.seeds for arm in arms] if given.run else ():
+        run, used = folder / f"{arm}-{seed}", folder / f"{arm}-{seed}.cpu"
         while (arm, seed) not in made:
-            cpu, done = part(run, arm, seed, given.folder, given.minutes)
+            cpu, done = part(run, family, arm, seed, given.minutes)
             cpu += float(used.read_text()) if used.exists() else 0.0
             used.write_text(str(cpu))
             if done:
                 result = result_of(run, arm, seed, cpu)
-                with RESULTS.open("a") as file:
+                with results.open("a") as file:
                     file.write(json.dumps(result) + "\n")
                 print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, {mean_success(result, FIRST):.1%}", flush=True)
                 made.add((arm, seed))
-    return {f"{each['arm']}_{each['seed']}_fresh": to_target(each, "fresh") for each in read(RESULTS)}
+    return {f"{each['arm']}_{each['seed']}_fresh": to_target(each, "fresh") for each in read(results)}
 
 
 if __name__ == "__main__":

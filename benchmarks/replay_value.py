@@ -161,7 +161,7 @@ def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Those of the page, by name."""
-    found = pretrained.tables(read(pretrained.RESULTS))
+    found = pretrained.tables("calculator")
     for task in TASKS:
         runs, columns = by_arm(results, task), Columns(starts=starts(task))
         against = differences_table(runs, TITLES, PAIRS, columns)

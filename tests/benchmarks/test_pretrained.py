@@ -1,11 +1,15 @@
 """When a run of the pretrained model has reached its level, and what it is made with."""
 
 import json
+import random
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from agentloop.config.config_file import load_config
+from benchmarks._families import FAMILIES
+from benchmarks._lookup_rows import LookupRows, demonstrated, tasks
 from benchmarks._replay_figures import percent_more, to_target
 from benchmarks.pretrained import ARMS, COLUMNS, SHOWN, is_done, newest_success, reached, settings
 
@@ -33,11 +37,27 @@ def test_costs_are_counted_to_the_iteration_that_reached_the_level() -> None:
     assert percent_more(mine, {**other, "reached": None}, "steps") == pytest.approx(-60.0)  # 8 of all 20
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episodes(arm: str) -> None:
-    given = [f"{key}={json.dumps(value)}" for key, value in settings(arm, seed=0).items()]
+@pytest.mark.parametrize(("family", "arm"), [*product(FAMILIES, ARMS)])
+def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episodes(family: str, arm: str) -> None:
+    tuned = FAMILIES[family]._replace(found=(2, 2e-5))
+    given = [f"{key}={json.dumps(value)}" for key, value in settings(tuned, arm, 0, Path("data")).items()]
     config = load_config(Path("examples/calculator_agent/train.yaml"), given)
     fresh = round(config.batch.trajectories * (1 - config.replay.fraction))
     assert fresh == (24 if arm == "replay_instead" else 32)
     assert config.batch.trajectories / config.batch.mini_batch == 4
     assert config.run.iterations * fresh == 768
+
+
+def test_arms_of_a_family_whose_control_is_not_tuned_are_refused() -> None:
+    untuned = FAMILIES["calculator"]._replace(found=None)
+    with pytest.raises(SystemExit, match="must be tuned"):
+        settings(untuned, "replay_on_top", 0, Path("data"))
+    assert settings(untuned, "tune_1_1e-05", 0, Path("data"))["batch.ppo_epochs"] == 1
+
+
+def test_look_ups_are_rows_whose_demonstrations_end_at_a_code() -> None:
+    (task,) = tasks((5, 6), 1, random.Random(0))
+    again = LookupRows().task_from_row(json.loads(json.dumps(task.payload)))
+    assert again.messages() == task.messages() and again.payload["hops"] in (5, 6)
+    *_, last_result, answer = demonstrated(task, random.Random(1))["messages"]
+    assert answer["content"] == f'The code is "{json.loads(last_result["content"])["code"]}".'
