@@ -43,6 +43,7 @@ _PACED = {"optimizer.ess_scaling": "sqrt", "replay.ess.weights": "sequence"}
 """As VCPO has it: by the weights of whole trajectories."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "on_policy": {"replay.fraction": 0.0},
+    "on_policy_3": {"replay.fraction": 0.0, "batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
     "replay_on_top": _ON_TOP,
     "ess_0": {"replay.fraction": 0.0, **_PACED},
@@ -63,6 +64,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 TITLES = {
     "on_policy": "on-policy, tuned",
+    "on_policy_3": "on-policy, 3 epochs: as many rows a batch as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
     "ess_0": "ESS-paced, on-policy",
@@ -212,7 +214,7 @@ def tables(family: str) -> dict[str, str]:
     results = read(results_of(family))
     runs = {arm: [each for each in results if each["arm"] == arm and each["seed"] < 100] for arm in TITLES}
     runs = {arm: each for arm, each in runs.items() if each}
-    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
+    pairs = [*((arm, "on_policy") for arm in runs if arm != "on_policy"), ("replay_on_top", "on_policy_3")]
     return {
         family: costs_table(runs, TITLES, SHOWN),
         f"{family}-against": differences_table(runs, TITLES, pairs, SHOWN),
