@@ -271,3 +271,51 @@ def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path:
     assert [slot for slot, *_ in rows] == list(range(24))
     found = [advantage for *_, advantage in rows]
     assert found == pytest.approx([0.0, *(rewards[i] - sum(rewards[:i]) / i for i in range(1, 24))])
+
+
+def test_a_new_session_is_asked_while_it_is_stored_and_gives_nothing_where_it_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            sql(path, "alter table sessions rename to elsewhere")
+            failed = await sessions.authorize("a", "")
+            with pytest.raises(DatabaseFailed, match="no such table"):
+                await given(failed)
+            sql(path, "alter table elsewhere rename to sessions")
+            again = await sessions.authorize("a", "")
+            await given(again)
+            assert again is not failed and sampler.count == 2
+            await again.reward({"": 1.0}, end=True)
+            ended = await sessions.authorize("a", "")
+            for asked in (
+                given(ended),
+                ended.count_tokens(request(Message("user", "Where?"))),
+                ended.reward({}, end=True),
+            ):
+                with pytest.raises(BadRequest, match="one that has ended") as refusal:
+                    await asked
+                assert refusal.value.status == 403
+
+    with closing(new_store(path)) as store:
+        asyncio.run(play(store))
+    assert sql(path, "select num_turns from trajectories") == [(1,)] and sql(path, "select * from session_nodes") == []
+
+
+def test_a_session_that_was_stored_meanwhile_is_read_before_it_goes_on(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            new = await sessions.authorize("a", "")
+            store.sessions.open(OpenSession(new.id, RUN, TODAY.isoformat()))  # before the loop turns
+            with pytest.raises(BadRequest, match="asked again") as refusal:
+                await given(new)
+            assert refusal.value.status == 503
+            await given(await sessions.authorize("a", ""))
+        assert len(store.sessions.nodes(new.id)) == 1
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
