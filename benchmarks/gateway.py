@@ -1,9 +1,9 @@
 """Milliseconds that the gateway adds to a call of an engine, with each reply in SQL before the agent has it.
 
 32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
-records stands before it. Rounds through that, rounds through the least that records, and rounds that ask the engine
-itself, by as many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms, at
-random: agents do not go in step.
+records stands before it. Rounds through that, rounds through what its libraries do alone, and rounds that ask the
+engine itself, by as many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms,
+at random: agents do not go in step.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import os
 import random
 import re
 import socket
-import sqlite3
 import statistics
 import tempfile
 import time
@@ -27,11 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import psutil  # type: ignore[import-untyped]
+import sqlalchemy as sa
+from openai.types.chat import ChatCompletion
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from tokenizers import Tokenizer
 
 from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from benchmarks._rows import seconds
@@ -39,10 +42,24 @@ from benchmarks.context import SEARCH, make_conversation
 from replay.pages.serve import bound_socket, quiet_server
 from tests.fakes.processes import Program
 
+_TABLES = sa.MetaData()
+_EPOCHS = sa.Table("epochs", _TABLES, sa.Column("epoch", sa.Integer))
+_NODES = sa.Table(
+    "nodes",
+    _TABLES,
+    sa.Column("session", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("status", sa.String),
+    sa.Column("text", sa.String),
+    sa.Column("ids", sa.LargeBinary),
+    sa.Column("log_probs", sa.LargeBinary),
+)
 GOALS = {"added_ms_p50": "<= 5", "added_ms_p99": "<= 25"}
 SESSIONS, TURNS, ENGINE_S, TOOL_S, REPLY, RESULT = 32, 20, 0.5, 0.2, 60, 200
 _CALL = {"name": "search", "arguments": json.dumps({"query": "where it stands " * 15})}
 SAID = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": _CALL}]}
+_CHOICE = {"index": 0, "message": SAID, "finish_reason": "tool_calls", "logprobs": None}
+_ANSWER = {"id": "c", "object": "chat.completion", "created": 0, "model": "policy", "choices": [_CHOICE]}
 
 
 def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> None:
@@ -65,28 +82,49 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> 
     quiet_server(Starlette(routes=routes)).run(sockets=[listening])
 
 
-def serve_least(listening: socket.socket, given: tuple[str, Path]) -> None:
-    """The least that stands between and records: it reads what the agent says, asks by ids, and commits the reply's.
+def serve_libraries(listening: socket.socket, given: tuple[str, Path]) -> None:
+    """What nobody can leave out, by the same libraries: what is new is tokenized, the engine asked by ids, the reply
+    decoded, committed behind a look at who may write, answered as OpenAI's type, and marked as given.
 
-    With the same libraries, but nothing is rendered, tokenized, parsed or told apart: the ids are made up.
+    No conversation is rendered, compared or parsed: the ids of prompts and the answer are made up.
     """
-    engine, file = given
+    engine, folder = given
     client = httpx2.AsyncClient(base_url=engine, timeout=60)
-    database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
-    for statement in ("pragma journal_mode = wal", "pragma synchronous = full", "create table replies (ids text)"):
-        database.execute(statement)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    database = sa.create_engine(f"sqlite:///{folder / 'libraries.sqlite'}")
+    sa.event.listen(database, "connect", lambda made, _: made.execute("pragma synchronous = full"))
+    with database.begin() as connection:
+        connection.exec_driver_sql("pragma journal_mode = wal")
+        _TABLES.create_all(connection)
+        connection.execute(_EPOCHS.insert().values(epoch=1))
     writer = ThreadPoolExecutor(1)
 
-    async def recorded(request: Request) -> JSONResponse:
+    def write(statement: sa.Executable) -> None:
+        with database.begin() as connection:
+            assert connection.scalar(sa.select(_EPOCHS.c.epoch)) == 1
+            connection.execute(statement)
+
+    async def recorded(request: Request) -> Response:
         messages = json.loads(await request.body())["messages"]
-        body = generate_body("m", made_ids(messages), temperature=1.0, max_new_tokens=1000)
-        said = (await client.post(GENERATE, json=body)).json()["choices"][0]["token_ids"]
-        keep = partial(database.execute, "insert into replies values (?)", [json.dumps(said)])
+        place = {"session": request.path_params["session"], "number": len(messages)}
+        ids = tokenizer.encode("".join(str(message["content"]) for message in messages[-2:])).ids
+        said = (await client.post(GENERATE, json=_by_ids(messages))).json()["choices"][0]
+        ids += said["token_ids"]
+        log_probs = np.array([token["logprob"] for token in said["logprobs"]["content"]], np.float32)
+        row = {
+            "text": tokenizer.decode(said["token_ids"]),
+            "ids": np.array(ids, np.int32).tobytes(),
+            "log_probs": log_probs.tobytes(),
+        }
+        keep = partial(write, _NODES.insert().values(**place, **row, status="undelivered"))
         await asyncio.get_running_loop().run_in_executor(writer, keep)
-        return JSONResponse({"choices": [{"message": SAID}]})
+        answer = ChatCompletion.model_validate(_ANSWER).model_dump_json(exclude_unset=True)
+        here = (_NODES.c.session == place["session"]) & (_NODES.c.number == place["number"])
+        writer.submit(write, _NODES.update().where(here).values(status="trained"))
+        return Response(answer, media_type="application/json")
 
     gc.freeze()
-    quiet_server(Starlette(routes=[Route("/", recorded, methods=["POST"])])).run(sockets=[listening])
+    quiet_server(Starlette(routes=[Route("/{session}", recorded, methods=["POST"])])).run(sockets=[listening])
 
 
 def made_ids(messages: Sequence[object]) -> list[int]:
@@ -121,12 +159,12 @@ def measure(folder: Path, *, rounds: int = 3, turns: int = TURNS) -> dict[str, f
     words = ("--model", folder, "--port", "0", "--record", folder / "h.sqlite")
     with (
         served(serve_engine, replies) as engine,
-        served(serve_least, (engine, folder / "least.sqlite")) as least,
+        served(serve_libraries, (engine, folder)) as libraries,
         Program("gateway", "--upstream", engine, *words) as gateway,
     ):
         gateway.says("each attempt at a task")
         url = re.findall(r"http://[\d.]+:\d+(?=/e/NAME)", gateway.output)[0]
-        found = asyncio.run(_rounds(url, engine, least, gateway.id, results, rounds))
+        found = asyncio.run(_rounds(url, engine, libraries, gateway.id, results, rounds))
     return {**found, "fsync_ms": fsync_ms(folder)}
 
 
@@ -144,7 +182,7 @@ def served(serve: Callable[[socket.socket, Any], None], given: object) -> Iterat
 
 
 async def _rounds(
-    url: str, engine: str, least: str, gateway: int, results: Sequence[str], rounds: int
+    url: str, engine: str, libraries: str, gateway: int, results: Sequence[str], rounds: int
 ) -> dict[str, float]:
     added: list[float] = []
     bound: list[float] = []
@@ -158,8 +196,7 @@ async def _rounds(
             return (await client.post(url, json=body)).raise_for_status().json()["choices"][0]
 
         async def directly(messages: list[dict[str, Any]], session: int) -> Any:
-            body = generate_body("m", made_ids(messages), temperature=1.0, max_new_tokens=1000)
-            await post(engine + GENERATE, body)
+            await post(engine + GENERATE, _by_ids(messages))
             return SAID
 
         async def through(messages: list[dict[str, Any]], session: int, *, path: str) -> Any:
@@ -168,16 +205,25 @@ async def _rounds(
 
         for number in range(rounds + 1):
             before = await play(directly, results, seed=number)
-            between = await play(partial(through, path=least), results, seed=number)
+            between = await play(partial(through, path=libraries + "/{}"), results, seed=number)
             used = sum(process.cpu_times()[:2])
             behind = await play(partial(through, path=url + "/e/{}/v1/chat/completions"), results, seed=number)
             if number:  # the first warms up
                 added += [b - a for a, b in zip(before, behind, strict=True)]
                 bound += [b - a for a, b in zip(before, between, strict=True)]
                 cpu += 1000 * (sum(process.cpu_times()[:2]) - used)
-    by, of_least = (statistics.quantiles(each, n=100) for each in (added, bound))
-    shown = {"added_ms_p50": by[49], "added_ms_p99": by[98], "least_ms_p50": of_least[49], "least_ms_p99": of_least[98]}
+    by, alone = (statistics.quantiles(each, n=100) for each in (added, bound))
+    shown = {
+        "added_ms_p50": by[49],
+        "added_ms_p99": by[98],
+        "libraries_ms_p50": alone[49],
+        "libraries_ms_p99": alone[98],
+    }
     return {**shown, "cpu_ms": cpu / len(added)}
+
+
+def _by_ids(messages: Sequence[object]) -> dict[str, Any]:
+    return generate_body("m", made_ids(messages), temperature=1.0, max_new_tokens=1000)
 
 
 def fsync_ms(folder: Path) -> float:
