@@ -77,8 +77,6 @@ class AgentSession:
         self._writer = writer
         self.tree = ConversationTree(policy.renderer, policy.parser, now=now, control=policy.control, nodes=nodes)
         self.closed = False
-        self.opening: asyncio.Future[Exception | None] | None = None
-        """Done once it is stored that there is such a session, or with why there can't be; None: that is known."""
         self.rewards: dict[str, float] = {}
         """What was posted, by agent; the whole episode's under the empty name."""
         self.ended = Future[None]()
@@ -98,11 +96,6 @@ class AgentSession:
     def idle_s(self) -> float:
         """Seconds for which nothing was asked, or is to be answered."""
         return 0.0 if any(not one.reply.done() for one in self._asked) else time.monotonic() - self._quiet_since
-
-    async def opened(self) -> None:
-        """Returns once there is such a session. Raises what keeps it from being one: nothing of it is stored then."""
-        if self.opening is not None and (problem := await asyncio.shield(self.opening)) is not None:
-            raise problem
 
     async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
         """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
@@ -172,7 +165,6 @@ class AgentSession:
             with suppress(InvalidStateError):
                 self.ended.set_exception(error)
             raise
-        await self.opened()
         if self.closed:
             raise BadRequest(403, "The episode must be one that is under way, got one that has ended meanwhile.")
         self._lines[len(self.tree.nodes)] = line
@@ -215,12 +207,10 @@ class AgentSession:
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""
-        await self.opened()
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
         """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
-        await self.opened()
         bad = next((agent for agent, reward in rewards.items() if not math.isfinite(reward)), None)
         if bad is not None:
             raise BadRequest(400, f"The reward must be finite, got {rewards[bad]}.", "reward")

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,10 +26,9 @@ from context.templates.chat_template import RenderError
 
 PING_SECONDS = 15.0
 """Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
-_TURNS, _BUSY_TURNS, _BUSY_S = 20, 6, 0.001
+_TURNS = 20
 """Of the event loop: until the end of a connection that has been noticed in writing or reading is received. With four,
-a lost reply was taken, now and then, for one that was given. Each turn waits for all that others have to do: in a busy
-loop, of which the fewer took so long, twenty took most of what a first call waited for."""
+a lost reply was taken, now and then, for one that was given."""
 _ANSWERED = (BadRequest, RenderError, GenerationFailed)
 """What a client may be told of a request that has no reply."""
 
@@ -126,7 +124,8 @@ class _Replies:
                 await _begin(send, request)
             await _more(send, b"".join(parts))
             await _more(send, b"")  # returns once the client has taken most of it, or has gone
-            await _looked_around()
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             if not gone.done():
                 session.delivered(reply)
         except _ANSWERED as error:
@@ -145,15 +144,6 @@ def _protocol(module: str) -> ProviderProtocol:
     gc.collect()
     gc.freeze()
     return found
-
-
-async def _looked_around() -> None:
-    """Returns once a client's leaving would have been seen."""
-    began = time.monotonic()
-    for turn in range(_TURNS):
-        await asyncio.sleep(0)
-        if turn >= _BUSY_TURNS and time.monotonic() > began + _BUSY_S:
-            return
 
 
 async def _begin(send: Send, request: AgentRequest) -> None:

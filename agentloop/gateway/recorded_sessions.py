@@ -133,7 +133,7 @@ class RecordedSessions:
         """The lifespan of the server that answers for them."""
         self._writer = NodeWriter(self._stored)
         for opened in self._stored.opened(self.recording.run):
-            self._sessions[opened.id] = asyncio.ensure_future(self._stored_one(opened))
+            self._sessions[opened.id] = asyncio.ensure_future(self._opened(opened.id))
         looking = asyncio.ensure_future(self._end_idle())
         try:
             yield
@@ -145,8 +145,10 @@ class RecordedSessions:
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         self._key.check(key)
         id = content_hash([self.recording.run, episode])[:32]
+        opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
+        self._sessions[id] = opening
         try:
-            session = await asyncio.shield(self._sessions.get(id) or self._new(id))
+            session = await asyncio.shield(opening)
         except Exception:
             self._sessions.pop(id, None)
             raise
@@ -154,33 +156,17 @@ class RecordedSessions:
             raise _ended()
         return session
 
-    async def _stored_one(self, opened: OpenSession) -> RecordedSession:
-        nodes = await self._writer.between(partial(self._stored.nodes, opened.id))
-        return RecordedSession(self, opened, self._writer, nodes)
-
-    def _new(self, id: str) -> asyncio.Future[RecordedSession]:
-        """Its first reply is sampled while it is being stored that there is such a session."""
+    async def _opened(self, id: str) -> RecordedSession:
         new = OpenSession(id, self.recording.run, datetime.now().isoformat())
-        session = RecordedSession(self, new, self._writer, [])
-        session.opening = asyncio.ensure_future(self._open(session, new))
-        self._sessions[id] = asyncio.get_running_loop().create_future()
-        self._sessions[id].set_result(session)
-        return self._sessions[id]
 
-    async def _open(self, session: RecordedSession, new: OpenSession) -> Exception | None:
-        try:
-            opened = await self._writer.between(partial(self._stored.open, new))
-            if opened == new:
-                return None
-            problem: Exception = _ended()
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
-            opened, problem = None, error
-        session.closed = True
-        del self._sessions[new.id]
-        if opened is not None:  # stored before, and not to be read when this process began
-            self._sessions[new.id] = asyncio.ensure_future(self._stored_one(opened))
-            problem = BadRequest(503, "The session must be asked again: what is stored of it has to be read first.")
-        return problem
+        def open_() -> tuple[OpenSession, list[Node]] | None:
+            opened = self._stored.open(new)
+            return None if opened is None else (opened, [] if opened is new else self._stored.nodes(id))
+
+        opened = await self._writer.between(open_)
+        if opened is None:
+            raise _ended()
+        return RecordedSession(self, opened[0], self._writer, opened[1])
 
     async def end(self, session: RecordedSession) -> bool:
         """Whether it made a row, which is stored then. What is asked and has no reply yet is refused."""

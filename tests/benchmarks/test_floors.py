@@ -41,11 +41,11 @@ def test_a_step_by_length_is_a_fifth_faster_than_in_one_padded_batch_and_learns_
 @pytest.mark.slow
 def test_every_call_of_an_engine_is_paired_with_one_through_the_gateway(tmp_path: Path) -> None:
     found = measure_gateway(tmp_path, rounds=1, turns=1)
-    least = {"least_ms_p50", "least_ms_p99"}
-    assert found.keys() == {"added_ms_p50", "added_ms_p99", "cpu_ms", "fsync_ms", *least}
+    alone = {"libraries_ms_p50", "libraries_ms_p99"}
+    assert found.keys() == {"added_ms_p50", "added_ms_p99", "cpu_ms", "fsync_ms", *alone}
     assert all(math.isfinite(value) for value in found.values())
     assert sql(tmp_path / "h.sqlite", "select count(*) from session_nodes") == [(64,)]
-    assert sql(tmp_path / "least.sqlite", "select count(*) from replies") == [(64,)]
+    assert sql(tmp_path / "libraries.sqlite", "select count(*) from nodes") == [(64,)]
 
 
 def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:
