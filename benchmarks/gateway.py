@@ -2,8 +2,8 @@
 
 32 agents at once, of 20 turns each; a process answers as vLLM does, 500 ms after it was asked, and a gateway that
 records stands before it. Rounds through that, rounds through what its libraries do alone, and rounds that ask the
-engine itself, by as many tokens, alternate; each call is compared with the one in its place. A tool takes up to 200 ms,
-at random: agents do not go in step.
+engine itself, by as many tokens, alternate; each call is compared with the one in its place. They begin within the
+time of one turn and a tool takes up to 200 ms, at random: agents are programs, which neither begin nor go in step.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ import httpx2
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import sqlalchemy as sa
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openai.types.chat import ChatCompletion
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -83,14 +85,18 @@ def serve_engine(listening: socket.socket, replies: Sequence[Sequence[int]]) -> 
 
 
 def serve_libraries(listening: socket.socket, given: tuple[str, Path]) -> None:
-    """What nobody can leave out, by the same libraries: what is new is tokenized, the engine asked by ids, the reply
-    decoded, committed behind a look at who may write, answered as OpenAI's type, and marked as given.
+    """What nobody can leave out, by the same libraries: the conversation is rendered by its template once, what is new
+    tokenized, the engine asked by ids, the reply decoded, committed behind a look at who may write, answered as
+    OpenAI's type, and marked as given.
 
-    No conversation is rendered, compared or parsed: the ids of prompts and the answer are made up.
+    Nothing is checked, compared or parsed: the ids of prompts and the answer are made up.
     """
     engine, folder = given
     client = httpx2.AsyncClient(base_url=engine, timeout=60)
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = sandbox.from_string((folder / "chat_template.jinja").read_text())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    known = defaultdict[str, str](str)
     database = sa.create_engine(f"sqlite:///{folder / 'libraries.sqlite'}")
     sa.event.listen(database, "connect", lambda made, _: made.execute("pragma synchronous = full"))
     with database.begin() as connection:
@@ -105,9 +111,12 @@ def serve_libraries(listening: socket.socket, given: tuple[str, Path]) -> None:
             connection.execute(statement)
 
     async def recorded(request: Request) -> Response:
-        messages = json.loads(await request.body())["messages"]
-        place = {"session": request.path_params["session"], "number": len(messages)}
-        ids = tokenizer.encode("".join(str(message["content"]) for message in messages[-2:])).ids
+        asked = json.loads(await request.body())
+        session, messages = request.path_params["session"], asked["messages"]
+        place = {"session": session, "number": len(messages)}
+        rendered = template.render(messages=messages, tools=asked["tools"], add_generation_prompt=True)
+        ids = tokenizer.encode(rendered.removeprefix(known[session])).ids
+        known[session] = rendered
         said = (await client.post(GENERATE, json=_by_ids(messages))).json()["choices"][0]
         ids += said["token_ids"]
         log_probs = np.array([token["logprob"] for token in said["logprobs"]["content"]], np.float32)
@@ -138,6 +147,7 @@ async def play(call: Callable[..., Awaitable[Any]], results: Sequence[str], *, s
     async def session(number: int) -> list[float]:
         chance, taken = random.Random(f"{seed}-{number}"), []
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"Search for {number}."}]
+        await asyncio.sleep(chance.uniform(0, ENGINE_S))
         for found in results[number::SESSIONS]:
             await asyncio.sleep(chance.uniform(0, TOOL_S))
             began = time.perf_counter()
