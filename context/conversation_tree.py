@@ -227,14 +227,14 @@ class ConversationTree:
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
-        """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one that
-        the agent itself asked for before others', then one whose reply was delivered, then the latest."""
+        """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one
+        whose reply was delivered, then one that the agent itself asked for, then the latest."""
         whole = [
             node for node in self.nodes if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
 
         def rank(node: Node) -> tuple[int, bool, bool, int]:
-            return same[node.number], node.agent == agent, node.status != Status.UNDELIVERED, node.number
+            return same[node.number], node.status != Status.UNDELIVERED, node.agent == agent, node.number
 
         return max(map(rank, whole))[-1] if whole else None
 

@@ -102,12 +102,13 @@ def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> No
     assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
 
 
-def test_of_equal_replies_each_agent_goes_on_from_its_own(tree: ConversationTree) -> None:
-    for agent in "abc":
+def test_of_equal_replies_each_agent_goes_on_from_its_own_if_it_was_delivered(tree: ConversationTree) -> None:
+    for agent in "abcd":
         tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent)
-    tree.delivered(2)
+    for delivered in (0, 1, 2):
+        tree.delivered(delivered)
     more = [*ASKED, Message("assistant", ""), Message("user", "Sure?")]
-    assert [tree.prompt(more, agent=agent).place.parent for agent in "abcd"] == [0, 1, 2, 2]
+    assert [tree.prompt(more, agent=agent).place.parent for agent in "abcde"] == [0, 1, 2, 2, 2]
 
 
 def test_arguments_in_another_order_or_form_or_with_defaults_are_the_same_call(tree: ConversationTree) -> None:
