@@ -65,6 +65,16 @@ def nothing_is_half(run: IssuedRun, location: Location) -> None:
         assert row.record.num_action_tokens == sum(node.num_sampled for node in row.nodes)
 
 
+def all_of(location: Location) -> str:
+    """What a database holds, with what is compressed in it."""
+    with closing(ReplayStore.open(location, read_only=True)) as store:
+        rows = repr(list(store.read([id for (id,) in sql(location, "select id from trajectories")])))
+    if isinstance(location, Path):
+        return rows + "".join(file.read_bytes().decode("latin-1") for file in location.parent.glob(f"{location.name}*"))
+    tables = sql(location, "select tablename from pg_tables where schemaname = current_schema()")
+    return rows + "".join(repr(sql(location, f'select * from "{name}"')) for (name,) in tables)
+
+
 @pytest.mark.every_database
 @pytest.mark.parametrize(
     "kills",
@@ -89,7 +99,6 @@ def test_sessions_of_a_worker_that_is_killed_are_played_again(tmp_path: Path, lo
             assert (run.counts.done, run.counts.failed) == (total, 0)
         nothing_is_half(run, location)
     assert total == kills * AT_ONCE and len(pairs(tmp_path)) > total
-    written = "".join(outputs)
-    if isinstance(location, Path):
-        written += location.read_bytes().decode("latin-1")
+    written = "".join(outputs) + all_of(location)
+    assert run.id in written
     assert not [key for _, key in pairs(tmp_path) if key in written]
