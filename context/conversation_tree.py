@@ -228,13 +228,14 @@ class ConversationTree:
 
     def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
         """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one
-        whose reply was delivered, then one that the agent itself asked for, then the latest."""
+        whose reply is trained, then was delivered, then one that the agent itself asked for, then the latest."""
         whole = [
             node for node in self.nodes if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
 
-        def rank(node: Node) -> tuple[int, bool, bool, int]:
-            return same[node.number], node.status != Status.UNDELIVERED, node.agent == agent, node.number
+        def rank(node: Node) -> tuple[int, bool, bool, bool, int]:
+            is_given = node.status != Status.UNDELIVERED
+            return same[node.number], node.is_trained, is_given, node.agent == agent, node.number
 
         return max(map(rank, whole))[-1] if whole else None
 

@@ -81,6 +81,10 @@ class RunReplaced(ReplayError):
     """Another process has resumed the run; nothing of the call has been stored."""
 
 
+class SessionForgotten(ReplayError):
+    """A session was forgotten while it was under way; nothing of the call has been stored."""
+
+
 class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay.errors import ReplayError
+from replay.errors import ReplayError, SessionForgotten
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import (
     BatchRow,
@@ -113,7 +113,7 @@ class ReplayStore:
         """Store whole trajectories with their groups and tasks; one that is there already counts as a duplicate.
 
         `ended`: ids of sessions that are under way no more. Raises InvalidRecord naming the field, also for another row
-        under the same id; then nothing has been stored.
+        under the same id, and SessionForgotten where a session is not there; then nothing has been stored.
         """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
@@ -121,9 +121,10 @@ class ReplayStore:
         written = {record.run for record in groups} | tables.keys()
 
         def work(connection: sa.Connection) -> AppendReport:
-            if ended:
-                sessions.remove(connection, ended)
-            return write.append(connection, prepared)
+            report = write.append(connection, prepared)
+            if ended and sessions.remove(connection, ended) < len(ended) and report.inserted:
+                raise SessionForgotten(f"ended must be of sessions that are stored, got {', '.join(ended)}.")
+            return report
 
         return self._write(work, *written)
 

@@ -120,7 +120,8 @@ class AgentSession:
         on_their_way = [one.node for one in self._asked if not one.gone.done()]
 
         def is_lost(node: Node) -> bool:
-            return node.number not in on_their_way and node.agent == request.agent and not request.aside
+            is_its_own = node.agent == request.agent and not request.aside
+            return node.number not in on_their_way and is_its_own and self._is_for(node, request)
 
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
         prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
@@ -161,6 +162,8 @@ class AgentSession:
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise
+        except BadRequest:  # an upstream's
+            raise
         except Exception as error:  # no failure of this request: whoever plays the episode ends with it
             with suppress(InvalidStateError):
                 self.ended.set_exception(error)
@@ -181,8 +184,14 @@ class AgentSession:
                 await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
             except IntegrityError:
                 self.closed = True
-                raise BadRequest(403, "The session must be one that is stored, got one that was forgotten.") from None
+                raise forgotten() from None
         self._unstored.difference_update(waiting)
+
+    def _is_for(self, node: Node, request: AgentRequest) -> bool:
+        """Whether a reply is no longer than the request allows, and not shorter by another limit."""
+        room = self._policy.max_tokens - (node.num_path_tokens - node.num_sampled)
+        most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
+        return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number))
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
@@ -220,7 +229,13 @@ class AgentSession:
                 self.ended.set_result(None)
 
 
+def forgotten() -> BadRequest:
+    return BadRequest(403, "The session must be one that is stored, got one that was forgotten.")
+
+
 def _equal(one: AgentRequest, other: AgentRequest) -> bool:
     """To the letter: 1 is not true."""
+    if one.max_tokens != other.max_tokens:
+        return False
     written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]
     return written[0] == written[1]

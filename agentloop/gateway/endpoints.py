@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
 
+_log = logging.getLogger(__name__)
 PING_SECONDS = 15.0
 """Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
 _TURNS = 20
@@ -68,7 +70,7 @@ def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) ->
         Route("/v1/models/{model:path}", partial(_models, sessions)),
         Route("/reward", partial(_reward, sessions), methods=["POST"]),
     ]
-    handlers = dict.fromkeys((*_ANSWERED, HTTPException), _refused)
+    handlers = dict.fromkeys((*_ANSWERED, HTTPException, Exception), _refused)
     return Starlette(routes=[Mount("/e/{episode}", routes=routes)], exception_handlers=handlers)
 
 
@@ -79,7 +81,9 @@ def _answered(error: Exception) -> BadRequest:
         return BadRequest(400, str(error), "messages")
     if isinstance(error, HTTPException):
         return BadRequest(error.status_code, f"There is nothing at this address for this method: {error.detail}.")
-    return BadRequest(503, f"The policy gave no reply: {error}")
+    if isinstance(error, GenerationFailed):
+        return BadRequest(503, f"The policy gave no reply: {error}")
+    return BadRequest(500, "The gateway failed: its log says why. Ask again.")
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -128,9 +132,11 @@ class _Replies:
                 await asyncio.sleep(0)
             if not gone.done():
                 session.delivered(reply)
-        except _ANSWERED as error:
+        except Exception as error:
             if not begun:
                 raise
+            if not isinstance(error, _ANSWERED):
+                _log.exception("a request failed")
             end = protocol.error_event(_answered(error))
         finally:
             gone.cancel()

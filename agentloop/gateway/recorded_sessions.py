@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
-from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
+from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, forgotten
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
 from context.tokens.session_nodes import Node, Status, conversation_of, segments_of
-from replay.errors import ReplayError
+from replay.errors import ReplayError, SessionForgotten
 from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
 from replay.storage.format.schema import trajectories
 from replay.storage.sessions import OpenSession
@@ -174,6 +174,9 @@ class RecordedSessions:
         try:
             row = partial(self._store, session.id, session.all_nodes(), session.rewards.get(""))
             is_row = await self._writer.between(row)  # and behind what it has asked to be stored
+        except SessionForgotten:
+            del self._sessions[session.id]
+            raise forgotten() from None
         except BaseException:
             session.closed = False  # it can be ended again
             raise

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
 from agentloop.errors import one_line
-from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.chat_completions import written_calls
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError, choose_parser
@@ -43,7 +43,9 @@ class TextUpstream:
             ids = self._renderer.reply(message)
             if choice.finish_reason in _WHOLE and self._read(ids, request) != _compared(with_thought(message)):
                 raise RenderError("one that would be read as something else")
-        except (OpenAIError, RenderError, TypeError, ValueError) as error:
+        except (OpenAIError, RenderError, AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, BadRequestError) and error.code == "context_length_exceeded":
+                raise BadRequest(400, error.message, "messages", error.code) from None
             text = f"the upstream must give a reply that the model's template can write, got {one_line(error)}"
             raise GenerationFailed(text.replace(self._key, "***") if self._key else text) from None
         ids = ids[:-1] if choice.finish_reason == "length" and len(ids) > 1 else ids

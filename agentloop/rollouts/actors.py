@@ -118,7 +118,10 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
         offered, opening = json.loads(tools), [Message("user", "x")]
-        parser = make_parser(section.parser, template, tools=offered)
+        try:
+            parser = make_parser(section.parser, template, tools=offered)
+        except UserError as error:
+            raise RenderError(str(error)) from None
         problem = _unread_calls(parser, template) if offered else None
         if problem is None and section.parser == "auto" and not section.allow_hidden_tools:
             problem = hidden_tools(template, offered, opening)

@@ -34,7 +34,8 @@ class TaggedParametersParser(BlockParser):
         super().__init__(tools)
         self._types: dict[str, dict[str, frozenset[str]]] = {}
         for function in (tool.get("function", tool) for tool in tools):
-            schemas = (function.get("parameters") or {}).get("properties") or {}
+            schemas = (function.get("parameters") or {}).get("properties")
+            schemas = schemas if isinstance(schemas, dict) else {}
             self._types[str(function["name"])] = {key: frozenset(_json_types(row)) for key, row in schemas.items()}
 
     def _content(self, around: Sequence[str]) -> str:
@@ -146,11 +147,13 @@ def _json_types(schema: Any) -> Iterator[str]:
     """The types a schema allows; none where it does not say."""
     if not isinstance(schema, dict):
         return
-    kind = schema.get("type")
-    yield from [kind] if isinstance(kind, str) else kind or ()
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _json_types(choice)
-    if kind is None and "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+    kind, words = schema.get("type"), schema.get("enum")
+    kinds = kind if isinstance(kind, list) else [kind]
+    yield from (each for each in kinds if isinstance(each, str))
+    for choices in (schema.get("anyOf"), schema.get("oneOf")):
+        for choice in choices if isinstance(choices, list) else ():
+            yield from _json_types(choice)
+    if kind is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
         yield "string"
 
 

@@ -103,11 +103,12 @@ class TokenCodec:
         """
         tokenizer = self._full if opens or control else self._full_inside
         encoding = tokenizer.encode(text, add_special_tokens=False)
-        found = [place for place, token in enumerate(encoding.ids) if token in self.added_ids]
-        if [encoding.ids[place] for place in found] == ([control.token] if control else []):
+        ids = encoding.ids  # a list that is made anew each time
+        found = [place for place, token in enumerate(ids) if token in self.added_ids]
+        if [ids[place] for place in found] == ([control.token] if control else []):
             # What is put before the first word of a whole text stands before the control token.
             skipped = found[0] if control and not opens else 0
-            return Piece(np.array(encoding.ids[skipped:], np.int32), _firsts(encoding)[skipped:])
+            return Piece(np.array(ids[skipped:], np.int32), _firsts(encoding)[skipped:])
         head = [] if control is None else [control.token]
         cut = 0 if control is None else control.end
         encoding = self._untrusted(text[cut:], opens=opens and control is None)

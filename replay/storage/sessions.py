@@ -113,9 +113,10 @@ def remove_sessions(connection: sa.Connection, run: str, *, dry_run: bool) -> in
     return len(ids)
 
 
-def remove(connection: sa.Connection, ids: Sequence[str]) -> None:
+def remove(connection: sa.Connection, ids: Sequence[str]) -> int:
+    """How many there were."""
     connection.execute(session_nodes.delete().where(_nodes.session.in_(ids)))
-    connection.execute(sessions.delete().where(sessions.c.id.in_(ids)))
+    return connection.execute(sessions.delete().where(sessions.c.id.in_(ids))).rowcount
 
 
 def _session(connection: sa.Connection, id: str) -> OpenSession | None:

@@ -103,10 +103,9 @@ def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> No
 
 
 def test_of_equal_replies_each_agent_goes_on_from_its_own_if_it_was_delivered(tree: ConversationTree) -> None:
-    for agent in "abcd":
-        tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent)
-    for delivered in (0, 1, 2):
-        tree.delivered(delivered)
+    statuses = [*[Status.TRAINED] * 3, Status.UNDELIVERED, Status.ASIDE]
+    for agent, status in zip("abcde", statuses, strict=True):
+        tree.add(tree.prompt(ASKED), [family("chatml").end_id], [-0.5], policy_version=0, agent=agent, status=status)
     more = [*ASKED, Message("assistant", ""), Message("user", "Sure?")]
     assert [tree.prompt(more, agent=agent).place.parent for agent in "abcde"] == [0, 1, 2, 2, 2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.rollout import RolloutSection
@@ -12,7 +11,7 @@ from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserCodeLate, UserError, shortened
-from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
+from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent, without_key
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from context import AuthorTable, Message
 from context.authors import ENV
@@ -48,7 +47,7 @@ async def play_agent(
     except (TimeoutError, UserCodeLate):
         stop_reason = StopReason.OVERTIME
     except (UserCodeFailed, UserError) as problem:
-        end = AgentEnd(problem=shortened(str(problem)))
+        end = AgentEnd(problem=shortened(without_key(str(problem), opened.key)))
     finally:
         for waited in both:
             waited.cancel()
@@ -56,9 +55,6 @@ async def play_agent(
         nodes = opened.close()
     if not over.cancelled():
         over.result()  # raises what the run can't go on after
-    # An agent may print what it reads from its environment.
-    said = end.problem and end.problem.replace(opened.key, "***")
-    end = replace(end, problem=said, output=end.output.replace(opened.key, "***"))
     if opened.rewards:
         stop_reason = StopReason.ANSWERED  # however it ended then
     elif end.problem is not None:
@@ -85,7 +81,8 @@ def episode_of(
     unknown = sorted(own.keys() - {node.agent for node in nodes if node.is_trained})
     if unknown and stop_reason == StopReason.ANSWERED:
         stop_reason = StopReason.AGENT_FAILED
-        problem = f"rewards must be of agents that asked as policy/NAME, got one of {visible(unknown[0])}"
+        named = visible(without_key(unknown[0], opened.key))
+        problem = f"rewards must be of agents that asked as policy/NAME, got one of {named}"
     reward = rewards.get("", math.fsum(own.values()) / max(len(own), 1))
     if not segments:
         stop_reason, reward = StopReason.ENGINE_FAILURE, math.nan

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -135,6 +136,11 @@ async def run_agent(
             return await _run_program(words, path, {**ENVIRONMENT, **inside}, timeout_s)
 
 
+def without_key(text: str, key: str) -> str:
+    """An agent may say what it reads from its environment, and a line be cut within the key."""
+    return re.sub(f"{key[:8]}[0-9a-f]*", "***", text)
+
+
 def _rewards(said: Any) -> dict[str, float] | None:
     """By agent, the whole episode's under the empty name; None for what is no finite number, or numbers by agent."""
     named = said if isinstance(said, Mapping) else {"": said}
@@ -185,12 +191,14 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
         await asyncio.wait([tail.ended for _, tail in pipes], timeout=_LAST_WORDS_S)
         for reading, _ in pipes:
             reading.close()
-    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    texts = (each.decode(errors="replace") for each in (said, output))
+    text, shown = (without_key(each, variables["OPENAI_API_KEY"]) for each in texts)
+    last = text.strip().rpartition("\n")[2]
     rewards = _said_rewards(last)
     problem = f"the last line must give finite numbers, got {shortened(last)}" if rewards is None else None
     if process.returncode != 0:
         problem = f"exit code {process.returncode}"
-    return AgentEnd(rewards or {}, problem, output.decode(errors="replace")[-_TAIL:])
+    return AgentEnd(rewards or {}, problem, shown[-_TAIL:])
 
 
 def _said_rewards(last: str) -> dict[str, float] | None:

@@ -100,6 +100,20 @@ def test_streams_show_pings_until_the_reply_is_there_and_the_same_reply_then(pat
         assert settled(gateway)[-1] == "delivered 1"
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_failure_of_the_gateway_itself_is_an_error_of_the_clients_provider(path: str) -> None:
+    with scripted_gateway(ping_seconds=0.01) as gateway:
+        gateway.session.says = RuntimeError("a mistake of ours")
+        assert refusal(post(gateway, path, BODIES[path]), 500)[1].startswith("The gateway failed: its log says why.")
+        gateway.session.free.clear()
+        body = {**BODIES[path], "stream": True}
+        with httpx2.stream("POST", gateway.url + path, json=body, headers=gateway.headers) as streamed:
+            lines = streamed.iter_lines()
+            next(lines)
+            gateway.session.free.set()
+            assert "The gateway failed" in "\n".join(lines)
+
+
 REWARDS: list[tuple[dict[str, Any], dict[str, float], bool]] = [
     ({"reward": 1}, {"": 1.0}, False),
     ({"reward": -0.5, "end": True}, {"": -0.5}, True),

@@ -47,7 +47,7 @@ class Sampler:
         self.count += 1
         ids = (*MODEL.codec.encode(f"It is {self.count}."), MODEL.end_id)
         await self.free.wait()
-        return Completion(ids, (-0.5,) * len(ids), 0)
+        return Completion(ids[:most], (-0.5,) * len(ids[:most]), 0)
 
 
 def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -232,6 +232,36 @@ def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> N
         asyncio.run(play(store))
     assert sql(tmp_path / "replay.sqlite", "select reward, num_turns from trajectories") == [(0.75, 1)]
     assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+
+
+def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: Path) -> None:
+    async def play(store: ReplayStore) -> None:
+        sampler = Sampler()
+        sampler.free.set()
+        async with recorded(store, sampler) as sessions:
+            session = await sessions.authorize("a", "")
+            await given(session)
+            store.sessions.end([session.id])  # as forgetting does
+            with pytest.raises(BadRequest, match="got one that was forgotten"):
+                await session.reward({"": 1.0}, end=True)
+            assert await sessions.authorize("a", "") is not session
+
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        asyncio.run(play(store))
+    assert sql(tmp_path / "replay.sqlite", "select count(*) from trajectories") == [(0,)]
+
+
+def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
+    async def play() -> None:
+        sampler, asked, gone = Sampler(), request(Message("user", "Where?")), asyncio.Future[None]()
+        sampler.free.set()
+        gone.set_result(None)
+        session = AgentSession("s", POLICY, sampler.ask, now=TODAY)
+        replies = [await session.reply(replace(asked, max_tokens=most), gone) for most in (3, None, 3, 200, 2)]
+        assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 0, 1, 2]
+        assert [reply.finish for reply in replies] == ["length", "stop", "length", "stop", "length"]
+
+    asyncio.run(play())
 
 
 def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.text_upstream import TextUpstream
 from agentloop.records import Completion, GenerationFailed
 from context import Message
@@ -19,10 +19,14 @@ CALL = {"id": "call_up", "type": "function", "function": _LOOKUP}
 
 
 def answered(finish: str | None, **message: Any) -> Completion:
-    request = AgentRequest("policy", "", False, (Message("user", "Where?"),), TOOLS, None, False, (), {})
     choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": None, **message}}
+    return read(200, {"id": "x", "created": 1, "model": "large", "choices": [choice]})
+
+
+def read(status: int, answer: Any) -> Completion:
+    request = AgentRequest("policy", "", False, (Message("user", "Where?"),), TOOLS, None, False, (), {})
     with scripted_server() as server:
-        server.answers["/v1/chat/completions"] = (200, {"id": "x", "created": 1, "model": "large", "choices": [choice]})
+        server.answers["/v1/chat/completions"] = (status, answer)
         upstream = TextUpstream(f"{server.url}/v1", key=None, model="large", renderer=MODEL.renderer())
         return asyncio.run(upstream.ask(request, 0, [], 50))
 
@@ -39,6 +43,18 @@ def answered(finish: str | None, **message: Any) -> Completion:
 def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
     with pytest.raises(GenerationFailed, match=f"^the upstream must give .* got RenderError: {text}"):
         answered(finish, **message)
+
+
+@pytest.mark.parametrize("answer", [[1], {"choices": [None]}, {"choices": [{"message": None}]}, {"choices": None}])
+def test_what_is_no_chat_completion_is_no_reply(answer: Any) -> None:
+    with pytest.raises(GenerationFailed, match="^the upstream must give "):
+        read(200, answer)
+
+
+def test_upstream_without_room_for_a_reply_is_what_agents_shorten_their_conversations_for() -> None:
+    with pytest.raises(BadRequest, match="too long") as refusal:
+        read(400, {"error": {"message": "It is too long.", "code": "context_length_exceeded"}})
+    assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

@@ -134,11 +134,27 @@ def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> N
     assert json.loads(json.dumps(last.content)) == last.content
 
 
-@pytest.mark.parametrize("text", ["print(dict(os.environ))", "sys.exit(os.environ['OPENAI_API_KEY'])"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(dict(os.environ))",
+        "sys.exit(os.environ['OPENAI_API_KEY'])",
+        "print(os.environ['OPENAI_API_KEY'] + 'y' * 3936)",  # of which all but the first digit is kept
+        "print(json.dumps({'rewards': {os.environ['OPENAI_API_KEY']: 1.0}}))",
+    ],
+)
 def test_a_key_that_an_agent_prints_is_not_kept(text: str, tmp_path: Path) -> None:
     (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
     assert "***" in episode.messages[-1].content
-    assert not re.search("[0-9a-f]{64}", f"{episode.messages} {episode.problem}")
+    assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
+
+
+@pytest.mark.parametrize("ends", ["raise ValueError('y' * 250 + key)", "return {key: 'y'}"])
+def test_a_key_that_a_function_fails_with_is_not_kept(ends: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(f"def solve(row, url, key):\n    {ends}\n")
+    (episode,), _ = play(f"{tmp_path}/agent.py:solve", looks_up)
+    assert "***" in episode.messages[-1].content
+    assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
 
 
 CONTAINED = """\

@@ -71,13 +71,15 @@ def test_schema_of_a_tool_says_what_is_text() -> None:
         "count": {"type": "integer"},
         "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "colour": {"enum": ["red", "3"]},
+        **{f"{name}{odd}": {name: odd} for name in ("type", "anyOf", "enum") for odd in (5, {"x": 1}, [{}], None)},
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
     text = "<tool_call>f\n" + "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
         for key, value in [("code", "3"), ("count", "3"), ("either", "null"), ("colour", "3"), ("other", "3")]
     )
-    for tools, code, colour in (([tool], "3", "3"), ([], 3, 3)):
+    unsaid = {"name": "f", "parameters": {"properties": ["code"]}}
+    for tools, code, colour in (([tool], "3", "3"), ([], 3, 3), ([unsaid], 3, 3)):
         reply = choose_parser("glm", template(CHATML), tools=tools).parse(text + "</tool_call>", stopped=True)
         (call,) = reply.message.tool_calls
         assert call.arguments == {"code": code, "count": 3, "either": None, "colour": colour, "other": 3}
