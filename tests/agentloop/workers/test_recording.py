@@ -137,12 +137,12 @@ def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, ser
     with Recorder(buffer, server.address, model) as recorder:
         server.models.pace_s = 0.2
         lost = {"model": "policy", "messages": [said("Hello.")], "max_tokens": 8}
-        with suppress(httpx2.ReadTimeout):  # an agent that hangs up while it is answered
-            httpx2.post(f"{recorder.url}/e/lost/v1/chat/completions", json=lost, headers=BEARER, timeout=0.1)
-        until(lambda: rows(buffer, "select count(*) from session_nodes") == [(1,)])
+        for number, name in enumerate(("lost", "asks-else"), 1):
+            with suppress(httpx2.ReadTimeout):  # an agent that hangs up while it is answered
+                httpx2.post(f"{recorder.url}/e/{name}/v1/chat/completions", json=lost, headers=BEARER, timeout=0.1)
+            until(lambda: rows(buffer, "select count(*) from session_nodes") == [(number,)])  # noqa: B023
         given = {name: talk(recorder.agent(name), 1) for name in ("goes-on", "ends")}
-        by_status = "select status, count(*) from session_nodes group by 1 order by 1"
-        until(lambda: rows(buffer, by_status) == [("trained", 2), ("undelivered", 1)])
+        until(lambda: rows(buffer, "select count(*), sum(status = 'trained') from session_nodes") == [(4, 2)])
         recorder.kill()
     with Recorder(buffer, server.address, model) as recorder:
         asked = len(server.requests)
@@ -151,9 +151,11 @@ def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, ser
         another = reply(recorder.agent("lost"), [said("Hello.")])
         assert len(server.requests) == asked + 1
         reply(recorder.agent("goes-on"), [*given["goes-on"], said("More.")])
-        assert [recorder.end(name, reward=1.0).status_code for name in ("goes-on", "ends", "lost")] == [200] * 3
-    found = [row.nodes for row in stored(buffer).values()]
-    assert [[node.status for node in nodes] for nodes in found] == [["trained"] * 2, ["trained"], ["trained"] * 2]
+        reply(recorder.agent("asks-else"), [said("Else?")])
+        ends = [recorder.end(name, reward=1.0).status_code for name in ("goes-on", "ends", "lost", "asks-else")]
+    found, ok = [row.nodes for row in stored(buffer).values()], ["trained"]
+    statuses = [[node.status for node in nodes] for nodes in found]
+    assert (statuses, ends) == ([ok * 2, ok, ok * 2, ["undelivered", *ok]], [200] * 4)
     assert [node.messages[-1].content for node in found[2]] == [again["content"], another["content"]]
     assert no_session_is_left(buffer)
 
