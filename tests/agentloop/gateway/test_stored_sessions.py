@@ -38,10 +38,11 @@ POLICY = Policy(
 
 
 class Sampler:
-    """Says another number each time, once it may."""
+    """Says another number each time, while it may."""
 
     def __init__(self) -> None:
         self.count, self.free = 0, asyncio.Event()
+        self.free.set()
 
     async def ask(self, _: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
         self.count += 1
@@ -53,6 +54,7 @@ class Sampler:
 def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one_before(tmp_path: Path) -> None:
     async def play(writer: NodeWriter) -> None:
         sampler, asked = Sampler(), request(Message("user", "Where?"))
+        sampler.free.clear()
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
         clients = [asyncio.Future[None]() for _ in range(7)]
         named = [*[asked] * 5, replace(asked, agent="cook"), replace(asked, aside=True)]
@@ -119,7 +121,6 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
 def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_path: Path) -> None:
     async def play() -> None:
         sampler = Sampler()
-        sampler.free.set()
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
         asked = [session.reply(request(Message("user", place)), asyncio.Future()) for place in ("Here?", "There?")]
         for reply in await asyncio.gather(*asked):
@@ -156,7 +157,6 @@ def test_who_waits_no_more_for_a_commit_keeps_no_other_from_one(tmp_path: Path) 
 def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_stored(tmp_path: Path) -> None:
     async def play() -> None:
         sampler = Sampler()
-        sampler.free.set()
         sessions = [AgentSession(id, POLICY, sampler.ask, now=TODAY, writer=writer) for id in ("a", "forgotten", "b")]
         asked = request(Message("user", "Where?"))
         before = await asyncio.gather(*(session.reply(asked, asyncio.Future()) for session in sessions))
@@ -213,7 +213,6 @@ async def given(session: AgentSession, text: str = "Where?") -> None:
 def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> None:
     async def play(store: ReplayStore) -> None:
         sampler = Sampler()
-        sampler.free.set()
         async with recorded(store, sampler) as sessions:
             session = await sessions.authorize("a", "")
             await given(session)
@@ -237,7 +236,6 @@ def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> N
 def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: Path) -> None:
     async def play(store: ReplayStore) -> None:
         sampler = Sampler()
-        sampler.free.set()
         async with recorded(store, sampler) as sessions:
             session = await sessions.authorize("a", "")
             await given(session)
@@ -254,7 +252,6 @@ def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: P
 def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
     async def play() -> None:
         sampler, asked, gone = Sampler(), request(Message("user", "Where?")), asyncio.Future[None]()
-        sampler.free.set()
         gone.set_result(None)
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY)
         replies = [await session.reply(replace(asked, max_tokens=most), gone) for most in (3, None, 3, 200, 2)]
@@ -266,7 +263,6 @@ def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
 def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:
     async def play(store: ReplayStore) -> None:
         sampler = Sampler()
-        sampler.free.set()
         async with recorded(store, sampler) as sessions:
             mistyped, lost = [await sessions.authorize(name, "") for name in ("mistyped", "lost")]
             await lost.reply(request(Message("user", "Where?")), asyncio.Future())
@@ -287,7 +283,6 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:
     async def play(store: ReplayStore) -> None:
         sampler = Sampler()
-        sampler.free.set()
         async with recorded(store, sampler) as sessions:
             opened = [await sessions.authorize(str(number), "") for number in range(24)]
             await asyncio.gather(*map(given, opened))
