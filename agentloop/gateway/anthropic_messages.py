@@ -147,6 +147,8 @@ def error(bad: BadRequest) -> dict[str, Any]:
     message = str(bad)
     if isinstance(bad, NoRoom):
         message = f"prompt is too long: {bad.prompt_tokens} tokens > {bad.limit} maximum"
+    elif bad.code == "context_length_exceeded":  # an upstream's, in its own words
+        message = f"prompt is too long: {message}"
     kind = _ERRORS.get(bad.status, "api_error" if bad.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agentloop.gateway import anthropic_messages
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.text_upstream import TextUpstream
 from agentloop.records import Completion, GenerationFailed
@@ -55,6 +56,7 @@ def test_upstream_without_room_for_a_reply_is_what_agents_shorten_their_conversa
     with pytest.raises(BadRequest, match="too long") as refusal:
         read(400, {"error": {"message": "It is too long.", "code": "context_length_exceeded"}})
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
+    assert anthropic_messages.error(refusal.value)["error"]["message"].startswith("prompt is too long: ")
 
 
 @pytest.mark.parametrize(
