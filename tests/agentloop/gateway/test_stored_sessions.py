@@ -2,8 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,19 +11,20 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 from starlette.applications import Starlette
 
+from agentloop.config import RunConfig
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.records import Completion
-from context import Message, TrainingControl, choose_parser
+from agentloop.rollouts.actors import agents_policy
+from context import Message, RenderError, TrainingControl, choose_parser
 from replay.errors import DatabaseFailed
 from replay.storage.sessions import OpenSession
-from replay.store import ReplayStore
 from tests.fakes.families import family
 from tests.fakes.processes import until
-from tests.fakes.random_agents import PARSERS, TODAY, random_session
+from tests.fakes.random_agents import PARSERS, TODAY, TOOLS, random_session
 from tests.fakes.records import RUN, new_store, sql
 
 
@@ -198,12 +199,18 @@ def test_an_agent_that_goes_on_says_nothing_of_what_others_were_given() -> None:
     asyncio.run(play())
 
 
-@asynccontextmanager
-async def recorded(store: ReplayStore, sampler: Sampler) -> AsyncIterator[RecordedSessions]:
-    recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
-    sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
-    async with sessions.under_way(Starlette()):
-        yield sessions
+def recorded(path: Path, play: Callable[[RecordedSessions, Sampler], Awaitable[None]]) -> None:
+    """The sessions of a recording, played."""
+
+    async def played() -> None:
+        sampler = Sampler()
+        recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
+        sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
+        async with sessions.under_way(Starlette()):
+            await play(sessions, sampler)
+
+    with closing(new_store(path)) as store:
+        asyncio.run(played())
 
 
 async def given(session: AgentSession, text: str = "Where?") -> None:
@@ -211,41 +218,35 @@ async def given(session: AgentSession, text: str = "Where?") -> None:
 
 
 def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> None:
-    async def play(store: ReplayStore) -> None:
-        sampler = Sampler()
-        async with recorded(store, sampler) as sessions:
-            session = await sessions.authorize("a", "")
-            await given(session)
-            sampler.free.clear()
-            late = asyncio.ensure_future(session.reply(request(Message("user", "Why?")), asyncio.Future()))
-            while sampler.count < 2:
-                await asyncio.sleep(0)
-            async with asyncio.timeout(20):
-                ends = (session.reward({"": reward}, end=True) for reward in (0.75, 0.0))
-                ended = await asyncio.gather(*ends, return_exceptions=True)
-            sampler.free.set()
-            refused = [ended[1], *await asyncio.gather(late, return_exceptions=True)]
-            assert ended[0] is None and [getattr(each, "status", each) for each in refused] == [403, 403]
+    async def play(sessions: RecordedSessions, sampler: Sampler) -> None:
+        session = await sessions.authorize("a", "")
+        await given(session)
+        sampler.free.clear()
+        late = asyncio.ensure_future(session.reply(request(Message("user", "Why?")), asyncio.Future()))
+        while sampler.count < 2:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            ends = (session.reward({"": reward}, end=True) for reward in (0.75, 0.0))
+            ended = await asyncio.gather(*ends, return_exceptions=True)
+        sampler.free.set()
+        refused = [ended[1], *await asyncio.gather(late, return_exceptions=True)]
+        assert ended[0] is None and [getattr(each, "status", each) for each in refused] == [403, 403]
 
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        asyncio.run(play(store))
+    recorded(tmp_path / "replay.sqlite", play)
     assert sql(tmp_path / "replay.sqlite", "select reward, num_turns from trajectories") == [(0.75, 1)]
     assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
 
 
 def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: Path) -> None:
-    async def play(store: ReplayStore) -> None:
-        sampler = Sampler()
-        async with recorded(store, sampler) as sessions:
-            session = await sessions.authorize("a", "")
-            await given(session)
-            store.sessions.end([session.id])  # as forgetting does
-            with pytest.raises(BadRequest, match="got one that was forgotten"):
-                await session.reward({"": 1.0}, end=True)
-            assert await sessions.authorize("a", "") is not session
+    async def play(sessions: RecordedSessions, _: Sampler) -> None:
+        session = await sessions.authorize("a", "")
+        await given(session)
+        sessions.recording.store.sessions.end([session.id])  # as forgetting does
+        with pytest.raises(BadRequest, match="got one that was forgotten"):
+            await session.reward({"": 1.0}, end=True)
+        assert await sessions.authorize("a", "") is not session
 
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        asyncio.run(play(store))
+    recorded(tmp_path / "replay.sqlite", play)
     assert sql(tmp_path / "replay.sqlite", "select count(*) from trajectories") == [(0,)]
 
 
@@ -255,41 +256,43 @@ def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
         gone.set_result(None)
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY)
         replies = [await session.reply(replace(asked, max_tokens=most), gone) for most in (3, None, 3, 200, 2)]
-        assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 0, 1, 2]
+        replies += await asyncio.gather(*(session.reply(replace(asked, max_tokens=most), gone) for most in (4, 5, 4)))
+        assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 0, 1, 2, 3, 4, 3]
 
     asyncio.run(play())
 
 
-def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:
-    async def play(store: ReplayStore) -> None:
-        sampler = Sampler()
-        async with recorded(store, sampler) as sessions:
-            mistyped, lost = [await sessions.authorize(name, "") for name in ("mistyped", "lost")]
-            await lost.reply(request(Message("user", "Where?")), asyncio.Future())
-            for session in (mistyped, lost):
-                with pytest.raises(BadRequest, match="must be one whose agent was given a reply") as refusal:
-                    await session.reward({"": 1.0}, end=True)
-                assert refusal.value.status == 400
-            assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
-            session = await sessions.authorize("mistyped", "")
-            await given(session)
-            await session.reward({"": 0.5}, end=True)
+def test_tools_whose_calls_no_parser_reads_are_what_the_agent_can_not_offer() -> None:
+    source = "{{ tools|tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    policy = agents_policy(RunConfig(), MODEL.renderer(source))
+    with pytest.raises(RenderError, match=r"^context\.parser must be "):
+        policy.parser(TOOLS)
 
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        asyncio.run(play(store))
+
+def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path) -> None:
+    async def play(sessions: RecordedSessions, _: Sampler) -> None:
+        mistyped, lost = [await sessions.authorize(name, "") for name in ("mistyped", "lost")]
+        await lost.reply(request(Message("user", "Where?")), asyncio.Future())
+        for session in (mistyped, lost):
+            with pytest.raises(BadRequest, match="must be one whose agent was given a reply") as refusal:
+                await session.reward({"": 1.0}, end=True)
+            assert refusal.value.status == 400
+        assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
+        session = await sessions.authorize("mistyped", "")
+        await given(session)
+        await session.reward({"": 0.5}, end=True)
+
+    recorded(tmp_path / "replay.sqlite", play)
     assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
 
 
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:
-    async def play(store: ReplayStore) -> None:
-        sampler = Sampler()
-        async with recorded(store, sampler) as sessions:
-            opened = [await sessions.authorize(str(number), "") for number in range(24)]
-            await asyncio.gather(*map(given, opened))
-            await asyncio.gather(*(one.reward({"": float(i % 2)}, end=True) for i, one in enumerate(opened)))
+    async def play(sessions: RecordedSessions, _: Sampler) -> None:
+        opened = [await sessions.authorize(str(number), "") for number in range(24)]
+        await asyncio.gather(*map(given, opened))
+        await asyncio.gather(*(one.reward({"": float(i % 2)}, end=True) for i, one in enumerate(opened)))
 
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        asyncio.run(play(store))
+    recorded(tmp_path / "replay.sqlite", play)
     rows = sql(tmp_path / "replay.sqlite", "select slot, reward, advantage from trajectories order by slot")
     rewards = [reward for _, reward, _ in rows]
     assert [slot for slot, *_ in rows] == list(range(24))
