@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import reward_now
+from agentloop.environments.row_environment import agent_function
 from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
@@ -118,6 +121,9 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
 def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     if found["agent"] is not None:
         yield "the agent was not started: env play lets a model play an episode through it"
+        program = shlex.split(found["agent"])[0]
+        if agent_function(found["agent"]) is None and shutil.which(program) is None:
+            yield f"{program} is no program of this machine: install it, or give its path"
     elif not found["tools"]:
         yield "there is no tool: the policy can only answer"
     for function in (tool["function"] for tool in found["tools"]):

@@ -24,7 +24,7 @@ class AgentRequest:
     """The most tokens that the reply may have; None: the agent does not say."""
     stream: bool
     overruled: tuple[str, ...]
-    """Fields that the agent set and the run's settings stand above."""
+    """Fields that the agent set and the run's settings stand above, or that the policy is not shown."""
     body: Mapping[str, Any] = field(repr=False)
     """As the agent sent it."""
 

@@ -38,7 +38,8 @@ def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
         at, kind = f"{where}.content[{place}]", block["type"]
         if kind == "tool_result" and role == "user":
             content = _texts(f"{at}.content", block.get("content"))
-            rows.append({"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")})
+            result = {"tool_call_id": block.get("tool_use_id"), "is_error": block.get("is_error")}
+            rows.append({"role": "tool", "content": content, **result})
         elif kind == "text":
             if role == "user" and not (rows and rows[-1]["role"] == "user"):
                 rows.append({"role": "user", "content": ""})

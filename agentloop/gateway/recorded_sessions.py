@@ -200,7 +200,9 @@ class RecordedSessions:
                     session = await asyncio.shield(opening)
                     if session.idle_s > self._idle_s and not session.closed:
                         await self.end(session)
-                except (ReplayError, BadRequest) as error:
+                except BadRequest as gone:
+                    _log.warning("an idle session has no row: %s", gone)
+                except ReplayError as error:
                     _log.warning("idle sessions are looked at again later: %s", error)
 
 

@@ -3,8 +3,9 @@
 import json
 import marshal
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
@@ -57,6 +58,11 @@ _OBJECTS = ("text", "output_config", "tool_choice")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
 _NOT_READ = ("function_call", "audio", "refusal")
+_MARKS = frozenset({"role", "type", "id", "status", "annotations", "cache_control"})
+"""Of messages and tools, what says nothing that a policy could be shown."""
+_OF_TOOL = frozenset({"name", "description", "parameters", "input_schema", "tools"})
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_OVERRULED = 32
 _WHERE = "messages[0]"
 _LONG = 2**13
 """Bytes of a message that is not kept."""
@@ -81,7 +87,10 @@ def agent_request(
     overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
-    messages = tuple(_message(f"{field}[{index}]", row) for index, row in rows)
+    messages = tuple(_in_order_of_calls(_message(f"{field}[{index}]", row) for index, row in rows))
+    for _, row in rows:
+        overruled |= _not_shown(field, [row], _OF_ROLE.get(row["role"], ("content",)))
+    overruled |= _not_shown("tools", (tool.get("function", tool) for tool in body.get("tools") or ()), _OF_TOOL)
     if messages[-1].role == "assistant":
         raise wrong(f"{field}[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     return AgentRequest(
@@ -92,7 +101,7 @@ def agent_request(
         tools=[] if "none" in (choice, isinstance(choice, dict) and choice.get("type")) else tools,
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
-        overruled=overruled,
+        overruled=tuple(sorted(overruled)[:_MOST_OVERRULED]),
         body=body,
     )
 
@@ -160,6 +169,24 @@ def _message(where: str, row: Any) -> Message:
         raise BadRequest(400, text, text.partition(" must ")[0]) from None
 
 
+def _in_order_of_calls(messages: Iterable[Message]) -> Iterator[Message]:
+    """Results stand as they were asked for, in whatever order they came: most templates show no ids."""
+    places: dict[str | None, int] = {}
+    for are_results, group in groupby(messages, key=lambda message: message.role == "tool"):
+        found = list(group)
+        if are_results and all(message.tool_call_id in places for message in found):
+            found.sort(key=lambda message: places[message.tool_call_id])
+        yield from found
+        places = {call.id: place for place, call in enumerate(found[-1].tool_calls)}
+
+
+def _not_shown(field: str, given: Iterable[Any], read: Collection[str]) -> set[str]:
+    """What they say that the policy is not shown."""
+    items = [item for one in given if isinstance(one, dict) for item in one.items()]
+    said = {key for key, value in items if value and key not in read and key not in _MARKS}
+    return {f"{field}.{key if _WORD.fullmatch(key) else '?'}" for key in said}
+
+
 def _read_message(packed: bytes) -> Message:
     message = read_message(0, marshal.loads(packed))
     for place, call in enumerate(message.tool_calls):
@@ -192,18 +219,18 @@ def agent_of(model: Any) -> tuple[str, bool]:
     return found["agent"] or "", model == ASIDE
 
 
-def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> tuple[str, ...]:
+def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
     """The fields that are overruled. Raises BadRequest for one that the reply could not keep to."""
-    overruled = []
+    overruled = set()
     for name, value in _fields(body):
         if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]) or (aside and name in _FORMATS):
-            overruled.append(name)
+            overruled.add(name)
         elif name in _ONLY:
             if not any(value == one and type(value) is type(one) for one in _ONLY[name]):
                 raise wrong(name, " or ".join(map(_shown, _ONLY[name])) + ", or left out", value)
         elif name not in read and name not in _HARMLESS and name not in _UNLESS:
             raise wrong(name, "left out", value)
-    return tuple(sorted(overruled))
+    return overruled
 
 
 def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

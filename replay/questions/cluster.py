@@ -1,13 +1,12 @@
 """A run that workers collect: its learner, workers and engines, and why episodes ended without a row."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
-from context.wording import excerpt
 from replay.questions.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
 from replay.storage.collecting.participants import TABLES, list_participants
@@ -21,8 +20,7 @@ _LEASE_S = 60.0
 """Seconds: the lease where a configuration does not say."""
 _MOST_REASONS = 20
 _LONGEST_TEXT = 300
-"""Characters of a reason, or of a fact that somebody reports; reasons that begin alike are counted together."""
-_GREATEST = 2**53
+"""Characters of a reason; those that begin alike are counted together."""
 
 
 def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
@@ -67,34 +65,19 @@ def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:
     return [dict(row) for row in found.mappings()]
 
 
-_Kind = type[str] | type[int] | type[float]
-_WORKER: Mapping[str, _Kind] = {
-    **dict.fromkeys(("host", "state"), str),
-    **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), int),
-}
-_ENGINE: Mapping[str, _Kind] = {
-    **dict.fromkeys(("state", "label", "adapter", "model"), str),
-    "version": int,
-    "difference": float,  # root mean square of probed log-probs, in nats: the proof of the weights that are served
-}
-
-
-def _fact(value: Any, kind: _Kind) -> str | float | None:
-    """Participants report what they like of themselves, so a fact of another kind than it should have is unknown."""
-    if kind is str:
-        return excerpt(value, _LONGEST_TEXT) if isinstance(value, str) and value else None
-    is_kind = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    return kind(value) if is_kind and abs(value) < _GREATEST else None
+_WORKER = ("host", "state", "pid", "concurrency", "in_flight", "done", "failed", "tool_errors")
+_ENGINE = ("state", "label", "adapter", "model", "version", "difference")
+"""`difference`: root mean square of probed log-probs, in nats: the proof of the weights that are served."""
 
 
 def _participants(
-    connection: sa.Connection, run: str, role: str, kinds: Mapping[str, _Kind], *, lease_s: float = math.inf
+    connection: sa.Connection, run: str, role: str, facts: Sequence[str], *, lease_s: float = math.inf
 ) -> list[QueryResult]:
     """All that did not leave; they are `gone` after a lease of silence."""
     listed = [
         {
             "id": each.id,
-            **{name: _fact(each.facts.get(name), kind) for name, kind in kinds.items()},
+            **{name: each.facts.get(name) for name in facts},
             "silent_s": max(0.0, each.silent_s),
             "age_s": max(0.0, each.age_s),
             "gone": each.is_gone(lease_s),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from context.tokens.session_nodes import Fork, Status
+from docs import schema
 from tests.docs.blocks import DOCUMENTS, ROOT, blocks, table
 
 INDEX = ROOT / "docs" / "index.md"
@@ -88,3 +89,7 @@ def test_every_fork_and_every_status_of_a_request_has_a_row() -> None:
     assert [row["fork"].strip("`") for row in table(page, "fork")] == ["none", *Fork]
     found = {row["status"].strip("`"): row["trained"] == "yes" for row in table(page, "status")}
     assert found == {status: status == Status.TRAINED for status in Status}
+
+
+def test_schema_page_is_what_the_tables_and_the_code_that_says_what_they_hold_are_today() -> None:
+    assert schema.page() == (ROOT / "docs" / "schema.md").read_text(encoding="utf-8")

@@ -75,8 +75,11 @@ def test_check_says_of_an_agent_only_what_is_known_before_it_asks(shell: Shell, 
     (tmp_path / "run.yaml").write_text("environment: {agent: ./mine}\ntasks: {data: tasks.jsonl}\nmodel: {path: m}\n")
     lines = shell.type(["env", "check", "run.yaml"], tmp_path)[1].splitlines()
     assert lines[:2] == ["environment   agent, version 1", "agent         ./mine"]
-    assert [line.split()[0] for line in lines[2:]] == ["tasks", "user:", "payload:", "note:"]
-    assert lines[-1] == "note: the agent was not started: env play lets a model play an episode through it"
+    assert [line.split()[0] for line in lines[2:]] == ["tasks", "user:", "payload:", "note:", "note:"]
+    assert lines[-2] == "note: the agent was not started: env play lets a model play an episode through it"
+    assert lines[-1] == "note: ./mine is no program of this machine: install it, or give its path"
+    there = shell.type(["env", "check", "run.yaml", "--set", "environment.agent=sh mine"], tmp_path)[1].splitlines()
+    assert there[-1] == lines[-2]
 
 
 FUNCTIONS = """

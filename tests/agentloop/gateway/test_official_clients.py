@@ -75,7 +75,11 @@ def _chat(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> 
 
 def _responses(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> tuple[Any, list[Any]]:
     responses = openai_client(gateway).responses
-    asked = {"model": MODEL, "input": [QUESTION, *said_before], "tools": [{"type": "function", "strict": True, **TOOL}]}
+    asked = {
+        "model": MODEL,
+        "input": [QUESTION, *said_before],
+        "tools": [{"type": "function", "strict": False, **TOOL}],
+    }
     if stream:
         with responses.stream(**asked) as events:
             seen = list(events)

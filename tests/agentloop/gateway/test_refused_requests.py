@@ -184,26 +184,34 @@ def test_author_that_a_message_claims_does_not_count(gateway: Gateway) -> None:
     assert [message.author for message in gateway.session.requests[0].messages] == ["initialization", "user"]
 
 
-OVERRULED: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"temperature": 0.2, "top_p": 0.5, "seed": 3, "presence_penalty": 1, "reasoning_effort": "low"}),
-    (CHAT, {"parallel_tool_calls": False, "logit_bias": {}, "top_k": 5, "verbosity": "low"}),
-    (RESPONSES, {"reasoning": {"effort": "low"}, "temperature": 1, "parallel_tool_calls": False}),
-    (RESPONSES, {"text": {"verbosity": "low"}}),
-    (MESSAGES, {"top_k": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}, "context_management": {}}),
-    (MESSAGES, {"output_config": {"effort": "low"}}),
-    (MESSAGES, {"tool_choice": {"disable_parallel_tool_use": True}}),
+_SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+_RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "", "is_error": True}
+_NAMED = {"messages": [{**_QUESTION[0], "name": "Ann", "weight": 1, "a\n, b": 1, "id": "m", "audio": None}]}
+OVERRULED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"temperature": 0.2, "top_p": 0.5, "seed": 3, "top_k": 5}, "seed, temperature, top_k, top_p"),
+    (CHAT, {"logit_bias": {}, "presence_penalty": 1, "verbosity": "low"}, "logit_bias, presence_penalty, verbosity"),
+    (CHAT, {"response_format": _SCHEMA["format"], "model": "aside"}, "response_format"),
+    (CHAT, _NAMED, "messages.?, messages.name, messages.weight"),
+    (CHAT, _tool(strict=True, description=None), "tools.strict"),
+    (RESPONSES, {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}, "reasoning, text.verbosity"),
+    (RESPONSES, {"text": _SCHEMA, "model": "aside"}, "text.format"),
+    (RESPONSES, {"tools": [{"type": "web_search", "function": 5}]}, "tools.web_search"),
+    (RESPONSES, {"input": [{**_QUESTION[0], "name": "Ann"}]}, "input.name"),
+    (MESSAGES, {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}, "output_config.effort, thinking"),
+    (MESSAGES, {"output_config": _SCHEMA, "model": "aside"}, "output_config.format"),
+    (MESSAGES, {"tool_choice": {"disable_parallel_tool_use": True}}, "tool_choice.disable_parallel_tool_use"),
+    (MESSAGES, _said(_RESULT), "messages.is_error"),
 ]
 
 
-def test_settings_that_are_the_runs_are_overruled_and_named(gateway: Gateway) -> None:
-    for path, fields in OVERRULED:
+def test_what_the_runs_settings_or_no_policy_can_keep_to_is_overruled_and_named(gateway: Gateway) -> None:
+    for path, fields, names in OVERRULED:
         response = post(gateway, path, {**BODIES[path], **fields})
         assert response.status_code == 200, response.text
-        inner = [(name, value) for name, value in fields.items() if name in ("text", "output_config", "tool_choice")]
-        names = {name for name in fields if (name, fields[name]) not in inner}
-        names |= {f"{name}.{key}" for name, value in inner for key in value}
-        assert gateway.session.requests[-1].overruled == tuple(sorted(names))
-        assert response.headers["x-agentloop-overruled"] == ", ".join(sorted(names))
+        assert response.headers["x-agentloop-overruled"] == names
+        assert gateway.session.requests[-1].overruled == tuple(names.split(", "))
+    many = {"messages": [{**_QUESTION[0], f"fact{index}": 1} for index in range(99)]}
+    assert len(post(gateway, CHAT, BODIES[CHAT] | many).headers["x-agentloop-overruled"].split(", ")) == 32
 
 
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
@@ -215,20 +223,6 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": [], "cache_control": {}}),
     (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}),
 ]
-
-
-def test_formats_and_searches_no_policy_can_keep_to_are_overruled_where_nothing_hangs_on_them(gateway: Gateway) -> None:
-    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-    for path, fields, name in [
-        (CHAT, {"response_format": schema["format"], "model": "aside"}, "response_format"),
-        (RESPONSES, {"text": schema, "model": "aside"}, "text.format"),
-        (MESSAGES, {"output_config": schema, "model": "aside"}, "output_config.format"),
-        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.web_search"),
-    ]:
-        response = post(gateway, path, {**BODIES[path], **fields})
-        assert response.status_code == 200, response.text
-        assert response.headers["x-agentloop-overruled"] == name
-        assert gateway.session.requests[-1].tools == []
 
 
 def test_fields_that_change_nothing_are_taken(gateway: Gateway) -> None:
@@ -249,9 +243,23 @@ def test_the_lowest_limit_counts_and_tools_that_may_not_be_used_are_not_shown(ga
     assert asked(RESPONSES, max_output_tokens=30).max_tokens == 30
     assert asked(CHAT, **_tool(description="Looks.", strict=True)).tools == _tool(description="Looks.")["tools"]
     assert asked(CHAT, **_tool(), tool_choice="none").tools == []
+    assert asked(RESPONSES, tools=[{"type": "web_search"}]).tools == []
     claude = {"name": "look", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
     assert asked(MESSAGES, tools=[claude]).tools == _tool(parameters={"type": "object"})["tools"]
     assert asked(MESSAGES, tools=[claude], tool_choice={"type": "none"}).tools == []
+
+
+def test_results_of_parallel_calls_stand_as_they_were_asked_for() -> None:
+    calls = [{"id": id, "function": {"name": "look", "arguments": "{}"}} for id in "cab"]
+
+    def order(results: str) -> str:
+        turns = [{"role": "tool", "tool_call_id": id, "content": id} for id in results]
+        rows = [{"role": "assistant", "tool_calls": calls}, *turns, *_QUESTION, *turns[:2], *_QUESTION]
+        found = agent_request({"model": "policy"}, list(enumerate(rows)), [])
+        return "".join("?" if message.role == "user" else message.content for message in found.messages)
+
+    assert order("abc") == "cab?ab?"
+    assert order("bxa") == "bxa?bx?"
 
 
 def test_messages_that_are_known_are_told_apart_to_the_letter() -> None:

@@ -86,12 +86,11 @@ def hostile_buffer(location: Location) -> ReplayStore:
 
 
 def _add_participants(store: ReplayStore) -> None:
-    """A learner, workers and engines choose their names, and say of themselves what they like."""
+    """A learner, workers and engines choose their names, and what they are called."""
     facts = dict.fromkeys(("host", "state", "code_version", "label", "adapter", "model"), SPOKEN)
-    numbers = dict.fromkeys(("pid", "in_flight", "done", "version", "difference"), MARKED)
     for name in (HOSTILE, PLAIN, TEXT):
-        store.roles.report("worker", RUN, name, {**facts, **numbers, "concurrency": -1, "failed": 10**400})
-        store.roles.report("engine", RUN, name, {**facts, **numbers, TEXT: [{SPOKEN: None}]})
+        store.roles.report("worker", RUN, name, {**facts, "concurrency": -1})
+        store.roles.report("engine", RUN, name, {**facts, TEXT: [{SPOKEN: None}]})
     store.roles.lead(RUN, HOSTILE, lease_s=600.0)
     store.tickets.issue([], [TicketRecord(RUN, number, 0, TASK, 3) for number in range(3)])
     store.tickets.fail(store.tickets.claim(RUN, TEXT, count=1, lease_s=600.0), TEXT)

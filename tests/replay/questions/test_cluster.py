@@ -25,13 +25,3 @@ def test_other_runs_play_no_part_and_a_worker_is_gone_after_a_lease_of_silence(s
     assert {**cluster(store, "run-2"), "run": RUN} == before
     sql(store, "update workers set seen_at = seen_at - 80")  # more than a lease
     assert cluster(store)["workers"][0]["gone"]
-
-
-def test_a_fact_of_another_kind_is_unknown(store: ReplayStore) -> None:
-    for odd in (None, True, "12", [1], {"a": 1}, 10**400, -(2**60), 1.5):
-        store.roles.report("worker", RUN, "worker-2", {"host": [odd], "pid": odd})
-        store.roles.report("engine", RUN, "engine", {"label": {"a": odd}, "version": odd, "difference": [odd]})
-        answer = cluster(store)
-        (worker,), (engine,) = answer["workers"], answer["engines"]
-        assert (worker["host"], worker["pid"], worker["done"]) == (None, None, None)
-        assert (engine["label"], engine["version"], engine["difference"]) == (None, None, None)
