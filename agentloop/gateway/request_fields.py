@@ -62,7 +62,6 @@ _MARKS = frozenset({"role", "type", "id", "status", "annotations", "cache_contro
 """Of messages and tools, what says nothing that a policy could be shown."""
 _OF_TOOL = frozenset({"name", "description", "parameters", "input_schema", "tools"})
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_OVERRULED = 32
 _WHERE = "messages[0]"
 _LONG = 2**13
 """Bytes of a message that is not kept."""
@@ -101,7 +100,7 @@ def agent_request(
         tools=[] if "none" in (choice, isinstance(choice, dict) and choice.get("type")) else tools,
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
-        overruled=tuple(sorted(overruled)[:_MOST_OVERRULED]),
+        overruled=tuple(sorted(overruled)),
         body=body,
     )
 

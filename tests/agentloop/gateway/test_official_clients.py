@@ -75,11 +75,7 @@ def _chat(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> 
 
 def _responses(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> tuple[Any, list[Any]]:
     responses = openai_client(gateway).responses
-    asked = {
-        "model": MODEL,
-        "input": [QUESTION, *said_before],
-        "tools": [{"type": "function", "strict": False, **TOOL}],
-    }
+    asked = {"model": MODEL, "input": [QUESTION, *said_before], "tools": [{"type": "function", "strict": True, **TOOL}]}
     if stream:
         with responses.stream(**asked) as events:
             seen = list(events)
@@ -131,7 +127,8 @@ def test_replies_come_streamed_and_whole_alike_and_are_read_back_as_said(gateway
         assert plain(request.messages[1]) == plain(message)
         assert request.messages[0] == Message("user", "Which stone?")
         assert request.tools == [{"type": "function", "function": TOOL}]
-        assert (request.agent, request.aside, request.overruled) == ("digger", False, ())
+        overruled = ("tools.strict",) if protocol == "responses" else ()
+        assert (request.agent, request.aside, request.overruled) == ("digger", False, overruled)
 
 
 def test_calls_of_namespaces_name_them(gateway: Gateway) -> None:

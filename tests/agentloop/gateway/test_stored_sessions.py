@@ -256,6 +256,7 @@ def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
         gone.set_result(None)
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY)
         replies = [await session.reply(replace(asked, max_tokens=most), gone) for most in (3, None, 3, 200, 2)]
+        assert [reply.finish for reply in replies] == ["length", "stop", "length", "stop", "length"]
         replies += await asyncio.gather(*(session.reply(replace(asked, max_tokens=most), gone) for most in (4, 5, 4)))
         assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 0, 1, 2, 3, 4, 3]
 
