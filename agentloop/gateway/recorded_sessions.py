@@ -200,10 +200,8 @@ class RecordedSessions:
                     session = await asyncio.shield(opening)
                     if session.idle_s > self._idle_s and not session.closed:
                         await self.end(session)
-                except BadRequest as gone:
-                    _log.warning("an idle session has no row: %s", gone)
-                except ReplayError as error:
-                    _log.warning("idle sessions are looked at again later: %s", error)
+                except (ReplayError, BadRequest) as error:
+                    _log.warning("an idle session was not ended: %s", error)
 
 
 def _ended() -> BadRequest:

@@ -86,7 +86,7 @@ def hostile_buffer(location: Location) -> ReplayStore:
 
 
 def _add_participants(store: ReplayStore) -> None:
-    """A learner, workers and engines choose their names, and what they are called."""
+    """A learner, workers and engines choose their names and texts."""
     facts = dict.fromkeys(("host", "state", "code_version", "label", "adapter", "model"), SPOKEN)
     for name in (HOSTILE, PLAIN, TEXT):
         store.roles.report("worker", RUN, name, {**facts, "concurrency": -1})
