@@ -46,10 +46,10 @@ class CriticLearner:
         self.critic, self._config = critic, config
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
-    def begin(self, *, iteration: int) -> float:
-        """Begin an update; the learning rate it goes by."""
+    def begin(self, *, iteration: int, factor: float) -> float:
+        """Begin an update; the learning rate it goes by, `factor` times the scheduled one."""
         section, length = self._config.critic.optimizer, self._config.run.schedule_length
-        rate = learning_rate(section, iteration=iteration, iterations=length)
+        rate = factor * learning_rate(section, iteration=iteration, iterations=length)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         return rate

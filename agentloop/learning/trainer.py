@@ -191,13 +191,14 @@ class Trainer:
     def _begin(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
         rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.schedule_length)
-        if self._config.replay.shortfall == "shrink":
-            rate *= shrunk_factor(batch.num_trajectories, self._config.batch)
+        shrinks = self._config.replay.shortfall == "shrink"
+        factor = shrunk_factor(batch.num_trajectories, self._config.batch) if shrinks else 1.0
+        rate *= factor
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         rates = {"actor/learning_rate": rate}
         if self._critic is not None:
-            rates["critic/learning_rate"] = self._critic.begin(iteration=iteration)
+            rates["critic/learning_rate"] = self._critic.begin(iteration=iteration, factor=factor)
         return rates
 
     def _ess_factor(self, drift: Drift, mini: Batch) -> float:

@@ -414,6 +414,7 @@ def test_a_batch_that_shrank_moves_the_weights_by_as_much_less() -> None:
         actor = tiny_actor()
         before = weights_of(actor)
         config = run_config(
+            algorithm="ppo",
             batch={"trajectories": 8, "mini_batch": 8},
             optimizer={"name": "sgd", "momentum": 0.0, "learning_rate": 1.0},
             replay={"shortfall": shortfall},
@@ -423,4 +424,5 @@ def test_a_batch_that_shrank_moves_the_weights_by_as_much_less() -> None:
 
     (whole, off), (less, on) = moved("fresh"), moved("shrink")
     assert (off["actor/learning_rate"], on["actor/learning_rate"]) == (1.0, 0.25)
+    assert on["critic/learning_rate"] == 0.25 * off["critic/learning_rate"] > 0
     torch.testing.assert_close(less, 0.25 * whole, rtol=1e-4, atol=1e-6)
