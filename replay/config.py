@@ -105,7 +105,7 @@ class ReplayConfig(LimitSection, MixSection):
         "its task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
     )
     hindsight: HindsightSection = Field(
-        default_factory=HindsightSection, description="What failed episodes did solve; see docs/replay.md."
+        default_factory=HindsightSection, description="What failed episodes did solve; see docs/mixing.md."
     )
     restarts: RestartSection = Field(
         default_factory=RestartSection, description="Episodes inside stored successes; see docs/replay.md."

@@ -32,7 +32,7 @@ def row_table(rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> s
     return table(list(cells), [[_text(row, cell) for cell in cells.values()] for row in rows])
 
 
-_REQUESTS: dict[str, Cell] = {
+REQUESTS: dict[str, Cell] = {
     "request": lambda row: str(row["number"]),
     "": "lanes",
     "agent": lambda row: row["agent"] or "-",
@@ -43,11 +43,6 @@ _REQUESTS: dict[str, Cell] = {
     "replied": "sampled_tokens",
     "segment": lambda row: "-" if row["segment"] is None else str(row["segment"]),
 }
-
-
-def session_table(requests: Sequence[Mapping[str, Any]]) -> str:
-    """A line per request of an agent's session."""
-    return row_table(requests, _REQUESTS)
 
 
 def _text(row: Mapping[str, Any], cell: Cell) -> str:

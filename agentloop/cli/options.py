@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import os
 import shutil
 import sys
 import time
@@ -73,4 +74,4 @@ def saying(role: str) -> Callable[[str], None]:
 
 def program() -> str:
     """What to type to start this program again, where its folder is not on the PATH too."""
-    return "agentloop" if shutil.which("agentloop") else sys.argv[0]
+    return "agentloop" if shutil.which("agentloop") else os.path.relpath(Path(sys.executable).with_name("agentloop"))

@@ -39,7 +39,7 @@ def train(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file of the run, or `quickstart`, which is built in; with --resume also the folder of a run.",
+            help="YAML file of the run, or a built-in one, as `quickstart`; with --resume also the folder of a run.",
         ),
     ],
     overrides: Overrides = None,

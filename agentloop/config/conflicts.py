@@ -78,6 +78,7 @@ _MEANS = "Fresh and replayed have their own means: use shared."
 _AUTOCAST = "Autocast is for float32 weights: remove one of them."
 _CORRECTED = "Importance weights correct these: use one of them."
 _ITS_RATIO = "exgrpo's ratio is to the behavior policy: set it."
+_ANEW = _one_of("shared", "split", "fresh_only", "leave_one_out")
 _STD, _ROUNDS, _FUNCTION = "advantage.normalise_std", "rollout.dynamic_sampling_rounds", "advantage.function"
 _INSERT, _RESTARTS, _ON = "collection.samples_per_insert", "replay.restarts.enable", _one_of(True)
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
@@ -100,6 +101,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.complete_zero_variance", _FALSE, "algorithm", _one_of("opob"), _MADE),
     ("replay.complete_zero_variance", _FALSE, "replay.baseline", _OWN_MEANS, _MEANS),
     ("replay.baseline", _STORED, "algorithm", _ALONE, "No trajectory is compared with others: remove it."),
+    ("replay.baseline", _ANEW, "algorithm", _one_of("opob"), "Rows are stored with the advantages of opo."),
     ("replay.baseline", _WHOLE, _FUNCTION, _SET, "The function is given whole groups: use one of these."),
     ("replay.negative_weight", _one_of(1.0), "algorithm", _IN_UPDATE, _MADE),
     ("replay.mode", _one_of("train"), _INSERT, _SET, "Updates without new rows learn from replayed ones."),
@@ -116,6 +118,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.retire_solved", _NULL, _RESTARTS, _ON, "Successes behind a prefix would count."),
     ("algorithm", _not("remax", words=_ANOTHER), _RESTARTS, _ON, "Its greedy episodes begin at the start."),
     ("algorithm", _not("opo", "opob", words=_ANOTHER), _RESTARTS, _ON, "Its baseline would count kept tokens."),
+    ("optimizer.ess_scaling", _one_of("none"), _RESTARTS, _ON, "Its ESS would count kept tokens."),
     ("algorithm", _not("reinforce++", words=_ANOTHER), _RESTARTS, _ON, "It compares with episodes from the start."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),

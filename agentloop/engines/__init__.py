@@ -1,20 +1,6 @@
 """Engines that sample from the published policy."""
 
-from agentloop.engines.generator import (
-    ConcurrentGenerator,
-    GenerationRequest,
-    Generator,
-    recordable,
-    replies,
-)
+from agentloop.engines.generator import ConcurrentGenerator, GenerationRequest, Generator
 from agentloop.records import Completion, GenerationFailed
 
-__all__ = [
-    "Completion",
-    "ConcurrentGenerator",
-    "GenerationFailed",
-    "GenerationRequest",
-    "Generator",
-    "recordable",
-    "replies",
-]
+__all__ = ["Completion", "ConcurrentGenerator", "GenerationFailed", "GenerationRequest", "Generator"]

@@ -252,7 +252,8 @@ def load_environment(
     agent = agent_function(options["agent"]) if environment is AgentEnvironment else None
     if agent is not None:
         load_function(agent, what="environment.agent")
-    source = digest_of_functions(source_digest(_file_of(name)), tools=tools, judges=judges, agent=agent)
+    file = Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).resolve()
+    source = digest_of_functions(source_digest(file), tools=tools, judges=judges, agent=agent)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
@@ -273,11 +274,6 @@ def load_environment(
     example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
-
-
-def _file_of(name: str) -> Path:
-    """The file that `name` names, or that a built-in environment is in."""
-    return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).resolve()
 
 
 def makes_tasks(name: str) -> bool:

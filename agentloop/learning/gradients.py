@@ -143,7 +143,7 @@ def over_least_variance(scored: ScoredBatch, config: RunConfig) -> ScoredBatch:
     """The batch with advantages over the baseline of `algorithm: opob`, which needs old log-probs.
 
     The weight of a trajectory is old over behavior policy, its log clamped to 20 nats; tokens whose behavior log-prob
-    is unknown count as unmoved. Rows that `replay.baseline: stored` replays keep their advantages.
+    is unknown count as unmoved. Replayed rows that are only observed keep their advantages.
     """
     baseline = config.replay.baseline if config.replay.mode == "train" else "stored"
     batch, weights = scored.batch, drift_of(scored).sequence_weight.tolist()

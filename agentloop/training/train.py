@@ -234,6 +234,8 @@ def _note_empty_sources(parts: Components) -> None:
         sampler = load_sampler(replay.sampler, 0, replay.sampler_options)
         for sentence in empty_sources(parts.store, parts.run_id, sampler=sampler):
             parts.display.note(sentence)
+    elif replay.attach or replay.sources:
+        parts.display.note("replay.fraction is 0: nothing of replay.attach or replay.sources is drawn. Set it.")
 
 
 def _note_other_versions(parts: Components) -> None:

@@ -19,7 +19,7 @@ TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
-    "tools": "Try collection.max_staleness 1 or more, so that the policy learns while tools work",
+    "tools": "Try collection.by workers with rollout.engine vllm, so that the policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
     "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
@@ -45,8 +45,8 @@ _CLEARLY = 4.0
 """Standard errors between two evaluations: of many, some differ by two."""
 _NO_CHANCE = 1e-4
 _FAR = 0.5  # nats a token from what was sampled: healthy runs stay below 0.1
-_MOST = 0.75
-"""A share of the groups; and of successes, above which tasks are solved and need no signal."""
+_SOME, _MOST = 0.1, 0.75
+"""Shares of groups and of successes: at fewer, none may be chance; above the most, tasks are solved, need no signal."""
 
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
@@ -56,14 +56,14 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     within = dict(restarted)  # inside successes: they are not among those whose success is looked at
     groups = {iteration: rows / size - within.get(iteration, 0.0) for iteration, rows in fresh}
     fall = _fall(held_out, dict(tasks)) or _end(success, groups)
-    before = [value for _, value in success[:-1] or success]
-    halved = bool(before) and 2 * success[-1][1] <= fmean(before)
-    far = max((value for series in moved for _, value in series[-_NEWEST:]), default=0.0)
+    before, recent = [value for _, value in success[:-1]], success[-1][0] - _NEWEST if success else 0
+    halved = bool(before) and _SOME < fmean(before) >= 2 * success[-1][1]
+    far = max((value for series in moved for at, value in series if at > recent), default=0.0)
     if fall is not None:
         sign = f"success fell from {_percent(fall[0])} to {_percent(fall[1])}"
     elif halved and far > _FAR:
         sign = f"success fell to {_percent(success[-1][1])}, and updates moved the policy by {far:.1f} nats a token"
-    elif ess and halved and ess[-1][1] < 0.1:
+    elif ess and halved and ess[-1][0] > recent and ess[-1][1] < 0.1:
         sign = f"replay ESS is {ess[-1][1]:.2f}: hardly a replayed token fits the policy any more"
     if sign is not None:
         rate = stored_setting(config, "optimizer.learning_rate", float)
@@ -71,7 +71,7 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
         return Regime(TOO_FAST, f"{sign}. {remedy}")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
-    if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and 0.1 < solved < _MOST:
+    if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and _SOME < solved < _MOST:
         sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"
         remedy = "Less sft (sft.epochs), a higher rollout.temperature or other tasks help: docs/reading-a-run.md."
         return Regime(_ALIKE, f"{sign}. {remedy}")
@@ -102,13 +102,17 @@ def _end(success: Series, groups: Mapping[int, float]) -> tuple[float, float] | 
 
 
 def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """What goes badly, else what the run waits for; None where no iteration was made."""
+    """What goes badly, else what the run waits for; None where no iteration was made, or tasks are solved."""
     if (bad := trouble(metrics, config)) is not None:
         return bad
     success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")
     if success is None or fresh is None:
         return None
     waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
+    if flat is not None and min(success, flat) > _MOST:
+        return None
+    # Success is that of episodes that began at the start.
+    fresh -= (_mean(metrics, _RESTARTS) or 0.0) * (stored_setting(config, "batch.group_size", int) or 1)
     repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     expected = _count(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]

@@ -24,13 +24,13 @@ from replay.questions.open_buffer import OpenBuffer, asked_run
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 from replay.text_tables import (
+    REQUESTS,
     Cell,
     counted,
     error_counts,
     number,
     quoted,
     row_table,
-    session_table,
     share,
     state_text,
     table,
@@ -97,7 +97,7 @@ def show(
             return
         say(_facts_text(answer))
         if answer["requests"]:
-            say(f"\nrequests of its agent's session:\n{session_table(answer['requests'])}")
+            say(f"\nrequests of its agent's session:\n{row_table(answer['requests'], REQUESTS)}")
         if answer["segments"]:
             _print_tokens(buffer, answer["id"])
         else:
@@ -405,7 +405,7 @@ def _trajectory_text(answer: dict[str, Any]) -> str:
     if answer["children"]:
         facts.append(f"made from it: {', '.join(answer['children'])}")
     if answer["requests"]:
-        facts += ["", "requests of its agent's session:", *session_table(answer["requests"]).splitlines()]
+        facts += ["", "requests of its agent's session:", *row_table(answer["requests"], REQUESTS).splitlines()]
     lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:
         held = use["held_by"] or "no checkpoint that is still there"

@@ -6,15 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentloop.config import RunConfig
-from agentloop.engines import (
-    Completion,
-    ConcurrentGenerator,
-    GenerationFailed,
-    GenerationRequest,
-    Generator,
-    recordable,
-    replies,
-)
+from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest, Generator
+from agentloop.engines.generator import recordable, replies
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory

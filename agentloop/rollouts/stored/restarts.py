@@ -14,7 +14,7 @@ from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, sampled_replies
 from context import AuthorTable
 from context.messages import content_hash
-from replay.errors import CorruptTrajectory
+from replay.errors import ContentGone, CorruptTrajectory
 from replay.sampling.restart_places import restartable
 
 
@@ -35,7 +35,7 @@ class RestartFinder:
         for id, kept in successes:
             if len(found) == count:
                 break
-            with suppress(CorruptTrajectory):
+            with suppress(CorruptTrajectory, ContentGone):
                 found += [] if id in without else self.behind(id, kept)
         return found
 

@@ -10,7 +10,7 @@ from agentloop.records import TurnRewards, TurnStates
 from context.authors import DEMONSTRATION, LLM, AuthorTable
 from context.messages import Message
 from context.tokens.token_sequence import Segment, TokenSequence, runs_of
-from replay.errors import CorruptTrajectory
+from replay.errors import ContentGone, CorruptTrajectory
 from replay.records import TaskRecord, Trajectory
 from replay.storage.read import task_records
 from replay.store import ReplayStore
@@ -58,7 +58,7 @@ class StoredEpisodes:
         factory = self.environments.recorded(record.environment, record.environment_version)
         messages = row.messages
         if not messages and factory is not None:  # a draw leaves them where they are
-            with suppress(CorruptTrajectory):
+            with suppress(CorruptTrajectory, ContentGone):
                 messages = self.store.read([row.id])[0].messages
         replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
         if factory is None or record.task not in tasks or not 0 < record.num_turns <= len(replies):

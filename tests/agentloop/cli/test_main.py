@@ -218,9 +218,10 @@ def test_train_ends_with_success_and_three_commands_that_work(
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
 
-def test_program_off_the_path_names_itself_as_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_off_the_path_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [".venv/bin/agentloop", "train"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
     assert program() == ".venv/bin/agentloop"
     monkeypatch.setenv("PATH", str(PROGRAM.parent))
     assert program() == "agentloop"

@@ -88,6 +88,8 @@ REFUSED = [
     (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),
     (f"{POOL}{ZERO}algorithm=reinforce++", "replay.complete_zero_variance must be false when algorithm is reinforce++"),
     (f"{POOL}{ZERO}algorithm=opob", "replay.complete_zero_variance must be false when algorithm is opob, got true"),
+    ("algorithm=opob", "replay.baseline must be shared, split, fresh_only or leave_one_out when algorithm is opob"),
+    (f"{RESTARTS}optimizer.ess_scaling=sqrt", f"optimizer.ess_scaling must be none {APART} sqrt"),
     ("algorithm=opob; advantage.credit=state", "advantage.credit must be trajectory when algorithm is opob, got state"),
     (f"{POOL}{ZERO}replay.baseline=split", "replay.complete_zero_variance must be false when replay.baseline is split"),
     (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),

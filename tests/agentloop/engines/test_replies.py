@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.engines import Completion, GenerationFailed, GenerationRequest, recordable
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest
+from agentloop.engines.generator import recordable
 from agentloop.engines.remote.serving_urls import Weights
 from agentloop.engines.remote.vllm_protocol import EngineFault, checked_reply, read_reply
 

@@ -177,10 +177,10 @@ def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
     assert kept.batch.advantages[kept.batch.loss_mask].tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("baseline", ["stored", "shared"])
-def test_opob_weighs_a_batch_by_what_the_update_has_scored(baseline: str) -> None:
-    actor = tiny_actor()
-    config = run_config(algorithm="opob", batch={"group_size": 4}, replay={"baseline": baseline})
+@pytest.mark.parametrize("mode", ["train", "observe"])
+def test_opob_weighs_a_batch_by_what_the_update_has_scored(mode: str) -> None:
+    actor, observes = tiny_actor(), mode == "observe"
+    config = run_config(algorithm="opob", batch={"group_size": 4}, replay={"baseline": "shared", "mode": mode})
     rows = []
     # (reward, action tokens, nats by which the stored log-probs are off per token): weights 1, 1/2 and 2, replayed 4
     facts = {"a": (1.0, 2, 0.0), "b": (0.0, 1, math.log(2)), "c": (4.0, 1, -math.log(2)), "d": (2.0, 2, -math.log(2))}
@@ -190,8 +190,8 @@ def test_opob_weighs_a_batch_by_what_the_update_has_scored(baseline: str) -> Non
         made = replace(made, trajectory=replace(made.trajectory, record=record), reward=reward)
         rows += [stored_off_by(made, nats) for made in sampled_by(actor, [made])]
     # w^2 L = 2, 1/4, 4 and 32: b = 18 / 6.25 = 2.88 of the fresh ones, 82 / 38.25 of all
-    b = 2.88 if baseline == "stored" else 82 / 38.25
-    expected = [1 - b, -b, 4 - b, 0.25 if baseline == "stored" else 2 - b]
+    b = 2.88 if observes else 82 / 38.25
+    expected = [1 - b, -b, 4 - b, 0.25 if observes else 2 - b]
     found = over_least_variance(rescore(actor, rows, old=actor), config).batch
     assert found.advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-5)
     assert bool((found.advantages == found.advantages[:, 1:2] * found.loss_mask).all())

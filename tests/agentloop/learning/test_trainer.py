@@ -360,6 +360,15 @@ def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
     assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]
 
 
+def moved(rows: list[BatchRow], **sections: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    """By how much one step of plain SGD moves the weights, and its metrics."""
+    actor = tiny_actor()
+    before = weights_of(actor)
+    sgd = {"name": "sgd", "momentum": 0.0, "learning_rate": 1.0, **sections.pop("optimizer", {})}
+    metrics = trainer(actor, run_config(optimizer=sgd, **sections)).update(rows, iteration=1).metrics
+    return weights_of(actor) - before, metrics
+
+
 @pytest.mark.parametrize(
     ("weights", "scaling", "factor"),
     [
@@ -376,20 +385,9 @@ def test_step_is_as_large_as_the_ess_of_the_rows_it_learns_from(weights: str, sc
     observed = stored_off_by(row("observed", segment("udd", seed=8), stream="replay"), 9.0)
     rows = [young, stored_off_by(old, -math.log(3)), unknown, observed]
 
-    def moved(ess_scaling: str) -> tuple[torch.Tensor, dict[str, float]]:
-        actor = tiny_actor()
-        before = weights_of(actor)
-        sgd = {"name": "sgd", "momentum": 0.0, "learning_rate": 1.0, "ess_scaling": ess_scaling}
-        config = run_config(
-            batch={"mini_batch": 4},
-            optimizer=sgd,
-            replay={"ess": {"weights": weights}},
-            loss={"replay": {"missing_log_probs": "bc"}},
-        )
-        metrics = trainer(actor, config).update(rows, iteration=1).metrics
-        return weights_of(actor) - before, metrics
-
-    (whole, off), (scaled, on) = moved("none"), moved(scaling)
+    given = {"replay": {"ess": {"weights": weights}}, "loss": {"replay": {"missing_log_probs": "bc"}}}
+    steps = (moved(rows, **given, batch={"mini_batch": 4}, optimizer={"ess_scaling": how}) for how in ("none", scaling))
+    (whole, off), (scaled, on) = steps
     assert "actor/ess_factor" not in off
     assert on["actor/ess_factor"] == pytest.approx(factor, rel=1e-5)
     assert on["actor/grad_norm"] == off["actor/grad_norm"] > 0
@@ -409,20 +407,8 @@ def test_rate_of_a_smaller_batch_is_its_rows_per_step_of_a_whole_one(
 
 def test_a_batch_that_shrank_moves_the_weights_by_as_much_less() -> None:
     rows = sampled_by(tiny_actor(), [row("a", segment("ull", seed=5)), row("b", segment("ull", seed=6))])
-
-    def moved(shortfall: str) -> tuple[torch.Tensor, dict[str, float]]:
-        actor = tiny_actor()
-        before = weights_of(actor)
-        config = run_config(
-            algorithm="ppo",
-            batch={"trajectories": 8, "mini_batch": 8},
-            optimizer={"name": "sgd", "momentum": 0.0, "learning_rate": 1.0},
-            replay={"shortfall": shortfall},
-        )
-        metrics = trainer(actor, config).update(rows, iteration=1).metrics
-        return weights_of(actor) - before, metrics
-
-    (whole, off), (less, on) = moved("fresh"), moved("shrink")
+    given = {"algorithm": "ppo", "batch": {"trajectories": 8, "mini_batch": 8}}
+    (whole, off), (less, on) = (moved(rows, **given, replay={"shortfall": how}) for how in ("fresh", "shrink"))
     assert (off["actor/learning_rate"], on["actor/learning_rate"]) == (1.0, 0.25)
     assert on["critic/learning_rate"] == 0.25 * off["critic/learning_rate"] > 0
     torch.testing.assert_close(less, 0.25 * whole, rtol=1e-4, atol=1e-6)

@@ -40,7 +40,8 @@ def stored(result: TrainResult) -> dict[tuple[int, str], list[tuple[float, float
 
 
 def test_run_stores_the_advantages_of_its_algorithm(tmp_path: Path, qwen2: Path) -> None:
-    groups = stored(train(quick(tmp_path / "opob", qwen2, "opob", run={"iterations": 1}), display=SilentDisplay()))
+    config = quick(tmp_path / "opob", qwen2, "opob", run={"iterations": 1}, replay={"baseline": "shared"})
+    groups = stored(train(config, display=SilentDisplay()))
     assert len(groups) == 4
     for members in groups.values():
         reward, advantage, length = np.float64(members).T

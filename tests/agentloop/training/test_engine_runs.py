@@ -26,14 +26,9 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import processes
 from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import engine_executable
-from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, small_config
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("model"))
 
 
 def config(folder: Path, model: Path, server: EngineServer, *, restart_timeout_s: float = 0.0) -> RunConfig:
@@ -46,10 +41,10 @@ def versions(run: Path) -> list[tuple[int, int]]:
     return rows(buffer_of(run), "select distinct iteration, policy_version_min from trajectories order by iteration")
 
 
-def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: Path, model: Path) -> None:
+def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: Path, qwen2: Path) -> None:
     display = SilentDisplay()
-    with serving(model) as server:
-        result = train(config(tmp_path, model, server), display=display)
+    with serving(qwen2) as server:
+        result = train(config(tmp_path, qwen2, server), display=display)
     stored = rows(
         buffer_of(result.folder),
         "select iteration, policy_version_min, policy_version_max, count(*), count(mean_entropy) from trajectories "
@@ -61,11 +56,11 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
     assert {body["model"] for body in server.requests} == {"tiny"}
 
 
-def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: Path, model: Path) -> None:
+def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: Path, qwen2: Path) -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(serving(model))
-        given = config(tmp_path, model, server, restart_timeout_s=60.0)
-        again = threading.Timer(1.0, lambda: stack.enter_context(serving(model, port=server.port)))
+        server = stack.enter_context(serving(qwen2))
+        given = config(tmp_path, qwen2, server, restart_timeout_s=60.0)
+        again = threading.Timer(1.0, lambda: stack.enter_context(serving(qwen2, port=server.port)))
 
         def dies(phase: str, iterations: int) -> None:
             """The engine is gone when the first update begins, and back after a while."""
@@ -77,9 +72,9 @@ def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: 
     assert versions(result.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        given = config(tmp_path, model, server)
+def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp_path: Path, qwen2: Path) -> None:
+    with serving(qwen2) as server:
+        given = config(tmp_path, qwen2, server)
 
         def keeps_old_weights(phase: str, iterations: int) -> None:
             server.models.stays_old = phase == "update" and iterations == 1
@@ -95,9 +90,9 @@ def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp
     assert versions(resumed.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path: Path, model: Path) -> None:
-    with serving(model, number_type="bfloat16") as server:
-        result = train(config(tmp_path, model, server), display=SilentDisplay())
+def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path: Path, qwen2: Path) -> None:
+    with serving(qwen2, number_type="bfloat16") as server:
+        result = train(config(tmp_path, qwen2, server), display=SilentDisplay())
     probe = read_published(result.folder / "policies" / "000003").probe
     assert probe.number_type == "bfloat16"
     # The policy says which bytes engines were given; the folders of the two newest are there.
@@ -128,7 +123,7 @@ class EndsTheStarter(SilentDisplay):
             subprocess.run(self._command, cwd=ROOT, capture_output=True)
 
 
-def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, model: Path) -> None:
+def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, qwen2: Path) -> None:
     """An end before it began to wait is named, and waited over."""
     port = str(free_port())
     engine = {"urls": [f"http://127.0.0.1:{port}"], "restart_timeout_s": 600}
@@ -136,7 +131,7 @@ def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_pat
     os.utime(tmp_path / f"engine-{port}.ended", (0, 0))
     display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", port, "--run", str(tmp_path))
     with pytest.raises(UserError) as refused:
-        train(small_config(tmp_path, model, rollout={"engine": "vllm"}, engine=engine), display=display)
+        train(small_config(tmp_path, qwen2, rollout={"engine": "vllm"}, engine=engine), display=display)
     assert str(refused.value).startswith(
         f"engine.urls must answer, got nothing from http://127.0.0.1:{port}, whose `agentloop engine` has ended: "
         "--vllm must be vLLM's own executable, got '/nowhere/vllm'"
@@ -179,12 +174,12 @@ def calls(log: Path) -> list[str]:
     return [path for path in paths if not path.startswith(("inference/", "tokenize", "v1/completions"))]
 
 
-def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, model: Path) -> None:
+def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, qwen2: Path) -> None:
     display = SilentDisplay()
-    result = train(serving_config(tmp_path, model), display=display)
+    result = train(serving_config(tmp_path, qwen2), display=display)
     (log,) = engine_logs(tmp_path)
     assert log.parent == result.folder
-    assert f"starting vllm serve {model} (log: {log})" in display.notes
+    assert f"starting vllm serve {qwen2} (log: {log})" in display.notes
     assert started(tmp_path) == []
     stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1)]
@@ -201,13 +196,13 @@ def as_on_a_gpu(serving_config: RunConfig, first: Path | str, *, shares_gpu: boo
 
 
 def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_weights(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, but that handles of memory hold the numbers. What the test server discards is other numbers then."""
     monkeypatch.setattr("agentloop.training.components.serve_options", as_on_a_gpu)
     monkeypatch.setattr("agentloop.training.policies.engine_publisher.shared_weights", by_value)
     display = SilentDisplay()
-    result = train(serving_config(tmp_path, model, checkpoint={"keep_policies": "none"}), display=display)
+    result = train(serving_config(tmp_path, qwen2, checkpoint={"keep_policies": "none"}), display=display)
     (log,) = engine_logs(tmp_path)
     receive = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
     load = ["pause?mode=keep", *receive]
@@ -223,12 +218,12 @@ def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_
     assert [json.loads(line)["holds"] for line in proofs] == [True] * 3
 
 
-def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, model: Path, executable: Path) -> None:
+def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, qwen2: Path, executable: Path) -> None:
     executable.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n'
     )
     with pytest.raises(UserError) as refused:
-        train(serving_config(tmp_path, model), display=SilentDisplay())
+        train(serving_config(tmp_path, qwen2), display=SilentDisplay())
     (log,) = engine_logs(tmp_path)
     assert str(refused.value) == (f"vllm serve must start, got exit code 3: OSError: no such GPU All of it: {log}")
     assert not has_run(log.parent)
@@ -236,8 +231,8 @@ def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, mode
 
 
 @pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
-def test_a_run_whose_engine_dies_goes_on_with_another(tmp_path: Path, model: Path, phase: str, learned: int) -> None:
-    given = serving_config(tmp_path, model)
+def test_a_run_whose_engine_dies_goes_on_with_another(tmp_path: Path, qwen2: Path, phase: str, learned: int) -> None:
+    given = serving_config(tmp_path, qwen2)
 
     def kill(now: str, iterations: int) -> None:
         for pid in started(tmp_path) if (now, iterations) == (phase, 1) else ():

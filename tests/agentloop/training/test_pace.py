@@ -2,13 +2,7 @@
 
 from agentloop.config import RunConfig
 from agentloop.training.pace import Pace
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.agentloop.runs.test_display import Clock
 
 
 def paced(*, iteration: int = 0, iterations: int = 5, every: int = 2) -> tuple[Pace, Clock]:

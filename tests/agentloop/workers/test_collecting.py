@@ -17,7 +17,6 @@ from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.runs import save_qwen2
 from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
 pytestmark = pytest.mark.slow
@@ -26,22 +25,17 @@ FAILING = ENVIRONMENTS / "parity.py"
 FUNCTIONS = ENVIRONMENTS / "functions.py"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("model"))
-
-
 Begin = Callable[..., tuple[IssuedRun, EngineServer]]
 
 
 @pytest.fixture
-def begin(tmp_path: Path, model: Path) -> Iterator[Begin]:
+def begin(tmp_path: Path, qwen2: Path) -> Iterator[Begin]:
     """Begins a run with an engine."""
     with ExitStack() as stack:
 
         def begun(location: Location, **sections: dict[str, object]) -> tuple[IssuedRun, EngineServer]:
-            server = stack.enter_context(serving(model))
-            config = worker_config(tmp_path / "runs", model, server, location, **sections)
+            server = stack.enter_context(serving(qwen2))
+            config = worker_config(tmp_path / "runs", qwen2, server, location, **sections)
             return stack.enter_context(issued_run(config)), server
 
         yield begun

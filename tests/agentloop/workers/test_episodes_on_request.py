@@ -24,7 +24,7 @@ from replay.storage.databases import Location
 from replay.ticket_records import EVALUATION
 from tests.fakes.engine_server import serving
 from tests.fakes.processes import Program, until
-from tests.fakes.runs import rows, save_qwen2
+from tests.fakes.runs import rows
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
 
 pytestmark = pytest.mark.slow
@@ -32,16 +32,11 @@ pytestmark = pytest.mark.slow
 KEY = "the-agents-secret"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
-def run(tmp_path: Path, model: Path, location: Location) -> Iterator[IssuedRun]:
+def run(tmp_path: Path, qwen2: Path, location: Location) -> Iterator[IssuedRun]:
     with ExitStack() as stack:
-        server = stack.enter_context(serving(model))
-        yield stack.enter_context(issued_run(worker_config(tmp_path / "runs", model, server, location)))
+        server = stack.enter_context(serving(qwen2))
+        yield stack.enter_context(issued_run(worker_config(tmp_path / "runs", qwen2, server, location)))
 
 
 class Desk(Program):
@@ -123,10 +118,10 @@ def test_tickets_of_agents_that_left_and_of_a_gateway_that_was_killed_are_played
     assert (run.counts.done, run.counts.rows) == (total, total)
 
 
-def test_an_episode_that_never_ends_is_over_in_time_however_often_its_agent_asks(tmp_path: Path, model: Path) -> None:
+def test_an_episode_that_never_ends_is_over_in_time_however_often_its_agent_asks(tmp_path: Path, qwen2: Path) -> None:
     buffer = tmp_path / "replay.sqlite"
-    with serving(model) as server:
-        config = worker_config(tmp_path / "runs", model, server, buffer, rollout={"episode_timeout_s": 10.0})
+    with serving(qwen2) as server:
+        config = worker_config(tmp_path / "runs", qwen2, server, buffer, rollout={"episode_timeout_s": 10.0})
         with issued_run(config) as run:
             run.issue(1)
             with Desk(run) as desk:

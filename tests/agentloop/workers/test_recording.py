@@ -27,7 +27,7 @@ from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import Program, until
 from tests.fakes.records import a_run
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
 
@@ -36,14 +36,9 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 TEMPERATURE = 0.7
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("model"))  # of which transformers makes another tokenizer
-
-
 @pytest.fixture
-def server(model: Path) -> Iterator[EngineServer]:
-    with serving(model, key=UPSTREAM_KEY) as server:
+def server(qwen2: Path) -> Iterator[EngineServer]:
+    with serving(qwen2, key=UPSTREAM_KEY) as server:
         yield server
 
 
@@ -95,8 +90,8 @@ def no_session_is_left(buffer: Location) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.every_database
-def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server: EngineServer, model: Path) -> None:
-    with Recorder(location, server.address, model, "--temperature", str(TEMPERATURE)) as recorder:
+def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server: EngineServer, qwen2: Path) -> None:
+    with Recorder(location, server.address, qwen2, "--temperature", str(TEMPERATURE)) as recorder:
         talks = [talk(recorder.agent("first")), talk(recorder.agent("second"), 2)]
         recorder.agent("second").responses.create(model="policy", input="Hello.", max_output_tokens=9)
         anthropic = Anthropic(base_url=f"{recorder.url}/e/third", api_key=KEY)
@@ -132,9 +127,9 @@ def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server
 
 
 @pytest.mark.slow
-def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, server: EngineServer, model: Path) -> None:
+def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
     buffer = tmp_path / "history.sqlite"
-    with Recorder(buffer, server.address, model) as recorder:
+    with Recorder(buffer, server.address, qwen2) as recorder:
         server.models.pace_s = 0.2
         lost = {"model": "policy", "messages": [said("Hello.")], "max_tokens": 8}
         for number, name in enumerate(("lost", "asks-else"), 1):
@@ -144,7 +139,7 @@ def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, ser
         given = {name: talk(recorder.agent(name), 1) for name in ("goes-on", "ends")}
         until(lambda: rows(buffer, "select count(*), sum(status = 'trained') from session_nodes") == [(4, 2)])
         recorder.kill()
-    with Recorder(buffer, server.address, model) as recorder:
+    with Recorder(buffer, server.address, qwen2) as recorder:
         asked = len(server.requests)
         again = reply(recorder.agent("lost"), [said("Hello.")])
         assert len(server.requests) == asked  # it is the reply that was sampled before the crash
@@ -161,14 +156,14 @@ def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, ser
 
 
 @pytest.mark.slow
-def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server: EngineServer, model: Path) -> None:
+def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
     buffer = tmp_path / "history.sqlite"
-    with Recorder(buffer, server.address, model) as recorder:
+    with Recorder(buffer, server.address, qwen2) as recorder:
         talk(recorder.agent("left-open"), 2)
         recorder.agent("asks-nothing").models.list()
         bad = recorder.end("left-open", rewards={"helper": 1.0})
         assert (bad.status_code, recorder.end("left-open", reward=1.0, end=False).status_code) == (400, 400)
-    with Recorder(buffer, server.address, model, "--idle-s", "0.4") as recorder:
+    with Recorder(buffer, server.address, qwen2, "--idle-s", "0.4") as recorder:
         until(lambda: no_session_is_left(buffer))
         with pytest.raises(PermissionDeniedError, match="got one that has ended"):
             recorder.agent("left-open").models.list()
@@ -183,12 +178,12 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.mark.slow
 def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     buffer = tmp_path / "history.sqlite"
     with (
         scripted_server() as upstream,
-        Recorder(buffer, f"{upstream.url}/v1", model, "--text", "--upstream-model", "large") as recorder,
+        Recorder(buffer, f"{upstream.url}/v1", qwen2, "--text", "--upstream-model", "large") as recorder,
     ):
         answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "large"}
 
@@ -222,7 +217,7 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
         assert recorder.end("a", reward=1.0).status_code == 200
         assert "text without log-probs, for imitation only" in recorder.output
     (row,) = stored(buffer).values()
-    authors, renderer = default_authors(), load_model_files(model).renderer(default_authors())
+    authors, renderer = default_authors(), load_model_files(qwen2).renderer(default_authors())
     (part,) = row.segments
     ours = part.tokens.authors == authors.code(DEMONSTRATION)
     found = part.tokens.token_ids[ours].tolist()[-len(renderer.reply(row.messages[-1])) :]
@@ -236,9 +231,9 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
 
 
 @pytest.mark.slow
-def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer, model: Path) -> None:
+def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
     buffer = tmp_path / "history.sqlite"
-    with Recorder(buffer, server.address, model) as recorder:
+    with Recorder(buffer, server.address, qwen2) as recorder:
 
         def attempt(number: int) -> None:
             talk(recorder.agent(f"attempt-{number}"), 1 + number % 3)
@@ -252,7 +247,7 @@ def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer
     advantages = [row.record.advantage for row in stored(buffer).values()]
     assert advantages[:4] == pytest.approx([0.0, 1.0, -0.5, 2 / 3])
     replay = {"sampler": "uniform", "successful_only": False, "attach": {"earlier": str(buffer)}}
-    config = small_config(tmp_path, model, run={"iterations": 2}, evaluation={"every": 0, "tasks": 4}, replay=replay)
+    config = small_config(tmp_path, qwen2, run={"iterations": 2}, evaluation={"every": 0, "tasks": 4}, replay=replay)
     display = SilentDisplay()
     run = train(config, display=display).folder
     assert f"attached {buffer} as earlier: 200 rows, 200 of them copied now" in display.notes
@@ -268,17 +263,17 @@ def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer
 @pytest.mark.slow
 def test_what_it_can_not_do_is_one_line(
     tmp_path: Path,
-    model: Path,
+    qwen2: Path,
     server: EngineServer,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     shell = Shell(monkeypatch, capfd)
-    words = ["gateway", "--record", "h.sqlite", "--upstream", server.address, "--model", model, "--port", "0"]
-    bare = shutil.copytree(model, tmp_path / "bare")
+    words = ["gateway", "--record", "h.sqlite", "--upstream", server.address, "--model", qwen2, "--port", "0"]
+    bare = shutil.copytree(qwen2, tmp_path / "bare")
     (bare / "config.json").unlink()
     (wordless := tmp_path / "wordless").mkdir()
-    shutil.copy(model / "config.json", wordless)
+    shutil.copy(qwen2 / "config.json", wordless)
     (wordless / "tokenizer.json").write_text("{")
     cases: list[tuple[list[str | Path], str]] = [
         (["gateway"], "--record, --upstream and --model must be given, or --run alone, got None, None, None, None. "),
@@ -303,30 +298,30 @@ def test_what_it_can_not_do_is_one_line(
 
 @pytest.mark.slow
 def test_recording_goes_on_with_what_it_was_made_with_alone(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tuned = shutil.copytree(model, tmp_path / "tuned")
-    with scripted_server() as upstream, serving(model) as server:
+    tuned = shutil.copytree(qwen2, tmp_path / "tuned")
+    with scripted_server() as upstream, serving(qwen2) as server:
         text, large = ["--upstream", upstream.url, "--text", "--upstream-model"], "large"
-        with Recorder(tmp_path / "h.sqlite", upstream.url, model, *text, large):
+        with Recorder(tmp_path / "h.sqlite", upstream.url, qwen2, *text, large):
             pass
         shell = Shell(monkeypatch, capfd)
         taken = upstream.url.rpartition(":")[2]
         for words in (
-            [*text, "larger", "--model", model],
+            [*text, "larger", "--model", qwen2],
             [*text, large, "--model", tuned],
-            ["--upstream", server.address, "--model", model],
+            ["--upstream", server.address, "--model", qwen2],
         ):
             refused = shell.refusal(["gateway", "--record", "h.sqlite", "--port", taken, *words], tmp_path)
             assert refused.startswith("--name must be of a recording of this model, got gateway, which is not of ")
 
 
 @pytest.mark.slow
-def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, model: Path) -> None:
+def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
     buffer = tmp_path / "history.sqlite"
-    with Recorder(buffer, server.address, model) as first:
+    with Recorder(buffer, server.address, qwen2) as first:
         talk(first.agent("a"))
-        with Recorder(buffer, server.address, model) as second:
+        with Recorder(buffer, server.address, qwen2) as second:
             said_last = talk(second.agent("b"))[-1]["content"]
             assert [one.end(name, reward=1.0).status_code for one, name in ((first, "a"), (second, "b"))] == [500, 200]
     (row,) = stored(buffer).values()

@@ -230,6 +230,7 @@ def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tupl
         # 0.005 x 64 = 0.32 successes per batch, below 1/3; 0.006 x 64 = 0.384
         (of(success=0.005), "successes"),
         (of(success=0.006), "optimizer steps"),
+        (of(success=0.006, restarts__groups=16), "successes"),  # and of 48 episodes from the start
         (of(success=0.5, time__in_tools=0.31), "tools"),
         (of(success=0.5, time__in_tools=0.29), "optimizer steps"),
         (of(success=0.5, time__in_tools=0.9, tools__repeated=0.6), "repeated tool calls"),
@@ -252,7 +253,7 @@ def test_the_limit_follows_from_the_metrics(metrics: dict[str, tuple[tuple[int, 
     found = regime(metrics, {})
     assert found is not None and found.limit == limit
     assert [tile.name for tile in tiles(metrics, {})][-1] == "limited by"
-    assert regime({}, {}) is None
+    assert regime({}, {}) is regime(of(success=1.0, rollout__groups_without_signal=0.9), {}) is None
 
 
 def test_facts_and_advice_are_said() -> None:
@@ -262,7 +263,7 @@ def test_facts_and_advice_are_said() -> None:
     assert found.text == (
         "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal; 70 % of the tool "
         "calls repeated, 60 % answered from memory; 40 % of an episode's time in tools, 60 % in replies. Try "
-        "collection.max_staleness 1 or more, so that the policy learns while tools work: docs/evidence.md."
+        "collection.by workers with rollout.engine vllm, so that the policy learns while tools work: docs/evidence.md."
     )
     found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})
     assert found is not None and "Hindsight is on" in found.text  # and not: switch it on

@@ -76,12 +76,14 @@ def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, sa
         ),
         curves(success=[0.56, 0.06], fresh_kl=[0.08, 0.02], replay_kl=[0.09], fresh=16),
         # Rare successes come and go; nothing succeeded yet; few held-out tasks; a dip to half.
-        curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0]),
-        curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0]),
+        curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0], ess=[0.05] * 8),
+        curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0], fresh_kl=[0.6] * 50),
         curves(success=[0.31, 0.0], fresh=16, held_out=[0.375, 0.0], tasks=16),
         # Of 16 groups 8 begin at the start: 0.31 x 8 / (8 + 2) had a success there, and 0.75^16 is 0.01.
         curves(success=[0.31, 0.0, 0.0], restarts=[8.0] * 3),
         curves(held_out=[0.9, 0.5], ess=[0.01]),
+        # What moved it was long ago.
+        curves(success=[0.9] * 9 + [0.4], ess=[0.05], fresh_kl=[0.9]),
         # Old rows in a run that goes on succeeding.
         curves(success=[0.4, 0.5, 0.6], ess=[0.5, 0.05, 0.05]),
     ],
