@@ -35,13 +35,12 @@ TO_LEVEL = {"fresh to 50 %": "fresh", "generated tokens": "tokens", "steps": "st
 TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
 _ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
 _PACED = {"optimizer.ess_scaling": "sqrt", "replay.ess.weights": "sequence"}
-"""As VCPO has it: by the weights of whole trajectories."""
+"""As VCPO has it: by the weights of whole trajectories. Without replay all are 1, and it changes nothing."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "on_policy": {"replay.fraction": 0.0},
     "on_policy_3": {"replay.fraction": 0.0, "batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
     "replay_on_top": _ON_TOP,
-    "ess_0": {"replay.fraction": 0.0, **_PACED},
     "ess_8": {**_ON_TOP, **_PACED, "replay.max_staleness": 8},
     "ess_32": {**_ON_TOP, **_PACED, "replay.max_staleness": 32},
     "state_values": {"replay.fraction": 0.0, "advantage.credit": "state"},
@@ -62,7 +61,6 @@ TITLES = {
     "on_policy_3": "on-policy, 3 epochs: as many rows a batch as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
-    "ess_0": "ESS-paced, on-policy",
     "ess_8": "ESS-paced, on top, at most 8 versions old",
     "ess_32": "ESS-paced, on top, at most 32 versions old",
     "state_values": "on-policy, with state values",
