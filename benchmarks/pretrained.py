@@ -216,7 +216,7 @@ def tables(family: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
-    parser.add_argument("--run", action="store_true", help="the runs that the results lack: 15 to 35 CPU-minutes each")
+    parser.add_argument("--run", action="store_true", help="the runs that the results lack: 12 to 35 CPU-minutes each")
     parser.add_argument("--family", choices=list(FAMILIES), default="calculator")
     parser.add_argument("--arms", nargs="*", choices=list(ARMS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(5)))
