@@ -207,7 +207,8 @@ def tables(family: str) -> dict[str, str]:
     results = read(results_of(family))
     runs = {arm: [each for each in results if each["arm"] == arm and each["seed"] < 100] for arm in TITLES}
     runs = {arm: each for arm, each in runs.items() if each}
-    pairs = [*((arm, "on_policy") for arm in runs if arm != "on_policy"), ("replay_on_top", "on_policy_3")]
+    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
+    pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
     return {
         family: costs_table(runs, TITLES, SHOWN),
         f"{family}-against": differences_table(runs, TITLES, pairs, SHOWN),
