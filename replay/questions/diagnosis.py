@@ -19,7 +19,8 @@ TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
-    "tools": "Try collection.by workers with rollout.engine vllm, so that the policy learns while tools work",
+    "tools": "Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
+    "learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
     "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
@@ -56,7 +57,8 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     within = dict(restarted)  # inside successes: they are not among those whose success is looked at
     groups = {iteration: rows / size - within.get(iteration, 0.0) for iteration, rows in fresh}
     fall = _fall(held_out, dict(tasks)) or _end(success, groups)
-    before, recent = [value for _, value in success[:-1]], success[-1][0] - _NEWEST if success else 0
+    recent = success[-1][0] - _NEWEST if success else 0
+    before = [value for _, value in success[:-1]]
     halved = bool(before) and _SOME < fmean(before) >= 2 * success[-1][1]
     far = max((value for series in moved for at, value in series if at > recent), default=0.0)
     if fall is not None:

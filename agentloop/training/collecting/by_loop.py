@@ -33,7 +33,7 @@ class LoopCollection(Collection):
 
     def plan(self, iteration: int) -> IterationPlan:
         request, available = self._request(iteration)
-        self._unplanned = self._components.mixer.state()
+        self._mixer_before = self._components.mixer.state()
         plan, tasks = plan_batch(self._components, self._state, iteration, available)
         planned = IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
         return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
@@ -54,7 +54,7 @@ class LoopCollection(Collection):
                 f"iteration {planned.request.iteration} is collected again at --resume: code of yours failed after a "
                 f"stop was asked for, and Ctrl-C may have ended processes that it needs ({problem})"
             )
-            self._components.mixer.load_state(self._unplanned)
+            self._components.mixer.load_state(self._mixer_before)
             raise StoppedWaiting from problem
 
     def _sampled(self, iteration: int, planned: IterationPlan) -> Collected:
