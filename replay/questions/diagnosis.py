@@ -19,8 +19,8 @@ TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
-    "tools": "Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
-    "learns while tools work",
+    "tools": "Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the "
+    "policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
     "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",

@@ -1,6 +1,6 @@
 """`agentloop replay ...` as people type it, and the list it prints."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from agentloop.cli.replay import app
 from replay import ReplayStore, questions
 from replay.questions import Patience, Query, QueryResult, Sort
-from replay.questions.preview import preview_with
 from replay.storage.databases import Location
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
@@ -31,11 +30,6 @@ def listed(
     assert answer["after"] is None
     rows: list[QueryResult] = answer["rows"]
     return rows
-
-
-def preview_of(store: ReplayStore, run: str, given: Mapping[str, str]) -> QueryResult:
-    """The next batches of a run with settings as a page has them."""
-    return preview_with(store, run, **given)
 
 
 @contextmanager

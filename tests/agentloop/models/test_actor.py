@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3ForCausalLM
 
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
@@ -74,14 +74,18 @@ class WholeLogits(Qwen3ForCausalLM):
         return super().forward(input_ids=input_ids, use_cache=use_cache)
 
 
+def without_logits_to_keep() -> PreTrainedModel:
+    model = tiny_actor().model
+    whole = WholeLogits(model.config).double()
+    whole.model, whole.lm_head = model.model, model.lm_head
+    return whole
+
+
 def test_model_without_logits_to_keep_gives_the_same_log_probs() -> None:
     actor = tiny_actor()
-    whole = WholeLogits(actor.model.config).double()
-    whole.model = actor.model.model
-    whole.lm_head = actor.model.lm_head
     for left, right in zip(
         actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
-        Actor(whole).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
+        Actor(without_logits_to_keep()).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
         strict=True,
     ):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-13)

@@ -15,7 +15,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
 from agentloop.models.token_log_probs.head import Head, check_kernels
-from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
+from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, without_logits_to_keep
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
 
 PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
@@ -46,13 +46,6 @@ def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
     assert any(bool(grad.any()) for grad in wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
-def without_logits_to_keep() -> PreTrainedModel:
-    model = tiny_actor().model
-    whole = WholeLogits(model.config).double()
-    whole.model, whole.lm_head = model.model, model.lm_head
-    return whole
 
 
 MODELS: list[tuple[Callable[[], PreTrainedModel], bool]] = [

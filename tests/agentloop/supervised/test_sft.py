@@ -26,6 +26,7 @@ from replay.errors import ReplayError
 from replay.locate import newest_run_folder
 from replay.pages.app import create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
+from tests.agentloop.supervised.test_warm_up import trained_text
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import ROOT, SilentDisplay, small_config
@@ -69,10 +70,6 @@ def read(loaded: LoadedModel, path: Path, **sections: Any) -> list[TokenSequence
     config = RunConfig.model_validate({"context": {"max_tokens": 2000}, **sections})
     found = read_demonstrations(path, config, loaded, key="sft.data")
     return [tokens for row in found.read for tokens in row.sequences]
-
-
-def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
-    return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
 def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: LoadedModel, tmp_path: Path) -> None:

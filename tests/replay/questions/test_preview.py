@@ -9,15 +9,14 @@ from replay import ReplayError, ReplayStore, Rows, Sampler, questions
 from replay.config import StoredConfig, stored_config
 from replay.mixing.batch_plan import Mixer
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.questions.preview import WrongSettings, changed
+from replay.questions.preview import WrongSettings, changed, preview_with
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, Fresh, add_run, iterate, iterated, new_store, set_state, sql
-from tests.fakes.replay_command import preview_of
 
 
 def before(store: ReplayStore, **given: str) -> dict[str, Any]:
-    return preview_of(store, RUN, given)
+    return preview_with(store, RUN, **given)
 
 
 def configure(location: Location, config: dict[str, Any]) -> None:
@@ -30,7 +29,7 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
     configure(location, {"batch": {"group_size": 4}})
     given = {"fraction": str(rows / 128), "successful_only": "false", "sampler": "uniform", "unit": unit}
     with closing(ReplayStore.open(location, read_only=True)) as reader:
-        answer = preview_of(reader, RUN, given)
+        answer = preview_with(reader, RUN, **given)
     picks = tuple(Pick(**pick) for pick in answer["plan"]["picks"])
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 0)

@@ -11,8 +11,9 @@ import pytest
 from replay import ReplayStore
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
+from replay.questions.preview import preview_with
 from tests.fakes.records import RUN, iterated, new_store, put, trajectory
-from tests.fakes.replay_command import ask, preview_of
+from tests.fakes.replay_command import ask
 
 CONFIG = """
 run: {iterations: 6}
@@ -37,7 +38,7 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     given = {"fraction": "0.0234375", "successful_only": "false", "sampler": "recency", "recency.half_life": "2"}
     result = ask("mix", *asked, "--json")
     with closing(ReplayStore.open(run, read_only=True)) as store:
-        assert (result.exit_code, json.loads(result.output)) == (0, preview_of(store, RUN, given))
+        assert (result.exit_code, json.loads(result.output)) == (0, preview_with(store, RUN, **given))
     text = ask("mix", *asked).output
     assert "iteration  4, policy 3" in text
     assert "replayed   3 of 3 planned (2.3 % configured)" in text

@@ -17,6 +17,7 @@ from agentloop.rollouts.trajectories import Collected
 from context import default_authors
 from context.messages import content_hash
 from context.tokens.token_sequence import Segment, loss_mask
+from replay.questions.filters import condition
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
@@ -104,6 +105,18 @@ def test_episodes_that_are_answered_otherwise_now_are_left_out_with_the_reason(
     found = collect(actors, [(replace(restart, payload=emptied), 1), (task, 1)], SETTINGS)
     assert (found.engine_failures, [row.record.source for row in found.trajectories]) == (1, ["self"])
     assert "what followed reply 1 of a stored episode must be the same again, got '{}'" in caplog.text
+
+
+def test_a_success_evicted_after_the_search_is_not_begun_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, tasks, scripts = sums(2)
+    rows = played(factory, tasks, scripts)
+    gone, left = (row.id for row in rows.trajectories)
+    with stored(tmp_path, factory, rows) as restarts:
+        monkeypatch.setattr("agentloop.rollouts.stored.restarts.restartable", lambda *_: [(gone, 1), (left, 1)])
+        restarts.episodes.store.prune(rows=condition(f"id == '{gone}'"), dry_run=False)
+        assert [one.parent for one in restarts.choose(RUN, 5)] == [left]
+        emptied = [replace(row, messages=()) for row in rows.trajectories]
+        assert [episode is None for episode in restarts.episodes.of(emptied)] == [True, False]
 
 
 def test_a_success_of_a_held_out_task_is_not_begun_in(tmp_path: Path) -> None:

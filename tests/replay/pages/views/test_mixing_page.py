@@ -11,8 +11,8 @@ import pytest
 from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
+from replay.questions.preview import preview_with
 from tests.fakes.records import RUN, a_run, iterated, sql
-from tests.fakes.replay_command import preview_of
 from tests.replay.pages.serving import Served, inspecting, served
 
 CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
@@ -32,7 +32,7 @@ def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, t
     tables = ("draws", "sampler_state", "iterations", "metrics")
     before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     text = page(server, **CHOSEN)
-    answer = preview_of(three_iterations, RUN, CHOSEN)
+    answer = preview_with(three_iterations, RUN, **CHOSEN)
     # A sixteenth of 128 rows.
     assert len(answer["batch"]["rows"]) == 8
     for row in answer["batch"]["rows"]:
