@@ -36,8 +36,9 @@ class Interval(NamedTuple):
 
 
 def _column(result: Result, name: str) -> np.ndarray:
-    place = result.get("columns", ITERATION).index(name)
-    return np.array([row[place] for row in result["iterations"]], np.float64)
+    """`name` may be a sum of columns."""
+    places = [result.get("columns", ITERATION).index(part) for part in name.split("+")]
+    return np.array([sum(row[place] for place in places) for row in result["iterations"]], np.float64)
 
 
 def to_target(result: Result, name: str) -> float:

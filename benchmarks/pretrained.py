@@ -30,7 +30,12 @@ LEVEL, NEWEST, FIRST, BUDGET = 0.5, 256, 512, 768
 """A run has reached the level once so many newest fresh episodes, all of new problems, succeed as often. Success of its
 first so many is shown, too. Every run has so many in all: held-out success is that of policies that trained as long."""
 COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall")
-TO_LEVEL = {"fresh to 50 %": "fresh", "generated tokens": "tokens", "steps": "steps"}
+TO_LEVEL = {
+    "fresh to 50 %": "fresh",
+    "generated tokens": "tokens",
+    "rows, fresh and replayed": "fresh+replayed",
+    "steps": "steps",
+}
 """Seconds are in the results, but other programs ran at the same time: they are no figures."""
 TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
 _ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
@@ -58,7 +63,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 TITLES = {
     "on_policy": "on-policy, tuned",
-    "on_policy_3": "on-policy, 3 epochs: as many rows a batch as a third on top",
+    "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
     "ess_8": "ESS-paced, on top, at most 8 versions old",
