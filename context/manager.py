@@ -82,7 +82,8 @@ class ContextManager:
         """What the next prompt shows of `_messages`."""
         self._shown: Rendering | None = None
         """The prompt for the newest reply that is a turn."""
-        self._opened = ""
+        self._prompt: Rendering | None = None
+        """The prompt for the next reply, a strategy's question among them."""
         self._rendered: tuple[Sequence[Message], _Tools, Rendering, TokenSequence] | None = None
         """The last prompt that was rendered whole."""
         self._num_turns = 0
@@ -123,6 +124,13 @@ class ContextManager:
         return self._current.ids if self._current else ()
 
     @property
+    def prompt(self) -> Rendering:
+        """What the next reply answers, as the template writes it."""
+        if self._prompt is None:
+            raise RuntimeError("begin must be called first.")
+        return self._prompt
+
+    @property
     def room(self) -> int:
         """Tokens left for a reply under `max_tokens`, or under the question's own limit; below 1, none fits."""
         left = self._max_tokens - len(self._current or ())
@@ -159,7 +167,7 @@ class ContextManager:
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
         sampled = mark_untrained(sampled, untrained, renderer.authors)
         said, ended = self._renderer.said(token_ids)
-        reply = self._parser.parse(self._opened + said.text, stopped=ended)
+        reply = self._parser.parse(self.prompt.opened_thought + said.text, stopped=ended)
         if self._asked is not None:
             return self._take_answer(reply, sampled)
         self._current.say(sampled, turn=self._num_turns)
@@ -278,7 +286,7 @@ class ContextManager:
         else:
             assert self._current is not None
             self._current.show(following.increment)
-            self._shown, self._opened = following.grown, following.grown.opened_thought
+            self._shown = self._prompt = following.grown
         self._view = following.view
         return None
 
@@ -310,7 +318,7 @@ class ContextManager:
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
-        self._opened = rendering.opened_thought
+        self._prompt = rendering
         if reason != "fork":
             self._shown = rendering
 

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from context.authors import INITIALIZATION, USER, AuthorTable
@@ -103,10 +104,8 @@ def to_template(message: Message, leaf: Change = str, word: Change = str) -> dic
 
 def _call_to_template(call: ToolCall, leaf: Change, word: Change) -> dict[str, Any]:
     function = {"name": word(call.name), "arguments": changed(call.arguments, leaf, word)}
-    row: dict[str, Any] = {"type": "function", "function": function}
-    if call.id is not None:
-        row["id"] = word(call.id)
-    return row
+    named = {} if call.id is None else {"id": word(call.id)}  # first, for templates that write a call whole
+    return {**named, "type": "function", "function": function}
 
 
 def changed(value: Any, leaf: Change, word: Change) -> Any:
@@ -123,6 +122,26 @@ def changed(value: Any, leaf: Change, word: Change) -> Any:
 def numbered_calls(calls: Sequence[ToolCall], first: int) -> tuple[ToolCall, ...]:
     """Calls with ids, for a template that needs them where the policy's format has none."""
     return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
+
+
+def calls_named_by_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages with `functions.NAME:0` and so on for ids of their calls, for a template that names tools by them.
+
+    A result belongs to the call of that id before it, and one without an id to the first call that has none yet.
+    """
+    named: list[Message] = []
+    numbers, waiting = count(), dict[str | None, list[str]]()
+    for message in messages:
+        if message.tool_calls:
+            waiting, calls = {}, []
+            for call in message.tool_calls:
+                calls.append(replace(call, id=f"functions.{call.name}:{next(numbers)}"))
+                waiting.setdefault(call.id, []).append(str(calls[-1].id))
+            message = replace(message, tool_calls=tuple(calls))
+        elif message.role == "tool" and (ids := waiting.get(message.tool_call_id)):
+            message = replace(message, tool_call_id=ids.pop(0))
+        named.append(message)
+    return named
 
 
 def plain_message(message: Message) -> dict[str, Any]:

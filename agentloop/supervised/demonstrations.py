@@ -14,6 +14,7 @@ from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
+from agentloop.rollouts.actors import make_parser
 from context import TokenSequence, loss_mask
 from context.messages import Message, shown_messages
 from context.strategies import Strategy
@@ -79,10 +80,12 @@ def _sequences(
         problem = hidden_tools(renderer.template, conversation.tools, opening, described=described)
         if problem is not None:
             raise BadRow(problem)
+    named = section.parser != "auto"
     context = recorded(
         conversation,
         renderer,
         max_tokens=section.max_tokens,
+        parser=make_parser(section.parser, renderer.template, tools=conversation.tools) if named else None,
         strategy=strategy,
         control=section.training_control(),
         strict=section.strict,
@@ -142,8 +145,7 @@ def conversation_texts(path: Path, *, key: str) -> list[str]:
     """The words and tools of the file's first thousands of conversations, to make a tokenizer of."""
     texts: list[str] = []
     for _, _, found in itertools.islice(_conversations(path, key, Counter()), _CORPUS_CONVERSATIONS):
-        said = [*found.opening, *(message for reply, answers in found.turns for message in (reply.message, *answers))]
-        for message in said:
+        for message in found.messages:
             texts += [message.content, message.reasoning or ""]
             texts += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
         texts += [json.dumps(tool.get("function", tool)) for tool in found.tools]

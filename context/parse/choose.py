@@ -93,8 +93,8 @@ def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyP
 def auto_parser(template: Template, tools: Tools) -> str:
     """The name of the first parser that reads a call and two parallel ones of the template's.
 
-    A template that writes no calls gets `react`. Raises ValueError where no parser can read them, and where the
-    template shows the tools and writes no calls.
+    A template that writes no calls gets `react`, or what reads its tags around answers. Raises ValueError where no
+    parser can read them, and where the template shows the tools and writes no calls.
     """
     written = written_calls(template)
     for name, kind in PARSERS.items():
@@ -111,7 +111,23 @@ def auto_parser(template: Template, tools: Tools) -> str:
             "context.parser must be named for a chat template that shows tools and leaves calls out, got 'auto'. Name "
             "the one that reads the model's calls, or set context.template: hermes (or llama3, mistral, a .jinja file)."
         )
-    return "react"
+    return _reader_of_answers(template)
+
+
+def reply_parser(template: Template, tools: Tools, *, calls: bool) -> ReplyParser:
+    """`choose_parser("auto", ...)`; without `calls` no format of calls has to be known."""
+    try:
+        return choose_parser("auto", template, tools=tools)
+    except ValueError:
+        if calls:
+            raise
+        return PARSERS[_reader_of_answers(template)](tools)
+
+
+def _reader_of_answers(template: Template) -> str:
+    """The parser of the tags that the template writes around an answer; `react` where it writes none."""
+    answer = _text(template, _USER, _ANSWER)
+    return next((n for n, kind in PARSERS.items() if kind.answer_tags and kind.answer_tags.search(answer)), "react")
 
 
 def written_calls(template: Template) -> list[WrittenCalls]:

@@ -68,6 +68,8 @@ class CallParser:
 
     thinking: ClassVar[tuple[tuple[str, str], ...]] = (THINK,)
     """The pairs of tags in which this format's thinking stands, ahead of everything else."""
+    answer_tags: ClassVar[re.Pattern[str] | None] = None
+    """What the format writes around answers, which is none of their text."""
 
     def __init__(self, tools: Tools = ()) -> None:
         """`tools`: for formats that write arguments as plain text, which only a schema tells from a number."""

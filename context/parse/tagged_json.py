@@ -66,9 +66,15 @@ class NemotronParser(TaggedJsonParser):
 
 
 class JambaParser(TaggedJsonParser):
-    """`<tool_calls>` [{"name": ..., "arguments": {...}}] `</tool_calls>`: Jamba's chat template."""
+    """`<tool_calls>` [{"name": ..., "arguments": {...}}] `</tool_calls>`: chat templates of Jamba and Hunyuan A13B.
+
+    Hunyuan begins an answer with its own name where it has tools.
+    """
 
     opening, closing = re.compile("<tool_calls>"), "</tool_calls>"
+
+    def _content(self, around: Sequence[str]) -> str:
+        return super()._content(around).removeprefix("助手：")
 
 
 class CommandRParser(TaggedJsonParser):
@@ -87,10 +93,10 @@ class CommandAParser(TaggedJsonParser):
 
     thinking = (("<|START_THINKING|>", "<|END_THINKING|>"), THINK)
     opening, closing = re.compile(r"<\|START_ACTION\|>"), "<|END_ACTION|>"
-    _ANSWER = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
+    answer_tags = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 
     def _content(self, around: Sequence[str]) -> str:
-        return self._ANSWER.sub("", super()._content(around))
+        return self.answer_tags.sub("", super()._content(around))
 
 
 class Llama3JsonParser(CallParser):

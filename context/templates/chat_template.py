@@ -45,7 +45,7 @@ CALLED: tuple[_Row, ...] = (
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "id": _ID, "function": {"name": "lookup", "arguments": {}}}],
+        "tool_calls": [{"id": _ID, "type": "function", "function": {"name": "lookup", "arguments": {}}}],
     },
     {"role": "tool", "name": "lookup", "content": "x", "tool_call_id": _ID},
 )
@@ -102,10 +102,20 @@ class ChatTemplate:
         """Takes `<think>` and `</think>` in a content for a thought, or writes them around one."""
         return "</think>" in self.source
 
+    @property
+    def reads_thoughts(self) -> bool:
+        """Takes a thought apart from its message's content, and writes the marks around it."""
+        return self.knows_thoughts and ("reasoning_content" in self.source or bool(_THINKING_FIELD.search(self.source)))
+
     @cached_property
     def needs_call_ids(self) -> bool:
         """A call without an id is refused, or written with an id that is nothing or `None`."""
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
+
+    @cached_property
+    def names_calls_by_ids(self) -> bool:
+        """A call's id stands where its tool's name would: Kimi K2's `functions.NAME:0`."""
+        return self._with_tools.names_calls_by_ids
 
     def _check_args(self) -> None:
         for name in self.args:
@@ -181,6 +191,11 @@ class _Source:
                 without = [named.replace(_ID, written) for written in ("", "None")]
                 return plain is None or (plain != named and plain in without)
         return False
+
+    @property
+    def names_calls_by_ids(self) -> bool:
+        _, _, call = (self._probe(CALLED[:2], self._forms) or "").rpartition(str(_ASKED["content"]))
+        return _ID in call and "lookup" not in call
 
     def render(
         self,

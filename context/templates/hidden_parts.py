@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
-from context.messages import Message, ToolCall, to_template
+from context.messages import Message, ToolCall, changed, to_template
+from context.parse import Reply
 from context.parse.choose import written_calls
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.rendering.contents import contents, first_place
+from context.templates.rendering.contents import contents
+from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
 _OTHER = "Set context.template: hermes (or llama3, mistral, a .jinja file)"
@@ -74,13 +77,42 @@ def hidden_calls(template: ChatTemplate) -> str | None:
     return None if written_calls(template) else _HIDDEN_CALLS
 
 
-def hidden_text(message: Message, written: str) -> str | None:
-    """Why a reply as it is `written` is less than what was said; None: it is all there."""
-    said = [*(call.name for call in message.tool_calls), *(found.text for found in contents(message))]
-    missing = next((text for text in said if first_place(written, text) is None), None)
-    if missing is None:
-        return None
-    if missing == message.reasoning:
+def unlike(message: Message, read: Reply, *, opened: str) -> str | None:
+    """Why what a parser `read` in a written reply is not the message that was to be said; None: it is.
+
+    `opened`: the end of the prompt that opens a thought, if it does.
+    """
+    found = read.message
+    if message.reasoning and _bare(message.reasoning) not in f"{found.reasoning}{found.content}":
         return HIDDEN_THOUGHTS
-    part = "its text" if missing == message.content else repr(missing[:60])
-    return f"chat template must show all of a learned reply, got one that leaves out {part}. {_REMEDY}"
+    if read.outcome == "malformed" and opened and not message.reasoning:
+        return (
+            f"chat template must close the thought that its prompt opens ({opened!r}), got one that does not before "
+            "this reply. Give the reply a thought, or set context.template_args (enable_thinking: false) or "
+            "context.template: hermes."
+        )
+    if read.outcome not in ("final", "tool_calls"):
+        said = f"chat template must write a learned reply so that it can be read, got one where {read.problem}"
+        return f"{said}. {_REMEDY}"
+    if _bare(found.reasoning) != _bare(message.reasoning):
+        return HIDDEN_THOUGHTS
+    if message.tool_calls and not found.tool_calls:
+        return _HIDDEN_CALLS
+    parts = [*zip_longest(map(_call, message.tool_calls), map(_call, found.tool_calls))]
+    parts.append((_bare(message.content), _bare(found.content)))
+    differing = next(((said, shown) for said, shown in parts if said != shown), None)
+    if differing is None:
+        return None
+    said, shown = (repr(part or "")[:80] for part in differing)
+    return (
+        f"chat template must show all of a learned reply, got one whose {said} is read as {shown}. {_OTHER}, "
+        "context.parser, or context.allow_hidden_tools: true to go on without."
+    )
+
+
+def _bare(text: str | None) -> str:
+    return storable(text or "").strip()
+
+
+def _call(call: ToolCall) -> tuple[str, Any]:
+    return call.name, changed(call.arguments, storable, storable)

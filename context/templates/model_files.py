@@ -31,7 +31,7 @@ _JINJA = re.compile(r"\{[{%#]")
 _SPELLED = re.compile(
     r"</?[|｜]?[^\W\d][\w▁.-]*[|｜]?>"  # <s>, </think>, <|turn>, <turn|>
     r"|<[|｜]/?[\w▁ .\"-]+[|｜]>"  # <|im_start|>, <｜User｜>, <|"|>
-    r"|\[/?\w*[A-Z]{3}\w*\]"  # [INST], [gMASK]
+    r"|\[/?\w*[A-Z]{3}\w*\]|\[\|\w+\|\]"  # [INST], [gMASK], [|endofturn|]
 )
 _FALLBACK_SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 _CONVERSIONS = {
@@ -42,7 +42,7 @@ _CONVERSIONS = {
 }
 """What holds a vocabulary in another format, and how to write tokenizer.json from it."""
 _Row = Mapping[str, Any]
-_SAID = "pearl-0417"
+_SAID, _THOUGHT = "pearl-0417", "coral-0815"
 _ASKED: _Row = {"role": "user", "content": "x"}
 
 
@@ -154,7 +154,11 @@ def templates_for(codec: TokenCodec) -> str:
 def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:
     """What ends an answer and a turn of calls, found by rendering. `declared`: eos, and what the model's files list."""
     answer = {"role": "assistant", "content": _SAID}
+    thoughtful = [_ASKED, {**answer, "reasoning_content": _THOUGHT}]
+    # What stands between a thought and the answer closes the thought: a turn may be several closed messages.
+    thought = _rendered(template, thoughtful, prompted=False, tools=False).partition(_THOUGHT)[2].partition(_SAID)[0]
     found = _reply_end(template, codec, answer, _ASKED, wanted=[declared])
+    found = [token for token in found if token not in codec.encode(thought)]
     # What stands between two calls of one turn belongs to a call, and does not end the turn.
     between = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True).split(_SAID)[1:-1]
     inside = set(codec.encode("".join(between)))
@@ -289,10 +293,15 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
 
 
 def stop_ids_of(codec: TokenCodec, template: ChatTemplate, eos: str, listed: Any = None) -> frozenset[int]:
-    """What ends a reply: eos, what the template ends one with, and what the generation's configuration lists."""
-    known = [*(listed if isinstance(listed, list) else [listed]), codec.token_id(eos)]
-    declared = frozenset(i for i in known if type(i) is int and i >= 0)
-    stop_ids = declared | stop_tokens(template, codec, declared)
+    """What ends a reply: what the generation's configuration lists, eos, and what the template ends one with.
+
+    Where one of those that are listed ends what the template writes, the list is whole.
+    """
+    known = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
+    end = codec.token_id(eos)
+    declared = frozenset([*known, *([] if end is None else [end])])
+    written = stop_tokens(template, codec, declared)
+    stop_ids = declared if written & {*known} else declared | written
     if not stop_ids:
         raise RenderError(
             "model must name an end-of-turn token, got none in its tokenizer or template. Name an eos_token in "

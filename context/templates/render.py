@@ -1,26 +1,26 @@
 """Messages -> exact tokens with their authors. The only place where a chat template is applied."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
-from itertools import count, groupby
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Change, Message, check_message
-from context.parse import PARSERS
+from context.messages import Message, check_message
+from context.parse import PARSERS, ReplyParser
+from context.parse.choose import reply_parser, shared_opening
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
+from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, left_out, unlike
 from context.templates.rendering import marks
-from context.templates.rendering.contents import Content, Row, contents, first_place, row, tool_rows, with_thought
-from context.templates.rendering.demonstrated_turns import turn_spans, written_reply
+from context.templates.rendering.contents import Content, Row, contents, places_in_turn, row, tool_rows, with_thought
 from context.templates.rendering.marks import Span, Written
-from context.templates.rendering.own_controls import Again, marking, own_controls
+from context.templates.rendering.own_controls import marking, own_controls, rendered_again
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.tokens.codec import Control, Piece, TokenCodec
 from context.tokens.token_sequence import TokenSequence
@@ -28,6 +28,7 @@ from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
 _THOUGHT_OPENINGS = {opening for parser in PARSERS.values() for opening, _ in parser.thinking}
+_FOLLOWING = "q7following7q"
 _MOST_PIECES = 4096
 """Texts whose tokens are kept: what is shown again is not tokenised again."""
 
@@ -45,6 +46,8 @@ class Rendering:
     written: Written
     now: datetime
     """What the template takes for today; it stays the same while a conversation grows."""
+    prompted: bool = True
+    """False: it ends with its last message."""
 
     @property
     def opened_thought(self) -> str:
@@ -98,6 +101,7 @@ class Renderer:
         self._marking = marking(template, codec)
         self._allow_hidden = allow_hidden
         self._thoughts_are_controls = bool(codec.controls("</think>"))
+        self._takes_thoughts_apart = self._thoughts_are_controls and template.reads_thoughts
         self._piece = lru_cache(_MOST_PIECES)(
             lambda text, control, opens: codec.piece(storable(text), control, opens=opens)
         )
@@ -107,7 +111,13 @@ class Renderer:
         return self.tokens(self.render(messages, tools or ()))
 
     def render(
-        self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None, now: datetime | None = None
+        self,
+        messages: Sequence[Message],
+        tools: _Tools,
+        *,
+        after: Rendering | None = None,
+        now: datetime | None = None,
+        prompted: bool = True,
     ) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier. `now`: what is today, else."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
@@ -116,24 +126,26 @@ class Renderer:
             shown, rows = [*after.messages], [*after.rows]
         for message in given[len(shown) :]:
             shown.append(self._read(message))
-            rows.append(row(shown[-1] if self._thoughts_are_controls else message, storable, storable))
+            rows.append(row(shown[-1] if self._takes_thoughts_apart else message, storable, storable))
         tools = tool_rows(tools, storable, storable)
-        written = self._write(rows, tools, now=now, before=None if after is None else after.written)
-        return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
+        before = None if after is None else after.written
+        written = self._write(rows, tools, now=now, generation_prompt=prompted, before=before)
+        return Rendering(given, tuple(shown), tuple(rows), tools, written, now, prompted)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
         written = rendering.written
         called = next((number for number, message in enumerate(rendering.messages) if message.tool_calls), None)
         if called is not None and self._hidden_calls and not self._allow_hidden:
             raise RenderError(self._hidden_calls)  # arguments that are no texts are not looked for
-        spans = [span for _, _, span in self._placed(rendering, 0, 0) if span is not None]
+        placed = self._placed(rendering, 0, 0)
+        spans = [span for _, _, span in placed if span is not None]
         speakers = {
             place: message.author
             for place, message in enumerate(rendering.messages)
             if message.role == "assistant" and self.authors.author(message.author).action
         }
         if speakers:
-            spans = [*self._turns(rendering, speakers), *spans]
+            spans = [*self._turns(rendering, speakers, placed), *spans]
         return self._encode(written.text, self._controls(rendering, written), spans)
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
@@ -171,43 +183,98 @@ class Renderer:
         before = before_stop(text, self.stop_strings)
         return Sampled(text if before is None else before, None), before is not None
 
-    def reply(self, message: Message) -> list[int]:
-        """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
+    def reply(self, prompt: Rendering, message: Message, parser: ReplyParser | None = None) -> list[int]:
+        """The tokens with which the template answers `prompt` by this message, its stop token last.
 
-        For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
-        Raises RenderError where the template leaves out some of it, unless that is allowed.
+        For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token. What
+        `parser` reads in the tokens (by default the template's own) is the message; RenderError says what is not,
+        unless the template may leave it out.
         """
-        message = self._read(message)
-        messages = (Message("user", "x"), message)
-
-        def write(rows: Sequence[Row]) -> tuple[Written, Written]:
-            return written_reply(self._marking, rows, self.codec, self.stop_ids)
-
-        lead, said = write([row(one, storable, storable) for one in messages])
-        if self._thoughts_are_controls and with_thought(message) is not message:  # its marks would be plain text
-            hidden: str | None = HIDDEN_THOUGHTS
-        else:
-            hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, said.text)
-            # What is said twice, in a thought and in the answer, may be shown once.
-            other = replace(message, reasoning=message.reasoning and "zq0zq", content=message.content and "zq1zq")
-            shown = write([row(one, storable, storable) for one in (messages[0], other)])[1]
-            hidden = hidden or hidden_text(other, shown.text)
-        if hidden and not self._allow_hidden:
-            raise RenderError(hidden)
-        again = _again(messages, (), lambda rows, _: "".join(part.text for part in write(rows)))
-        whole, length = lead + said, len(lead.text)
-        controls = own_controls(whole, self.codec, again)
-        ids: list[int] = self._encode(whole.text, controls, []).token_ids.tolist()
-        asked = self._encode(lead.text, [c for c in controls if c.end <= length], []).token_ids.tolist()
-        if ids[: len(asked)] == asked:
-            ids = ids[len(asked) :]
-        else:  # its first token would begin in the prompt, which a policy can't sample
-            behind = [Control(c.token, c.first - length, c.end - length) for c in controls if c.first >= length]
-            ids = self._encode(said.text, behind, [], opens=False).token_ids.tolist()
+        whole = self.render((*prompt.given, message), prompt.tools, after=prompt, prompted=False)
+        controls = self._controls(whole, whole.written)
+        text, cut = whole.written.text, self._reply_begins(prompt, whole.written.text)
+        ids = self._behind(text, cut, controls)
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
-        if end is None:
+        if end is None:  # the next turn's first token ends it
+            text = text[: max(cut, len(text.rstrip()))]
+            ids = [*self._behind(text, cut, [c for c in controls if c.end <= len(text)]), self._next_header(whole)]
+        ids = ids if end is None else ids[: end + 1]
+        self._read_back(prompt, message, ids, parser)
+        return ids
+
+    def _read_back(self, prompt: Rendering, message: Message, ids: Sequence[int], parser: ReplyParser | None) -> None:
+        """RenderError where the tokens are not read as the message; what is left out of it may be allowed."""
+        needs_calls = bool(message.tool_calls) and not self._allow_hidden
+        reader = parser or reply_parser(self.template, prompt.tools, calls=needs_calls)
+        read = reader.parse(prompt.opened_thought + self.said(ids)[0].text, stopped=True)
+        is_spelled = self._thoughts_are_controls and with_thought(message) is not message
+        if is_spelled and self.codec.token_id("</think>") not in ids:
+            problem: str | None = HIDDEN_THOUGHTS  # its marks are plain text
+        else:
+            problem = unlike(with_thought(message), read, opened=prompt.opened_thought)
+        if problem is not None and (read.outcome == "malformed" or not self._allow_hidden):
+            raise RenderError(problem)
+
+    def _reply_begins(self, prompt: Rendering, text: str, *, behind: tuple[int, int] = (0, 0)) -> int:
+        """The character of `text`, which goes on from the prompt by a reply, from which on the reply is the policy's.
+
+        It is where the prompt ends. A template may write into a prompt what it leaves out before replies that were
+        said, such as an empty thought: there the reply begins where they part, if that is at a control token.
+        `behind`: places in the prompt and in the text, behind which both are compared.
+        """
+        asked, (start, start_in_text) = prompt.written.text, behind
+        moved = start_in_text - start
+        if text.startswith(asked[start:], start_in_text):
+            return len(asked) + moved
+        shared = start + len(shared_opening(asked[start:], text[start_in_text:]))
+        controls = self._controls(prompt, prompt.written)
+        if not asked[shared:].strip() and any(c.end == shared for c in controls):  # white space behind a thought's mark
+            return shared + moved
+        unprompted = self._write(prompt.rows, prompt.tools, now=prompt.now, generation_prompt=False).text
+        said = max((span.end for _, _, span in self._placed(prompt, 0, 0) if span is not None), default=0)
+        parted = next((c for c in controls if said <= c.first <= shared < c.end), None)
+        if parted is None or parted.first <= len(unprompted) < len(asked):
+            raise RenderError(
+                "chat template must begin a reply as it does when it asks for one, got a prompt that ends in "
+                f"{asked[shared:][-60:]!r} where the reply has {text[shared + moved :][:60]!r}. Set "
+                "context.template_args (enable_thinking), context.template: hermes, or another template."
+            )
+        return parted.first + moved
+
+    def _behind(self, text: str, cut: int, controls: Sequence[Control]) -> list[int]:
+        """The tokens of the text from a character on, as they follow those before it."""
+        lead = next((c for c in reversed(controls) if c.end <= cut), None)
+        start = 0 if lead is None else lead.end
+
+        def encoded(end: int) -> list[int]:
+            within = [c for c in controls if c.end <= end]
+            ids: list[int] = self._encode(text[:end], within, [], start=start, lead=lead).token_ids.tolist()
+            return ids
+
+        asked, ids = encoded(cut), encoded(len(text))
+        if ids[: len(asked)] == asked:
+            return ids[len(asked) :]
+        # Its first token would begin in the prompt, which a policy can't sample.
+        behind = [Control(c.token, c.first - cut, c.end - cut) for c in controls if c.first >= cut]
+        found: list[int] = self._encode(text[cut:], behind, [], opens=False).token_ids.tolist()
+        return found
+
+    def _next_header(self, whole: Rendering) -> int:
+        """The token that opens the turn behind a reply, where that is what ends the reply."""
+        calls = whole.given[-1].tool_calls
+        following = Message("user", _FOLLOWING)
+        if calls:
+            following = Message("tool", _FOLLOWING, "env", name=calls[0].name, tool_call_id=calls[0].id)
+        try:
+            grown = self.render((*whole.given, following), whole.tools, after=whole, prompted=False)
+        except RenderError:
+            controls = []
+        else:
+            place = grown.written.text.rfind(_FOLLOWING)
+            controls = [c for c in self._controls(grown, grown.written) if c.end <= place and c.token in self.end_ids]
+        if not controls:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
-        return ids[: end + 1]
+        return controls[-1].token
 
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
@@ -235,10 +302,10 @@ class Renderer:
         """The control tokens that the template wrote in `written`, the end of the rendering."""
 
         def write(rows: Sequence[Row], tools: _Tools) -> str:
-            return self._write(rows, tools, now=rendering.now).text
+            return self._write(rows, tools, now=rendering.now, generation_prompt=rendering.prompted).text
 
-        messages = rendering.messages if self._thoughts_are_controls else rendering.given
-        again = _again(messages, rendering.tools, write)
+        messages = rendering.messages if self._takes_thoughts_apart else rendering.given
+        again = rendered_again(messages, rendering.tools, write)
         before = rendering.written.text[: len(rendering.written.text) - len(written.text)]
         return own_controls(written, self.codec, again, before=before)
 
@@ -263,10 +330,9 @@ class Renderer:
         text = rendering.written.text
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]
-        marked, _ = self._numbered(rendering, first)
-        clean, places = marks.numbered_spans(marked)
+        clean, places = marks.numbered_spans(self._numbered(rendering, first))
         if clean != text:  # a template that looks at how contents begin or end
-            places = _in_turn(text, wanted, start)
+            places = places_in_turn(text, wanted, start)
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
             may_miss = self._allow_hidden and rendering.messages[number].role in ("assistant", "tool")
@@ -275,8 +341,8 @@ class Renderer:
             placed.append((number, content, Span(*places[place], content.author) if place in places else None))
         return placed
 
-    def _numbered(self, rendering: Rendering, first: int) -> tuple[str, tuple[Row, ...]]:
-        """The text with a mark before and behind each content of the messages from `first` on; and its rows."""
+    def _numbered(self, rendering: Rendering, first: int) -> str:
+        """The text with a mark before and behind each content of the messages from `first` on."""
         numbers = count()
 
         def numbered(text: str) -> str:
@@ -286,21 +352,37 @@ class Renderer:
             return before + marks.begin(number) + inner + marks.end(number) + behind
 
         rows = (*rendering.rows[:first], *(row(message, numbered, storable) for message in rendering.messages[first:]))
-        return self._write(rows, rendering.tools, now=rendering.now).text, rows
+        return self._write(rows, rendering.tools, now=rendering.now, generation_prompt=rendering.prompted).text
 
-    def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
-        """The turns of those who speak in the policy's place."""
-        marked, rows = self._numbered(rendering, 0)
-        if marks.numbered_spans(marked)[0] != rendering.written.text:
-            raise RenderError(
-                "chat template must write an action author's message whatever it begins or ends with, got one that "
-                "does not. Use author 'initialization', or another template."
-            )
+    def _turns(self, rendering: Rendering, speakers: Mapping[int, str], placed: Sequence[_Placed]) -> list[Span]:
+        """The turns of those who speak in the policy's place: from the end of the prompt for each to its stop token.
 
-        def write(count: int, prompted: bool) -> str:
-            return self._write(rows[:count], rendering.tools, now=rendering.now, generation_prompt=prompted).text
-
-        return turn_spans(marked, write, speakers, self.codec, self.stop_ids)
+        A template that ends earlier turns with no stop token has them end with their last content.
+        """
+        text, controls = rendering.written.text, self._controls(rendering, rendering.written)
+        turns = []
+        for number, author in speakers.items():
+            prompt = self.render(rendering.given[:number], rendering.tools, now=rendering.now)
+            if not prompt.written.text:  # no token before it could predict the first one
+                raise RenderError(
+                    "chat template must write something before an action author's message, got nothing. Begin with "
+                    "another one."
+                )
+            # What is before the last content, a template may write in another way once more is said.
+            before = zip(self._placed(prompt, 0, 0), placed, strict=False)
+            ends = [(was[2].end, now[2].end) for was, now in before if was[2] is not None and now[2] is not None]
+            first = self._reply_begins(prompt, text, behind=max(ends, default=(0, 0)))
+            said = max((span.end for n, _, span in placed if n == number and span is not None), default=first)
+            following = min((span.first for n, _, span in placed if n > number and span is not None), default=len(text))
+            stops = (c.end for c in controls if c.token in self.end_ids and first <= c.first and c.end <= following)
+            end = next(stops, said)
+            if end < said:
+                raise RenderError(
+                    "chat template must write an action author's message in one turn, got one that closes it before "
+                    f"{text[end:said][-40:]!r}. Use author 'initialization', or another template."
+                )
+            turns.append(Span(first, end, author))
+        return turns
 
     def _encode(
         self,
@@ -333,32 +415,3 @@ class Renderer:
         return TokenSequence.unsampled(
             np.concatenate([piece.ids for piece in pieces])[skipped:], np.concatenate(codes)[skipped:]
         )
-
-
-def _again(messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]) -> Again:
-    def given(leaf: Change) -> tuple[list[Row], list[Any]]:
-        return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
-
-    def again(leaf: Change) -> str | None:
-        changed = given(lambda text: leaf(storable(text)))
-        return None if changed == given(storable) else write(*changed)
-
-    return again
-
-
-def _in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:
-    """Each content's first place behind the message before, that no longer one of its message has."""
-    found: dict[int, tuple[int, int]] = {}
-    at = start
-    for _, group in groupby(range(len(wanted)), lambda number: wanted[number][0]):
-        taken: list[tuple[int, int]] = []
-        for number in sorted(group, key=lambda number: -len(wanted[number][1].text)):
-            content = wanted[number][1].text
-            place = first_place(text, content, at)  # a template may sort arguments
-            while place is not None and any(a < place[1] and place[0] < b for a, b in taken):
-                place = first_place(text, content, place[0] + 1)
-            if place is not None:
-                found[number] = place
-                taken.append(place)
-        at = max((end for _, end in taken), default=at)
-    return found

@@ -1,9 +1,9 @@
 """What a template and its tokenizer can be trusted with: one conversation per case, rendered and grown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
@@ -78,6 +78,12 @@ _ASKING = {
 }
 _ANSWER = "The code is 78."
 _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's templates demand
+_CALL = ToolCall("lookup", {"key": "pearl"}, _CALL_IDS[0])
+_REPLIES = {
+    "an answer": Message("assistant", _ANSWER),
+    "a call": Message("assistant", "", tool_calls=(_CALL,)),
+    "a call beside text": Message("assistant", "I look it up.", tool_calls=(_CALL,)),
+}
 
 
 def check_template(model: ModelFiles) -> TemplateReport:
@@ -89,20 +95,23 @@ def check_template(model: ModelFiles) -> TemplateReport:
 def _parts(renderer: Renderer, template: ChatTemplate) -> dict[str, str | None]:
     (system, asked), tools = _conversation("su", "none"), (LOOKUP,)
     refused = hidden_message(template, (system, asked), tools)
+    learned = ((kind, _refused(renderer, reply, tools)) for kind, reply in _REPLIES.items())
     openings = [(asked,), (system, asked)] if refused is None else [(asked,)]
     return {
         "system messages": refused,
         "tools": next(filter(None, (hidden_tools(template, tools, opening) for opening in openings)), None),
         "calls": hidden_calls(template),
         "results": hidden_result(template, (asked,), tools),
-        "thoughts": _hidden_thought(renderer),
+        "thoughts": _refused(renderer, Message("assistant", _ANSWER, reasoning="Which record was it?")),
+        "demonstrations": next((f"{kind}: {why}" for kind, why in learned if why is not None), None),
     }
 
 
-def _hidden_thought(renderer: Renderer) -> str | None:
+def _refused(renderer: Renderer, reply: Message, tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """Why nobody can demonstrate this reply; None: a run learns all of it."""
     try:
-        renderer.reply(Message("assistant", _ANSWER, reasoning="Which record was it?"))
-    except RenderError as error:
+        renderer.reply(renderer.render([_ASKING["u"]], tools), reply)
+    except ValueError as error:
         return str(error)
     return None
 

@@ -2,16 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue
 
 from context.conversation_file import check_tools, read_message
 from context.manager import ContextManager
-from context.messages import Message
-from context.parse import KnownReply
+from context.messages import Message, calls_named_by_ids
+from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
 from context.tokens.training_sequence import TrainingControl
@@ -79,6 +80,17 @@ class Conversation:
     reward: float | None
     success: bool | None
 
+    @property
+    def messages(self) -> list[Message]:
+        return [*self.opening, *(said for reply, answers in self.turns for said in (reply.message, *answers))]
+
+    def with_messages(self, messages: Iterable[Message]) -> "Conversation":
+        """This conversation in as many other messages."""
+        given = iter(messages)
+        opening = tuple(islice(given, len(self.opening)))
+        turns = ((replace(reply, message=next(given)), tuple(islice(given, len(back)))) for reply, back in self.turns)
+        return replace(self, opening=opening, turns=tuple(turns))
+
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
     """Raises BadRow, or RenderError for a message that is none. `ignored` counts fields that are not looked at."""
@@ -134,6 +146,7 @@ def recorded(
     renderer: Renderer,
     *,
     max_tokens: int,
+    parser: ReplyParser | None = None,
     strategy: Strategy | None = None,
     control: TrainingControl | None = None,
     strict: bool = False,
@@ -141,8 +154,11 @@ def recorded(
 ) -> ContextManager:
     """An episode in which the policy said the replies; those of weight 0 are only shown.
 
-    `log_probs` gives those of a reply's tokens, NaN where they are unknown. Raises BadRow, TooLong among them.
+    `parser` is to read each reply in its tokens; None: the template's own. `log_probs` gives those of a reply's
+    tokens, NaN where they are unknown. Raises BadRow, TooLong among them, and RenderError.
     """
+    if renderer.template.names_calls_by_ids:
+        conversation = conversation.with_messages(calls_named_by_ids(conversation.messages))
     given, control = KnownReply(), control or TrainingControl()
     shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
     control = replace(control, discard_turns=(*control.discard_turns, *shown))
@@ -150,7 +166,7 @@ def recorded(
     context.begin(conversation.opening, conversation.tools)
     for reply, answers in conversation.turns:
         given.message = reply.message
-        ids = renderer.reply(reply.message)
+        ids = renderer.reply(context.prompt, reply.message, parser)
         stopped = CONTEXT_FULL if len(ids) > context.room else None
         if stopped is None:
             context.record_reply(ids, log_probs(reply, ids), policy_version=0)

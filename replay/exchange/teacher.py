@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 
 from context.authors import AuthorTable
 from context.messages import content_hash
+from context.parse import PARSERS
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
@@ -199,10 +200,12 @@ class _ChatFile:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
+        parser = self._setting("context.parser", str)
         context = recorded(
             conversation,
             self._renderer,
             max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
+            parser=PARSERS[parser](conversation.tools) if parser in PARSERS else None,
             log_probs=partial(self._log_probs, refused),
         )
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})

@@ -139,7 +139,12 @@ def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer
 
 def test_messages_that_are_none_are_refused_by_name() -> None:
     model, row = family("chatml"), {"role": "user", "content": "x"}
-    for given in (manager(model).begin, model.renderer().initial, lambda rows: model.renderer().reply(*rows)):
+    renderer = model.renderer()
+    for given in (
+        manager(model).begin,
+        renderer.initial,
+        lambda rows: renderer.reply(renderer.render(START, ()), *rows),
+    ):
         with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
             given([row])
     assert len(model.renderer().initial([Message(**row)], None))

@@ -18,7 +18,8 @@ PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"
 WRITTEN_HERE = Path(__file__).parent / "templates"
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 _COHERE = SPECIAL_TOKENS | {"eos_token": "<|END_OF_TURN_TOKEN|>"}
-_NAMED = {"axolotl/command_a": _COHERE, "axolotl/command_a_rag": _COHERE, "axolotl/command_a_tool_use": _COHERE}
+_COMMAND = ("axolotl/command_a", "axolotl/command_a_rag", "axolotl/command_a_tool_use", "written/command_r7b")
+_NAMED = dict.fromkeys(_COMMAND, _COHERE)
 """Where the model's own names of special tokens matter: the template writes a header behind every end of turn."""
 SIX = (*("trl/llama3_1", "trl/qwen3", "trl/deepseekv3", "trl/gemma4_v5", "trl/gptoss", "written/mistral_v0_3"),)
 """What tests go through by default, with these kinds of tokenizers; `make soak` goes through all."""
@@ -85,7 +86,8 @@ def _packaged() -> Iterator[RealTemplate]:
 def _written() -> Iterator[RealTemplate]:
     for path in sorted(WRITTEN_HERE.glob("*.jinja")):
         text = path.read_text(encoding="utf-8").removesuffix("\n")
-        yield RealTemplate(f"written/{path.stem}", text)
+        name = f"written/{path.stem}"
+        yield RealTemplate(name, text, _NAMED.get(name, SPECIAL_TOKENS))
 
 
 @cache

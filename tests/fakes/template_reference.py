@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from tests.fakes.tokenizer_kinds import lossless, tokenizer_kinds
 
 Rows = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+Conversation = Sequence[Message]
 _UNKNOWN = ("<unk>", "[UNK]")
 """What plain text turns into: of no control."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*(.*)", re.DOTALL)
@@ -43,7 +44,8 @@ class Reference:
         }
         """Ids and spellings of the tokens that only a template or a policy may write."""
         self._thinking = "reasoning_content" not in template.text and bool(_READS_THINKING.search(template.text))
-        self._marks_thoughts = "</think>" in self.controls.values() and "</think>" in template.text
+        reads_thoughts = "</think>" in template.text and ("reasoning_content" in template.text or self._thinking)
+        self._marks_thoughts = "</think>" in self.controls.values() and reads_thoughts
         """A thought in a content is given apart, for its marks are control tokens that a content may not hold."""
         self._json_arguments = self._fails(json_arguments=False) and not self._fails(json_arguments=True)
         self._parts = self._loses_text(parts=False) and not self._loses_text(parts=True)
@@ -77,6 +79,40 @@ class Reference:
             rows, tools=list(tools) or None, add_generation_prompt=True, return_dict=False
         )
         return found
+
+    def reply(
+        self, before: Conversation, reply: Message, after: Conversation, tools: Tools, stops: Set[int]
+    ) -> list[int] | None:
+        """What the template writes for a reply, up to its stop token: the difference of two renderings, by ids.
+
+        None: it does not go on from its prompt, does not end, or leaves out what is said. Where the next turn's header
+        is what ends it, that is looked for before `after`.
+        """
+        prompt, whole = self.text(before, tools), self.text([*before, reply], tools, prompted=False)
+        unasked = self.text(before, tools, prompted=False)
+        if prompt is None or whole is None or unasked is None:
+            return None
+        asked, ids = self.ids(prompt), self.ids(whole)
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(asked, ids, strict=False)) if a != b), min(len(asked), len(ids))
+        )
+        found = ids[shared:]
+        if shared < len(asked):
+            if whole.startswith(prompt):  # its first token would begin in the prompt
+                found = self.ids(whole[len(prompt) :])
+            elif shared <= len(self.ids(unasked)) < len(asked):
+                return None
+        if not stops.intersection(found):
+            more = self.text([*before, reply, *after], tools, prompted=False) or ""
+            header = [token for token in self.ids(more[: more.rfind(after[0].content)]) if token in stops][-1:]
+            found = [*self.ids(whole.rstrip())[len(ids) - len(found) :], *header]
+        end = next((n for n, token in enumerate(found, 1) if token in stops), None)
+        return None if end is None or not self._says(found[:end], reply) else found[:end]
+
+    def _says(self, ids: Sequence[int], reply: Message) -> bool:
+        arguments = (value for call in reply.tool_calls for value in call.arguments.values())
+        said = [reply.content, reply.reasoning or "", *(call.name for call in reply.tool_calls), *map(str, arguments)]
+        return all(_holds(self.decode(ids), text.strip()) for text in said)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -128,12 +164,12 @@ class Subject:
     lossless: bool
 
 
-def subject(template: RealTemplate, kind: str) -> Subject:
+def subject(template: RealTemplate, kind: str, *, allow_hidden: bool = True) -> Subject:
     tokenizer_json = tokenizer_kinds()[kind](template.text)
     with TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         (path / "tokenizer_config.json").write_text(json.dumps(dict(template.special_tokens)), encoding="utf-8")
         (path / "chat_template.jinja").write_text(template.text, encoding="utf-8")
-        renderer = load_model_files(path).renderer(default_authors(), allow_hidden=True)
+        renderer = load_model_files(path).renderer(default_authors(), allow_hidden=allow_hidden)
     return Subject(template, kind, renderer, Reference(template, tokenizer_json), lossless(kind))

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from context.authors import MEMORY
@@ -76,6 +77,24 @@ def first_place(text: str, content: str, start: int = 0) -> tuple[int, int] | No
         if place >= 0:
             return place, place + len(form)
     return None
+
+
+def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:
+    """Each content's first place behind the message before, that no longer one of its message has."""
+    found: dict[int, tuple[int, int]] = {}
+    at = start
+    for _, group in groupby(range(len(wanted)), lambda number: wanted[number][0]):
+        taken: list[tuple[int, int]] = []
+        for number in sorted(group, key=lambda number: -len(wanted[number][1].text)):
+            content = wanted[number][1].text
+            place = first_place(text, content, at)  # a template may sort arguments
+            while place is not None and any(a < place[1] and place[0] < b for a, b in taken):
+                place = first_place(text, content, place[0] + 1)
+            if place is not None:
+                found[number] = place
+                taken.append(place)
+        at = max((end for _, end in taken), default=at)
+    return found
 
 
 def forms(text: str) -> Iterator[str]:

@@ -12,10 +12,12 @@ from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
-from context.messages import Change
+from context.messages import Change, Message
 from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
+from context.templates.rendering.contents import Row, row, tool_rows
 from context.templates.rendering.marks import BREAK, Written, inner, own
 from context.tokens.codec import Control, TokenCodec
+from context.wording import storable
 
 Again = Callable[[Change], str | None]
 """The whole rendering with this done to each content and name; None where it changes none."""
@@ -51,6 +53,21 @@ _PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]
     ([{"role": role, "content": "zq"} for role in ("system", "user")], ()),
     (CALLED, (LOOKUP,)),
 )
+
+
+def rendered_again(
+    messages: Sequence[Message], tools: Sequence[Any], write: Callable[[Sequence[Row], Sequence[Any]], str]
+) -> Again:
+    """What `write` makes of the messages and tools with their contents and names changed."""
+
+    def given(leaf: Change) -> tuple[list[Row], list[Any]]:
+        return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
+
+    def again(leaf: Change) -> str | None:
+        changed = given(lambda text: leaf(storable(text)))
+        return None if changed == given(storable) else write(*changed)
+
+    return again
 
 
 def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: str = "") -> list[Control]:

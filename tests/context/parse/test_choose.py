@@ -35,7 +35,8 @@ def test_template_that_shows_tools_and_leaves_calls_out_gets_no_parser_unnamed(n
     shown = template(real_template(name).text.replace("m.tool_calls", "m.tool_plan"))
     with pytest.raises(ValueError, match=r"^context\.parser must be named for .* got 'auto'. Name the one that reads"):
         choose_parser("auto", shown, tools=[LOOKUP])
-    assert chosen(shown) == "react"
+    # Command R7B writes tags around answers, which another parser would take for their text.
+    assert chosen(shown) == ("command_a" if name == "written/command_r7b" else "react")
     assert isinstance(choose_parser("command_a", shown, tools=[LOOKUP]), PARSERS["command_a"])
 
 

@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from context import ChatTemplate, RenderError, TokenCodec, load_model_files
-from context.templates.model_files import from_template, spelled_controls, stop_tokens, template_source, train_tokenizer
+from context.templates.model_files import (
+    from_template,
+    spelled_controls,
+    stop_ids_of,
+    stop_tokens,
+    template_source,
+    train_tokenizer,
+)
 from tests.fakes.families import CHATML, family
 from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
 
@@ -165,6 +172,30 @@ def test_stops_are_declared_or_of_the_template_for_tools(source: str, tool_use: 
     eos = codec.token_id(COHERE_EOS)
     assert eos is not None
     found = stop_tokens(ChatTemplate(source, SPECIAL_TOKENS, tool_use=tool_use), codec, [eos])
+    assert {codec.decode([token]) for token in found} == stops
+
+
+SEVERAL_MESSAGES = (  # a turn of several messages, each of them closed with <|end|>, but for a call, which is alone
+    "{% for m in messages %}{% if m.reasoning_content %}<|start|>thought {{ m.reasoning_content }}<|end|>{% endif %}"
+    "<|start|>{{ m.role }} {% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+    "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("listed", "stops"),
+    [
+        (["<|return|>", "<|call|>"], {"<|return|>", "<|call|>"}),
+        ([], {"</s>", "<|call|>"}),  # what closes a thought ends no turn
+        (["</s>"], {"</s>", "<|call|>"}),  # a list of which the template writes nothing is not the whole
+    ],
+)
+def test_stop_tokens_are_those_that_the_models_files_list(listed: list[str], stops: set[str]) -> None:
+    added = ["</s>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"]
+    codec = TokenCodec(train_tokenizer([SAYING], added).to_str())
+    eos = "" if "<|return|>" in listed else "</s>"
+    ids = [codec.token_id(token) for token in listed]
+    found = stop_ids_of(codec, ChatTemplate(SEVERAL_MESSAGES, {}), eos, ids)
     assert {codec.decode([token]) for token in found} == stops
 
 

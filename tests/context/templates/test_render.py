@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 from context import Message, RenderError, TokenCodec, ToolCall, default_authors
 from context.messages import to_template
 from context.templates.rendering.contents import with_thought
-from tests.fakes.conversations import ASKED
+from tests.fakes.conversations import ASKED, TOOLS
 from tests.fakes.families import Family, families, family
 
 CONVERSATION = (
@@ -91,11 +91,15 @@ def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
     model = family(name)
     renderer = model.renderer()
     call = Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "pearl"}, "call00001"),))
-    assert renderer.reply(call) == model.codec.encode(model.call + model.end)
-    said = renderer.reply(Message("assistant", "The code is 78."))
+    asked = renderer.render([Message("user", "Which code?")], TOOLS)
+    assert renderer.reply(asked, call) == model.codec.encode(model.call + model.end)
+    said = renderer.reply(asked, Message("assistant", "The code is 78."))
     assert model.codec.decode(said).strip() == "The code is 78." + model.end
-    evil = "a " + " ".join(model.codec.added_tokens) + " b"
-    ids = renderer.reply(Message("assistant", evil))
+    tags = [token for token in model.codec.added_tokens if token in model.call or token == "<|python_tag|>"]
+    with pytest.raises(RenderError, match="must (show all of|write) a learned reply"):
+        renderer.reply(asked, Message("assistant", model.call))  # a policy that says so has called a tool
+    evil = "a " + " ".join(token for token in model.codec.added_tokens if token not in tags) + " b"
+    ids = renderer.reply(asked, Message("assistant", evil))
     assert [token for token in ids if token in model.codec.added_ids] == [model.end_id]
     assert model.codec.decode(ids).strip() == evil + model.end
 

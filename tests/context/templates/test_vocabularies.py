@@ -1,12 +1,13 @@
 """What tokens are called makes no difference to a prompt: it is transformers' wherever no content holds one."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context.templates.model_files import stop_ids_of
 from tests.fakes.real_templates import RealTemplate, real_template
 from tests.fakes.template_reference import Reference
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
@@ -25,12 +26,15 @@ COMPOSED = """\
 REFUSED = "must not decide by a content that takes part in a control token"
 NAMES = ["trl/gemma4_v5", "trl/glm4moe", "written/mistral_v0_3", "written/hermes_2_pro", "composed"]
 COUNTS = [8, pytest.param(100, marks=pytest.mark.soak)]
+REPLIES = [4, pytest.param(250, marks=pytest.mark.soak)]
+"""Conversations of two replies each, for four templates: 2,000 replies."""
 
 
-def renderer_of(template: RealTemplate, tokenizer: str) -> Renderer:
+def renderer_of(template: RealTemplate, tokenizer: str, stops: Collection[int] = ()) -> Renderer:
     codec = TokenCodec(tokenizer)
     made = ChatTemplate(template.text, template.special_tokens)
-    return Renderer(codec, made, authors=default_authors(), stop_ids=frozenset([min(codec.added_ids)]))
+    stop_ids = frozenset(stops or [min(codec.added_ids)])
+    return Renderer(codec, made, authors=default_authors(), stop_ids=stop_ids)
 
 
 class Example:
@@ -38,12 +42,13 @@ class Example:
 
     def __init__(self, name: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        template = RealTemplate(name, COMPOSED) if name == "composed" else real_template(name)
+        template = self.template = RealTemplate(name, COMPOSED) if name == "composed" else real_template(name)
         self.tokens = [self._token() for _ in range(6)]
         tokenizer = Tokenizer.from_str(tokenizer_kinds()["byte_bpe"](template.text))
         tokenizer.add_tokens([AddedToken(token, normalized=False) for token in self.tokens])
-        self.renderer = renderer_of(template, tokenizer.to_str())
-        self.reference = Reference(template, tokenizer.to_str())
+        self.tokenizer = tokenizer.to_str()
+        self.renderer = renderer_of(template, self.tokenizer)
+        self.reference = Reference(template, self.tokenizer)
         self.texts = [self._text() for _ in range(6)]
 
     def _token(self) -> str:
@@ -99,6 +104,29 @@ def test_prompt_is_transformers_whatever_control_tokens_are_called(name: str, co
         else:
             assert ids == example.reference.template_ids(messages, tools), (example.tokens, example.texts)
     assert refused < count / 2
+
+
+@pytest.mark.parametrize("count", REPLIES)
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_reply_is_transformers_whatever_control_tokens_are_called(name: str, count: int) -> None:
+    right = 0
+    for example in examples(name, count):
+        messages, tools = example.given(example.texts)
+        files = stop_ids_of(example.renderer.codec, example.renderer.template, "</s>")
+        renderer = renderer_of(example.template, example.tokenizer, files)
+        for place in (1, 3):
+            before, reply, after = messages[:place], messages[place], messages[place + 1 :]
+            try:
+                ids = renderer.reply(renderer.render(before, tools), reply)
+            except ValueError as error:
+                assert " must " in str(error)
+            else:
+                assert ids == example.reference.reply(before, reply, after, tools, files), (
+                    example.tokens,
+                    example.texts,
+                )
+                right += 1
+    assert right > count
 
 
 @pytest.mark.parametrize("changing", ["upper", "lower", "replace('a', 'b')", "truncate(9)"])

@@ -25,7 +25,7 @@ def extends(made: Renderer, reply: Message, said: str, stop: int) -> bool:
 def test_empty_thought_that_a_template_drops_later_is_no_part_of_the_next_prompt(name: str, content: str) -> None:
     made = renderer(name)
     reply = Message("assistant", content, "llm", reasoning="")
-    *ids, stop = made.reply(reply)
+    *ids, stop = made.reply(made.render(ASKED, ()), reply)
     assert made.codec.added_ids.intersection(ids)
     assert not extends(made, reply, made.codec.decode(ids), stop)
 

@@ -22,8 +22,8 @@ from tests.fakes.families import family
 from tests.fakes.real_templates import AUTHORS, SIX_OF_TRL, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
-NO_END = {"glm4moe", "gptoss"}
-"""Templates that end an earlier reply otherwise than the policy has to: with the next header, or another token."""
+NO_END = {"gptoss"}
+"""Templates that end an earlier reply with another token than the policy has to."""
 
 
 def opening(said: str = "It is 78.", planned: str = "Ask again.") -> list[Message]:
@@ -69,7 +69,8 @@ def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str
         ("gptoss", ' to=functions.lookup<|channel|>commentary json<|message|>{"key": "pearl"}<|call|>'),
         (
             "glm4moe",
-            "\n<think></think>\n<tool_call>lookup\n<arg_key>key</arg_key>\n<arg_value>pearl</arg_value>\n</tool_call>",
+            "\n<think></think>\n<tool_call>lookup\n<arg_key>key</arg_key>\n<arg_value>pearl</arg_value>\n</tool_call>"
+            "<|observation|>",
         ),
     ],
 )
@@ -174,7 +175,7 @@ SECOND = (Message("user", "go"), Message("assistant", "I follow", EDIT))
     ("source", "messages", "said"),
     [
         (BARE, FIRST, "chat template must write something before an action author's message"),
-        (HIDING, SECOND, "must write an action author's message as it writes a reply"),
+        (HIDING, SECOND, "must begin a reply as it does when it asks for one"),
     ],
 )
 def test_template_without_a_place_for_a_turn_is_refused(source: str, messages: tuple[Message, ...], said: str) -> None:
