@@ -159,18 +159,27 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
     return result
 
 
-def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool) -> list[float]:
-    """Divided by sqrt(variance + 1e-8), variance with n - 1; with `centre` less their mean first.
+def normalised(
+    values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool
+) -> list[float]:
+    """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
 
-    Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in neither
-    mean nor variance. Where fewer than two values are left, or equal ones, nothing is compared: with `centre` all are
-    0, else they stay as they are.
+    m is the mean of the fresh rows with `centre`, else 0. A replayed row is measured by fresh ones and itself, for
+    replayed ones may be a selection, whose own mean and spread say nothing of the policy. n of them are at most
+    sqrt(n - 1) apart. Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0,
+    and is in no figure.
     """
-    known = [value for value in values if zero_is_measured or value != 0.0]
-    if len(set(known)) < 2:
-        return [0.0] * len(values) if centre else list(values)
-    mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
-    return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
+    measured = [zero_is_measured or value != 0.0 for value in values]
+    known = [(value, is_fresh) for value, is_fresh, known in zip(values, fresh, measured, strict=True) if known]
+    of_fresh = [value for value, is_fresh in known if is_fresh]
+    mean = _exact_mean(of_fresh) if centre and of_fresh else 0.0
+    scales = [_distance([value for value, _ in known], mean), _distance(of_fresh, mean)]
+    rows = zip(values, fresh, measured, strict=True)
+    return [(value - mean) / scales[is_fresh] if known else 0.0 for value, is_fresh, known in rows]
+
+
+def _distance(values: Sequence[float], mean: float) -> float:
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) + WHITENING_EPSILON)
 
 
 ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]

@@ -114,6 +114,7 @@ def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: floa
 
 # Deviations are sqrt(variance + 1e-8), variance with n - 1.
 ROOT_THIRD = math.sqrt(1 / 3 + 1e-8)
+ROOT_5_5 = math.sqrt(5.5 + 1e-8)
 
 
 def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
@@ -127,29 +128,38 @@ def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "centre", "zero_is_measured", "expected"),
+    ("values", "replayed", "centre", "zero_is_measured", "expected"),
     [
         # Where groups are compared zeros are no signal: of 1, -1, 3 the mean is 1, the variance (0 + 4 + 4) / 2 = 4.
-        ([1.0, 0.0, -1.0, 3.0, 0.0], True, False, [0, 0, -2 / math.sqrt(4 + 1e-8), 2 / math.sqrt(4 + 1e-8), 0]),
-        ([1.0, 0.0, 0.0], True, False, [0, 0, 0]),
-        ([0.3] * 7, True, False, [0] * 7),
-        ([], True, False, []),
+        ([1.0, 0.0, -1.0, 3.0, 0.0], 0, True, False, [0, 0, -1, 1, 0]),
+        ([1.0, 0.0, 0.0], 0, True, False, [0, 0, 0]),
+        ([0.3] * 7, 0, True, False, [0] * 7),
+        ([], 0, True, False, []),
         # Mean 1 - 1e-6 / 3, variance 1e-12 / 3, which is rounding: 0.333e-6 / 1e-4.
-        ([1.0, 1.0, 0.999999], True, False, [1 / 300, 1 / 300, -2 / 300]),
+        ([1.0, 1.0, 0.999999], 0, True, False, [1 / 300, 1 / 300, -2 / 300]),
         # A zero that is measured: mean 1/3, variance 1/3.
-        ([1.0, 0.0, 0.0], True, True, [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
-        ([1.0, 1.0, 1.0], True, True, [0, 0, 0]),
-        ([0.0], True, True, [0]),
-        # Scaling divides alone, and leaves equal values as they are.
-        ([1.0, 0.0, -1.0, 3.0], False, False, [1 / math.sqrt(4 + 1e-8), 0, -1 / math.sqrt(4 + 1e-8), 1.5]),
-        ([1.0, 0.0], False, True, [1 / math.sqrt(1 / 2 + 1e-8), 0]),
-        ([0.0, 0.7], False, False, [0.0, 0.7]),
+        ([1.0, 0.0, 0.0], 0, True, True, [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
+        ([1.0, 1.0, 1.0], 0, True, True, [0, 0, 0]),
+        ([0.0], 0, True, True, [0]),
+        # Scaling takes no mean off: 1 + 1 + 9 = 11 over 2; nearly equal values stay nearly 1.
+        ([1.0, 0.0, -1.0, 3.0], 0, False, False, [1 / ROOT_5_5, 0, -1 / ROOT_5_5, 3 / ROOT_5_5]),
+        ([1.0, 0.0], 0, False, True, [1, 0]),
+        ([0.0, -0.7], 0, False, False, [0, -1]),
+        ([0.9, 0.9, 0.9, 0.9, 0.90001], 0, False, False, [math.sqrt(4 / 5)] * 5),
+        # Two replayed successes: fresh ones by their own mean 0.25 and sum (0.5625 + 3 x 0.0625) / 3 = 0.25; replayed
+        # ones 0.75 from it, by all six: (0.75 + 2 x 0.5625) / 5 = 0.375. No success is below 0.
+        ([1.0, 0.0, 0.0, 0.0, 1.0, 1.0], 2, True, True, [1.5, -0.5, -0.5, -0.5, *[0.75 / math.sqrt(0.375)] * 2]),
+        # Fresh ones that are equal: the replayed one is sqrt(n - 1) away, by (0.5^2) / 4.
+        ([0.5, 0.5, 0.5, 0.5, 1.0], 1, True, False, [0, 0, 0, 0, 2]),
+        # No fresh row has a signal: nothing to take off.
+        ([0.0, 0.0, 0.5, 0.5], 2, True, False, [0, 0, math.sqrt(1 / 2), math.sqrt(1 / 2)]),
     ],
 )
 def test_advantages_of_a_batch_are_whitened_or_scaled_as_written(
-    values: list[float], centre: bool, zero_is_measured: bool, expected: list[float]
+    values: list[float], replayed: int, centre: bool, zero_is_measured: bool, expected: list[float]
 ) -> None:
-    found = normalised(values, centre=centre, zero_is_measured=zero_is_measured)
+    fresh = [position < len(values) - replayed for position in range(len(values))]
+    found = normalised(values, fresh, centre=centre, zero_is_measured=zero_is_measured)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
 
 
