@@ -159,9 +159,7 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
     return result
 
 
-def normalised(
-    values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool
-) -> list[float]:
+def normalised(values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool) -> list[float]:
     """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
 
     m is the mean of the fresh rows with `centre`, else 0. A replayed row is measured by fresh ones and itself, for

@@ -13,6 +13,7 @@ from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.gradients import corrected, over_least_variance
 from agentloop.models.actor import Actor
+from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     LOSS,
     aggregated_by,
@@ -139,6 +140,29 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
     assert abs(loss) < float("inf")
     assert bool(gradient.isfinite().all())
     assert bool(gradient.any())
+
+
+def test_a_replayed_failure_that_became_likelier_has_no_say_by_default() -> None:
+    """One of 16 rows, 5 nats likelier than when it was sampled: r = 148, beyond the ceiling of 3."""
+    actor = tiny_actor()
+    rows = [
+        row(f"t{i}", segment("uulll", seed=i), stream="replay" if i % 2 else "fresh", advantage=0.9) for i in range(16)
+    ]
+    *others, last = sampled_by(actor, rows)
+    failure = replace(stored_off_by(last, -5.0), advantage=-0.9)
+    silent = replace(failure, advantage=0.0)
+
+    def gradient(*changed: BatchRow, **clip: float | None) -> Tensor:
+        loss = {"replay": {"objective": {"name": "ppo_clip", **clip}}}
+        return gradients(actor, rescore(actor, [*others, *changed], old=actor), run_config(loss=loss))[1]
+
+    own = gradient(failure, dual_clip=None) - gradient(silent)
+    assert float(own.norm()) > 20 * float(gradient(silent).norm())
+    assert float(gradient(silent).norm()) > 0.1
+    torch.testing.assert_close(gradient(failure), gradient(silent), rtol=0, atol=1e-12)
+    # Below the ceiling it is pushed away as before: r = exp(1) = 2.72.
+    nearer = replace(stored_off_by(last, -1.0), advantage=-0.9)
+    assert float((gradient(nearer) - gradient(silent)).norm()) > 0.1
 
 
 def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
