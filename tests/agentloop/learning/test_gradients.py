@@ -11,7 +11,8 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected, over_least_variance
+from agentloop.learning.gradients import accumulate_gradients, corrected, over_least_variance, stream_losses
+from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
@@ -27,6 +28,7 @@ from tests.fakes.batch_rows import (
     stored_off_by,
     tiny_actor,
     trainer,
+    written_log_probs,
 )
 
 
@@ -163,6 +165,22 @@ def test_a_replayed_failure_that_became_likelier_has_no_say_by_default() -> None
     # Below the ceiling it is pushed away as before: r = exp(1) = 2.72.
     nearer = replace(stored_off_by(last, -1.0), advantage=-0.9)
     assert float((gradient(nearer) - gradient(silent)).norm()) > 0.1
+
+
+@pytest.mark.parametrize("fresh", [6, 0])
+def test_distance_of_an_early_stop_is_k3_over_the_fresh_tokens_that_have_a_gradient(fresh: int) -> None:
+    """(r - 1) - log r, r = pi / old; over replayed tokens where there are no fresh ones."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = rescore(actor, ragged(fresh=fresh), old=old)
+    batch, before = scored.batch, written_log_probs(old, scored.batch)
+    distances = []
+    for (line, t), now in written_log_probs(actor, batch).items():
+        log_r = (now - before[line, t]).item()
+        if batch.advantages[line, t] != 0 and bool(batch.replay_mask[line]) == (fresh == 0):
+            distances.append(min(math.exp(log_r) - 1 - log_r, 10.0))
+    config, totals = run_config(loss=LOSS, batch={"micro_batch_tokens": 40}), UpdateTotals(batch.replayed)
+    step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
+    assert step.moved == pytest.approx(sum(distances) / len(distances), rel=1e-9)
 
 
 def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:

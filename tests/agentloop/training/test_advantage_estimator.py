@@ -26,6 +26,7 @@ from tests.fakes.batch_rows import (
     sampled_by,
     segment,
     tiny_actor,
+    written_log_probs,
 )
 from tests.fakes.environments import functions
 
@@ -160,13 +161,10 @@ def test_normalised_batch_has_the_values_and_the_gradient_of_the_written_formula
         loss = {"replay": {"anchor": "old"}}
         found = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 40}))[1]
         actor.model.zero_grad(set_to_none=True)
-        batch, total = scored.batch, torch.zeros((), dtype=torch.float64)
-        for line, of in enumerate(batch.trajectory.tolist()):
-            logits = actor.model(input_ids=batch.token_ids[line : line + 1, : batch.lengths[line]]).logits[0]
-            for t in batch.loss_mask[line].nonzero()[:, 0].tolist():
-                log_p = torch.log_softmax(logits[t - 1] / batch.temperature[line], dim=-1)[batch.token_ids[line, t]]
-                total = total - np.float32(expected[of]) * log_p / int(batch.loss_mask.sum())
-        torch.autograd.backward(total)
+        tokens = written_log_probs(actor, scored.batch).items()
+        of, n = scored.batch.trajectory.tolist(), int(scored.batch.loss_mask.sum())
+        losses = [-np.float32(expected[of[line]]) * log_p / n for (line, _), log_p in tokens]
+        torch.autograd.backward(torch.stack(losses).sum())
         by_hand = torch.cat([p.grad.flatten() for p in actor.model.parameters()])
         torch.testing.assert_close(found, by_hand, rtol=1e-9, atol=1e-12)
 
