@@ -69,9 +69,9 @@ class AdvantageEstimator:
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
         changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
-        if names and (changed or config.algorithm in ("ppo", "remax", "opob")):
+        if names and (changed or config.algorithm in ("ppo", "remax")):
             raise UserError(
-                "environment.agent must give one reward for the episode under algorithm ppo, remax or opob, "
+                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
                 "advantage.normalise_batch or advantage.credit turn or state, got one of "
                 f"{names[0]}. Change them, or it."
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import accumulate_gradients, corrected, over_least_variance, stream_losses
+from agentloop.learning.gradients import accumulate_gradients, corrected, stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from replay.records import BatchRow
@@ -27,7 +27,6 @@ from tests.fakes.batch_rows import (
     segment,
     stored_off_by,
     tiny_actor,
-    trainer,
     written_log_probs,
 )
 
@@ -217,25 +216,3 @@ def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
     assert metrics["actor/fresh/rejected"] == pytest.approx(1 / 3) and int(rejected.sum()) == 1
     assert kept.batch.advantages[rejected].tolist() == [0.0]
     assert kept.batch.advantages[kept.batch.loss_mask].tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize("mode", ["train", "observe"])
-def test_opob_weighs_a_batch_by_what_the_update_has_scored(mode: str) -> None:
-    actor, observes = tiny_actor(), mode == "observe"
-    config = run_config(algorithm="opob", batch={"group_size": 4}, replay={"baseline": "shared", "mode": mode})
-    rows = []
-    # (reward, action tokens, nats by which the stored log-probs are off per token): weights 1, 1/2 and 2, replayed 4
-    facts = {"a": (1.0, 2, 0.0), "b": (0.0, 1, math.log(2)), "c": (4.0, 1, -math.log(2)), "d": (2.0, 2, -math.log(2))}
-    for name, (reward, tokens, nats) in facts.items():
-        made = row(name, segment("u" + "l" * tokens), advantage=0.25, stream="replay" if name == "d" else "fresh")
-        record = replace(made.trajectory.record, num_action_tokens=tokens)
-        made = replace(made, trajectory=replace(made.trajectory, record=record), reward=reward)
-        rows += [stored_off_by(made, nats) for made in sampled_by(actor, [made])]
-    # w^2 L = 2, 1/4, 4 and 32: b = 18 / 6.25 = 2.88 of the fresh ones, 82 / 38.25 of all
-    b = 2.88 if observes else 82 / 38.25
-    expected = [1 - b, -b, 4 - b, 0.25 if observes else 2 - b]
-    found = over_least_variance(rescore(actor, rows, old=actor), config).batch
-    assert found.advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-5)
-    assert bool((found.advantages == found.advantages[:, 1:2] * found.loss_mask).all())
-    used = trainer(actor, config).update(rows, iteration=1).advantages
-    assert used == pytest.approx(dict(zip(facts, expected, strict=True)), rel=1e-5)
