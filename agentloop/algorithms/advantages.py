@@ -155,10 +155,10 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
 def normalised(values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool) -> list[float]:
     """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
 
-    m is the mean of the fresh rows with `centre`, else 0. A replayed row is measured by fresh ones and itself, for
-    replayed ones may be a selection, whose own mean and spread say nothing of the policy. n of them are at most
-    sqrt(n - 1) apart. Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0,
-    and is in no figure.
+    m is the mean of the fresh rows with `centre`, else 0. Replayed rows may be a selection, whose own mean and spread
+    say nothing of the policy: they move no fresh row, and none of n is beyond sqrt(n - 1), however nearly equal they
+    are. Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in no
+    figure.
     """
     measured = [zero_is_measured or value != 0.0 for value in values]
     known = [(value, is_fresh) for value, is_fresh, known in zip(values, fresh, measured, strict=True) if known]
