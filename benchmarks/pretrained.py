@@ -38,16 +38,16 @@ TO_LEVEL = {
 }
 """Seconds are in the results, but other programs ran at the same time: they are no figures."""
 TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
-_ON_TOP = {"batch.trajectories": 48, "batch.mini_batch": 12, "replay.fraction": 1 / 3, "replay.shortfall": "shrink"}
-_PACED = {"optimizer.ess_scaling": "sqrt", "replay.ess.weights": "sequence"}
-"""As VCPO has it: by the weights of whole trajectories. Without replay all are 1, and it changes nothing."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "on_policy": {"replay.fraction": 0.0},
     "on_policy_3": {"replay.fraction": 0.0, "batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
-    "replay_on_top": _ON_TOP,
-    "ess_8": {**_ON_TOP, **_PACED, "replay.max_staleness": 8},
-    "ess_32": {**_ON_TOP, **_PACED, "replay.max_staleness": 32},
+    "replay_on_top": {
+        "batch.trajectories": 48,
+        "batch.mini_batch": 12,
+        "replay.fraction": 1 / 3,
+        "replay.shortfall": "shrink",
+    },
     "state_values": {"replay.fraction": 0.0, "advantage.credit": "state"},
     "hindsight": {
         "batch.trajectories": 64,
@@ -66,8 +66,6 @@ TITLES = {
     "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
-    "ess_8": "ESS-paced, on top, at most 8 versions old",
-    "ess_32": "ESS-paced, on top, at most 32 versions old",
     "state_values": "on-policy, with state values",
     "hindsight": "hindsight",
     "restarts": "half of the groups inside stored successes",

@@ -31,7 +31,7 @@ FRESH, REPLAYED, EPOCHS = 32, 8, 2  # of each batch of 40 a fifth is replayed; i
 SETTING = {"environment": "coin", "environment_version": "1"}  # stored with each row, and what its log-probs are of:
 SETTING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs_mode": "full"}
 FRESH_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=3.0), anchor="old")
-REPLAY_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=None), anchor="behavior")
+REPLAY_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0), anchor="behavior")
 
 
 def make_renderer() -> Renderer:

@@ -25,8 +25,6 @@ class Member:
     replayed: bool = False
     greedy_reward: float = math.nan
     """Reward of one greedy episode on its task; NaN: unknown."""
-    importance_weight: float = 1.0
-    """The policy's probability of all its tokens over that of what sampled them; 1 but in the update of `opob`."""
     turn_rewards: tuple[float, ...] | None = None
     """What each of its replies earned by itself; None: unknown."""
 
@@ -63,18 +61,14 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
-def least_variance_mean(members: Sequence[Member]) -> float:
-    """sum(w^2 L r) / sum(w^2 L), w the importance weight, L in action tokens.
-
-    The baseline b for which w (r - b) grad log pi varies least has |grad log pi|^2 in the place of L (OPOB of VCPO,
-    Huang et al. 2026, arXiv 2602.17616). That this grows with L is the approximation of OPO, whose baseline is that of
-    w = 1 (Hao et al. 2025, arXiv 2505.23585).
-    """
+def length_weighted_mean(members: Sequence[Member]) -> float:
+    """sum(L r) / sum(L), L in action tokens: the baseline of least variance, if |grad log pi|^2 grows with L (OPO, Hao
+    et al. 2025, arXiv 2505.23585)."""
     rewards = [member.reward for member in members]
-    weights = [member.importance_weight**2 * member.num_action_tokens for member in members]
-    if max(rewards) == min(rewards) or sum(weights) == 0:
+    lengths = [member.num_action_tokens for member in members]
+    if max(rewards) == min(rewards) or sum(lengths) == 0:
         return rewards[0]
-    return math.fsum(r * w for r, w in zip(rewards, weights, strict=True)) / math.fsum(weights)
+    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
 
 
 def _over_greedy(member: Member) -> float:
@@ -89,8 +83,7 @@ RULES: Mapping[str, Rule] = {
     "dr_grpo": Rule(_mean, "group"),
     # Ahmadian et al. 2024, arXiv 2402.14740.
     "rloo": Rule(_mean, "group", leaves_itself_out=True),
-    "opo": Rule(least_variance_mean, "group"),
-    "opob": Rule(least_variance_mean, "group"),
+    "opo": Rule(length_weighted_mean, "group"),
     # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
     "reinforce++": Rule(_mean, "batch", divides=True),
     # Its second form: the mean of the group, and one deviation for all tasks.
@@ -120,7 +113,7 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
     members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
 
     A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
-    many tokens or segments they have, but for opo and opob, whose baselines weigh them. Raises ValueError for a reward
+    many tokens or segments they have, but for opo, whose baseline weighs them. Raises ValueError for a reward
     that is not finite.
     """
     for position, member in enumerate(members):
@@ -159,18 +152,25 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
     return result
 
 
-def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool) -> list[float]:
-    """Divided by sqrt(variance + 1e-8), variance with n - 1; with `centre` less their mean first.
+def normalised(values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool) -> list[float]:
+    """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
 
-    Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in neither
-    mean nor variance. Where fewer than two values are left, or equal ones, nothing is compared: with `centre` all are
-    0, else they stay as they are.
+    m is the mean of the fresh rows with `centre`, else 0. Replayed rows may be a selection, whose own mean and spread
+    say nothing of the policy: they move no fresh row, and none of n is beyond sqrt(n - 1), however nearly equal they
+    are. Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in no
+    figure.
     """
-    known = [value for value in values if zero_is_measured or value != 0.0]
-    if len(set(known)) < 2:
-        return [0.0] * len(values) if centre else list(values)
-    mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
-    return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
+    measured = [zero_is_measured or value != 0.0 for value in values]
+    known = [(value, is_fresh) for value, is_fresh, known in zip(values, fresh, measured, strict=True) if known]
+    of_fresh = [value for value, is_fresh in known if is_fresh]
+    mean = _exact_mean(of_fresh) if centre and of_fresh else 0.0
+    scales = [_distance([value for value, _ in known], mean), _distance(of_fresh, mean)]
+    rows = zip(values, fresh, measured, strict=True)
+    return [(value - mean) / scales[is_fresh] if known else 0.0 for value, is_fresh, known in rows]
+
+
+def _distance(values: Sequence[float], mean: float) -> float:
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) + WHITENING_EPSILON)
 
 
 ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]

@@ -12,7 +12,7 @@ from replay.setting_types import Section
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
-COMPARING = ("dr_grpo", "grpo", "opo", "opob", "rloo")
+COMPARING = ("dr_grpo", "grpo", "opo", "rloo")
 """Algorithms by which the members of a group are compared with each other, and one of equal rewards has no signal."""
 
 
@@ -71,14 +71,12 @@ _UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "
 _OWN_MEANS, _WHOLE = _one_of("split", "fresh_only"), _one_of("stored", "shared", "split")
 _IMPORTANCE, _EXGRPO = _one_of("importance"), _one_of("exgrpo")
 _ALONE, _NORMED = _one_of("reinforce", "remax", "ppo"), _one_of("seq-mean-token-sum-norm")
-_IN_UPDATE, _MADE = _one_of("ppo", "opob"), "Its advantages are made within the update: remove it."
 _TEACHES = f"Groups of equal rewards lack a signal by {', '.join(COMPARING)} alone: use one of these, or remove it."
 _CRITIC, _LOOP = "The critic of ppo gives the advantages: remove it.", "Remove it, or set collection.by: loop."
 _MEANS = "Fresh and replayed have their own means: use shared."
 _AUTOCAST = "Autocast is for float32 weights: remove one of them."
 _CORRECTED = "Importance weights correct these: use one of them."
 _ITS_RATIO = "exgrpo's ratio is to the behavior policy: set it."
-_ANEW = _one_of("shared", "split", "fresh_only", "leave_one_out")
 _STD, _ROUNDS, _FUNCTION = "advantage.normalise_std", "rollout.dynamic_sampling_rounds", "advantage.function"
 _INSERT, _RESTARTS, _ON = "collection.samples_per_insert", "replay.restarts.enable", _one_of(True)
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
@@ -88,9 +86,9 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     (_STD, _NULL, "algorithm", _one_of("reinforce++"), "It divides by the iteration's: use reinforce."),
     (_STD, _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo, which doesn't divide."),
     (_STD, _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo has it: use advantage.normalise_batch."),
-    ("advantage.normalise_batch", _one_of("none"), "algorithm", _IN_UPDATE, _MADE),
+    ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
     ("advantage.credit", _NO_TURN, _FUNCTION, _SET, "A function has no baseline for a turn: remove one of them."),
-    ("advantage.credit", _TRAJECTORY, "algorithm", _IN_UPDATE, _MADE),
+    ("advantage.credit", _TRAJECTORY, "algorithm", _PPO, _CRITIC),
     ("advantage.credit", _NO_TURN, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
     (_ROUNDS, _ZERO, "algorithm", _UNCOMPARED, _TEACHES),
     (_ROUNDS, _ZERO, "advantage.credit", _EACH_TURN, "Groups of equal rewards teach by their turns: remove it."),
@@ -98,12 +96,10 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     (_ROUNDS, _ZERO, "collection.by", _WORKERS, _LOOP),
     ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers sample from vLLM's engines alone."),
     ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
-    ("replay.complete_zero_variance", _FALSE, "algorithm", _one_of("opob"), _MADE),
     ("replay.complete_zero_variance", _FALSE, "replay.baseline", _OWN_MEANS, _MEANS),
     ("replay.baseline", _STORED, "algorithm", _ALONE, "No trajectory is compared with others: remove it."),
-    ("replay.baseline", _ANEW, "algorithm", _one_of("opob"), "Rows are stored with the advantages of opo."),
     ("replay.baseline", _WHOLE, _FUNCTION, _SET, "The function is given whole groups: use one of these."),
-    ("replay.negative_weight", _one_of(1.0), "algorithm", _IN_UPDATE, _MADE),
+    ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
     ("replay.mode", _one_of("train"), _INSERT, _SET, "Updates without new rows learn from replayed ones."),
     ("replay.unit", _one_of("any", "group"), _INSERT, _SET, "Others replay with fresh rows, of which there are none."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
@@ -117,8 +113,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.complete_zero_variance", _FALSE, _RESTARTS, _ON, "Only its members went on from the same place."),
     ("replay.retire_solved", _NULL, _RESTARTS, _ON, "Successes behind a prefix would count."),
     ("algorithm", _not("remax", words=_ANOTHER), _RESTARTS, _ON, "Its greedy episodes begin at the start."),
-    ("algorithm", _not("opo", "opob", words=_ANOTHER), _RESTARTS, _ON, "Its baseline would count kept tokens."),
-    ("optimizer.ess_scaling", _one_of("none"), _RESTARTS, _ON, "Its ESS would count kept tokens."),
+    ("algorithm", _not("opo", words=_ANOTHER), _RESTARTS, _ON, "Its baseline would count kept tokens."),
     ("algorithm", _not("reinforce++", words=_ANOTHER), _RESTARTS, _ON, "It compares with episodes from the start."),
     ("collection.max_staleness", _POSITIVE, _INSERT, _SET, "Each update makes waiting rows older: raise it."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),

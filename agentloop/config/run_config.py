@@ -20,7 +20,7 @@ from agentloop.config.sections.optimization import (
     BatchSection,
     CriticSection,
     KlSection,
-    PolicyOptimizerSection,
+    OptimizerSection,
     check_learning,
 )
 from agentloop.config.sections.reward import RewardSection
@@ -49,7 +49,7 @@ class RunConfig(Section):
     """One run, whole."""
 
     algorithm: Literal[
-        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "opob", "remax", "ppo"
+        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
     ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
@@ -76,9 +76,7 @@ class RunConfig(Section):
     advantage: AdvantageSection = Field(default_factory=AdvantageSection, description="Advantages of trajectories.")
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
-    optimizer: PolicyOptimizerSection = Field(
-        default_factory=PolicyOptimizerSection, description="What moves the policy."
-    )
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
     critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")

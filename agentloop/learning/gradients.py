@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import RULES, advantages, compared_members
 from agentloop.algorithms.corrections import Correction, correct
 from agentloop.algorithms.heterogeneous import Kinds, StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_loss
@@ -21,8 +20,8 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError
-from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches, members_of
-from agentloop.learning.update_stats import UpdateTotals, drift_of
+from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches
+from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from agentloop.user_code import failing_as, load_function
 
@@ -137,25 +136,6 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
                     f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{stream}.anchor: old "
                     f"without a correction, or loss.{stream}.allow_truncated_sampling: true."
                 )
-
-
-def over_least_variance(scored: ScoredBatch, config: RunConfig) -> ScoredBatch:
-    """The batch with advantages over the baseline of `algorithm: opob`, which needs old log-probs.
-
-    The weight of a trajectory is old over behavior policy, its log clamped to 20 nats; tokens whose behavior log-prob
-    is unknown count as unmoved. Replayed rows that are only observed keep their advantages.
-    """
-    baseline = config.replay.baseline if config.replay.mode == "train" else "stored"
-    batch, weights = scored.batch, drift_of(scored).sequence_weight.tolist()
-    pairs = zip(members_of(batch.members), weights, strict=True)
-    members = [replace(member, importance_weight=weight) for member, weight in pairs]
-    found = advantages(members, compared_members(members, baseline, whole_batch=False), RULES["opob"])
-    anew = [baseline != "stored" or not member.replayed for member in members]
-    facts = zip(batch.members, found, anew, strict=True)
-    rows = tuple(replace(row, advantage=value) if changes else row for row, value, changes in facts)
-    values = batch.advantages.new_tensor([row.advantage for row in rows])[batch.trajectory, None]
-    mask = batch.loss_mask & batch.loss_mask.new_tensor(anew)[batch.trajectory, None]
-    return replace(scored, batch=replace(batch, members=rows, advantages=torch.where(mask, values, batch.advantages)))
 
 
 def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:

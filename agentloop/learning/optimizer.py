@@ -36,15 +36,6 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     return section.learning_rate * (section.final_factor + (1.0 - section.final_factor) * course)
 
 
-def ess_factor(ess: float, scaling: str) -> float:
-    """What a step's learning rate is multiplied by: the noise of its gradient grows as its rows' ESS, in (0, 1], falls.
-
-    The step size of VCPO (Huang et al. 2026, arXiv 2602.17616), as if 1 were what rows of the present policy have; its
-    baseline is none of this. `sqrt` is the paper's, for optimizers that divide by the gradient's size.
-    """
-    return {"linear": ess, "sqrt": math.sqrt(ess)}[scaling]
-
-
 def shrunk_factor(rows: int, batch: BatchSection) -> float:
     """What the learning rate of a batch that came out smaller is multiplied by: its rows per step, of a whole one's.
 

@@ -28,11 +28,10 @@ from agentloop.learning.gradients import (
     accumulate_gradients,
     check_behavior,
     corrected,
-    over_least_variance,
     stream_losses,
 )
-from agentloop.learning.optimizer import StepLog, WeightOptimizer, ess_factor, learning_rate, shrunk_factor
-from agentloop.learning.update_stats import Drift, UpdateResult, UpdateTotals, drift_of, update_result
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate, shrunk_factor
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.memory import choose_checkpointing, memory_suffices
@@ -61,8 +60,6 @@ class _Log(StepLog):
     sampling_gap: float | None = None
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
     kl_losses: list[float] = field(default_factory=list)
-    ess_factors: list[float] = field(default_factory=list)
-    """Of each step's learning rate, where its rows' ESS scales it."""
 
     def metrics(self, role: str = "actor") -> dict[str, float]:
         metrics = super().metrics(role)
@@ -72,8 +69,6 @@ class _Log(StepLog):
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.kl_losses:
             metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
-        if self.ess_factors:
-            metrics["actor/ess_factor"] = sum(self.ess_factors) / len(self.ess_factors)
         return metrics
 
 
@@ -163,8 +158,6 @@ class Trainer:
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
-        if self._config.algorithm == "opob":
-            scored = over_least_variance(scored, self._config)
         if self._critic is not None:
             scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
             metrics |= value_metrics(scored, self._config)
@@ -174,13 +167,9 @@ class Trainer:
         totals = UpdateTotals(scored.batch.replayed)
         rates = self._begin(batch, iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
-        drift = drift_of(scored) if self._config.optimizer.ess_scaling != "none" else None
         for members in self._plan(batch, iteration):
             chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
             mini = scored.select(torch.isin(scored.batch.trajectory, chosen).nonzero()[:, 0])
-            if drift is not None:
-                log.ess_factors.append(self._ess_factor(drift, mini.batch))
-                self._optimizer.set_learning_rate(rates["actor/learning_rate"] * log.ess_factors[-1])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
         metrics |= self._feed_kl(scored) | log.metrics() | rates
@@ -200,13 +189,6 @@ class Trainer:
         if self._critic is not None:
             rates["critic/learning_rate"] = self._critic.begin(iteration=iteration, factor=factor)
         return rates
-
-    def _ess_factor(self, drift: Drift, mini: Batch) -> float:
-        """By the trajectories that a step learns from; those without behavior log-probs say nothing."""
-        rows = mini.trajectory[mini.loss_mask.any(dim=1)].unique()
-        known = rows[drift.tokens[rows] > 0]
-        ess = drift.effective_sample_size(known, self._config.replay.ess.weights) if len(known) else 1.0
-        return ess_factor(ess, self._config.optimizer.ess_scaling)
 
     def _plan(self, batch: Batch, iteration: int) -> list[list[int]]:
         """The trajectories of each optimizer step."""

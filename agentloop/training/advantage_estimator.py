@@ -27,7 +27,7 @@ from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
-from replay.records import BatchRow, Trajectory
+from replay.records import FRESH, BatchRow, Trajectory
 
 
 class AdvantageEstimator:
@@ -69,9 +69,9 @@ class AdvantageEstimator:
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
         changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
-        if names and (changed or config.algorithm in ("ppo", "remax", "opob")):
+        if names and (changed or config.algorithm in ("ppo", "remax")):
             raise UserError(
-                "environment.agent must give one reward for the episode under algorithm ppo, remax or opob, "
+                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
                 "advantage.normalise_batch or advantage.credit turn or state, got one of "
                 f"{names[0]}. Change them, or it."
             )
@@ -140,13 +140,9 @@ class AdvantageEstimator:
             return list(rows)
         # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
         measured = self._function is None and self._rule.compares != "group"
-        result, centre = list(rows), kind == "whiten"
-        for stream in dict.fromkeys(row.stream for row in rows):
-            positions = [position for position, row in enumerate(rows) if row.stream == stream]
-            values = normalised([rows[p].advantage for p in positions], centre=centre, zero_is_measured=measured)
-            for position, value in zip(positions, values, strict=True):
-                result[position] = replace(rows[position], advantage=value)
-        return result
+        given, fresh = [row.advantage for row in rows], [row.stream == FRESH for row in rows]
+        values = normalised(given, fresh, centre=kind == "whiten", zero_is_measured=measured)
+        return [replace(row, advantage=value) for row, value in zip(rows, values, strict=True)]
 
     def _by_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
         """The advantages of each row's turns; none where these are unknown."""

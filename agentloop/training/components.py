@@ -24,7 +24,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel, check_positions
-from agentloop.models.memory import check_memory, free_memory, machine_memory
+from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
@@ -40,7 +40,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
-from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
+from agentloop.training.startup_checks import check_disk, check_scoring
 from agentloop.training.state_values import StateValues
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
@@ -187,9 +187,6 @@ def _connected(
         )
     else:
         publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
-        if actor.device.type == "cuda":
-            to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
-            display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     if checkpoint is None and isinstance(trainer, Trainer):
         sizes = {"weights": weights.bytes_of_files, "least_policies": publisher.least_folders}
         _check_room(folder, display, actor, state=trainer.bytes_of_state(), sizes=sizes)

@@ -50,30 +50,6 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
     return worst <= _TOLERANCE and not actor.half_precision
 
 
-def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free: int) -> str:
-    """What keys and values take once all episodes that run at once are as long as they may be, in words.
-
-    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError for more.
-    """
-    most = max(config.batch.trajectories, config.evaluation.tasks * config.evaluation.samples)
-    episodes, tokens = min(config.rollout.parallel, most), config.context.max_tokens
-    taken = generator.bytes_of(episodes, tokens)
-    if not taken:
-        return f"sampling: no step of {type(generator.model).__name__} can be recorded, its keys and values grow"
-    if taken > free:
-        fitting = next((n for n in range(episodes, 0, -1) if generator.bytes_of(n, tokens) <= free), 0)
-        advice = f"Set rollout.parallel to {fitting}, or lower" if fitting else "Lower"
-        raise UserError(
-            f"rollout.parallel must leave keys and values room on the GPU, got {episodes} episodes of "
-            f"context.max_tokens {tokens}, which take {taken / 1e9:,.1f} GB where {free / 1e9:,.1f} GB are free. "
-            f"{advice} context.max_tokens."
-        )
-    return (
-        f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
-        f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free next to gradients and optimizer"
-    )
-
-
 def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
     """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
 

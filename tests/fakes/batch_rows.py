@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import ScoredBatch, build_batch, score
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
 from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
@@ -149,6 +149,17 @@ def gradients(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tuple[flo
     step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
     return step.loss, torch.cat([v.flatten() for v in vectors]), totals
+
+
+def written_log_probs(actor: Actor, batch: Batch) -> dict[tuple[int, int], Tensor]:
+    """Of every action token by row and position: row by row, on whole logits, with a gradient."""
+    found = {}
+    for line, length in enumerate(batch.lengths):
+        ids = batch.token_ids[line, :length]
+        scores = torch.log_softmax(actor.model(input_ids=ids[None]).logits[0] / batch.temperature[line], dim=-1)
+        for t in batch.response_mask[line].nonzero()[:, 0].tolist():
+            found[line, t] = scores[t - 1, ids[t]]
+    return found
 
 
 def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:

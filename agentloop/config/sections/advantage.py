@@ -28,8 +28,8 @@ class AdvantageSection(Section):
     )
     normalise_batch: Literal["none", "scale", "whiten"] = Field(
         "none",
-        description="Divide the advantages of each stream of the batch by their standard deviation (scale), and take "
-        "off their mean first (whiten); where groups are compared, those of exactly 0 stay 0.",
+        description="Divide the advantages of the batch by their root mean square (scale), or take off the mean of the "
+        "fresh rows first (whiten); where groups are compared, those of exactly 0 stay 0. See docs/algorithms.md.",
     )
     credit: Literal["trajectory", "turn", "state"] = Field(
         "trajectory",

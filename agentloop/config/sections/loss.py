@@ -20,7 +20,6 @@ class PpoClip(Section):
 
 class ReplayPpoClip(PpoClip):
     clip_high: NonNegative = 0.2
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
 
 
 class Gspo(Section):

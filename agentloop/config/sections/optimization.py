@@ -34,14 +34,6 @@ class OptimizerSection(Section):
     )
 
 
-class PolicyOptimizerSection(OptimizerSection):
-    ess_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="Scales the learning rate of each step by its rows' ESS, or by the square root of it (VCPO's for "
-        "adamw): rows that drifted apart make small steps. replay.ess.weights says what the ESS is over.",
-    )
-
-
 class CriticSection(Section):
     """The critic of `algorithm: ppo`; no other algorithm has one."""
 

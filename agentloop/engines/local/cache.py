@@ -8,7 +8,6 @@ most are shown the more of it apart from the others.
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -21,24 +20,22 @@ from transformers.cache_utils import DynamicLayer
 from agentloop.engines.generator import GenerationRequest
 
 _GROWTH = 64
+_TOKENS_PER_CALL = 128
+"""Calling the model once more costs about as much as showing it this many."""
 
 
-class KeyValueCache(ABC):
+class EpisodeCache:
     """What a model has seen of a batch of episodes. Starts empty; `admit` or `keep` says whose turn it is."""
-
-    tokens_per_call = 128
-    """Calling the model once more costs about as much as showing it this many."""
-    _packs = True
-    """Rows can begin with what others have seen, and go on without what they had."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._fed: list[list[int]] = []
-        self._row_of: dict[int, int] = {}
+        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn again.
+        self._packs = full_attention(model)
+        self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
         self.forget()
 
     def forget(self) -> None:
-        self._row_of = {}
+        self._row_of: dict[int, int] = {}
         self._reset(0)
 
     def fed(self, episode: int) -> int:
@@ -50,7 +47,7 @@ class KeyValueCache(ABC):
         shared = list(requests[0].prompt_ids)
         for request in requests:
             shared = common_beginning(shared, request.prompt_ids)
-        if self._packs and len(shared) * (len(requests) - 1) > self.tokens_per_call:
+        if self._packs and len(shared) * (len(requests) - 1) > _TOKENS_PER_CALL:
             self._reset(1)
             self.feed([shared])
             self._take([0] * len(requests), [shared] * len(requests))
@@ -73,57 +70,25 @@ class KeyValueCache(ABC):
 
     def feed(self, chunks: Sequence[list[int]]) -> Tensor:
         """Show each row its new tokens; the logits after the last one, [B, V]. Those of an empty chunk mean nothing."""
-        even = _even_width([len(chunk) for chunk in chunks], self.tokens_per_call)
+        even = _even_width([len(chunk) for chunk in chunks])
         long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
         if long and self._feed_apart(long, [chunks[row][:-even] for row in long]):
             chunks = [chunk[-even:] for chunk in chunks]
         return self._feed(chunks)
 
-    @abstractmethod
-    def part(self, rows: Sequence[int]) -> Self | None:
-        """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
-
-    @abstractmethod
-    def rejoin(self, rows: Sequence[int], part: Self) -> None:
-        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
-
-    @abstractmethod
     def _reset(self, rows: int) -> None:
         """So many rows that have seen nothing."""
-
-    @abstractmethod
-    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
-        """Only these rows, in this order; what each has seen of `fed` is all of it."""
-
-    @abstractmethod
-    def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
-        """`feed`, all at once."""
-
-    @abstractmethod
-    def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
-        """Show some rows theirs, and the others nothing; False where that can't be."""
-
-
-class EpisodeCache(KeyValueCache):
-    """Keys and values of any model, in memory that grows with them."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn again.
-        self._packs = full_attention(model)
-        self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
-        super().__init__(model)
-
-    def _reset(self, rows: int) -> None:
         if self._packs:
             self._states: Any = Cache(layer_class_to_replicate=_PackedLayer)
         else:
             self._states = DynamicCache(config=self._model.config)
-        self._fed = [[] for _ in range(rows)]
+        self._fed: list[list[int]] = [[] for _ in range(rows)]
         self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
         self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
 
     def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
-        """Their real columns come to the left in order."""
+        """Only these rows, in this order; what each has seen of `fed` is all of it. Their real columns come to the left
+        in order."""
         index = torch.tensor(rows, device=self._model.device)
         self._fed = [list(ids) for ids in fed]
         self._length = torch.tensor([len(ids) for ids in fed], device=self._model.device)
@@ -134,6 +99,7 @@ class EpisodeCache(KeyValueCache):
         self._real = torch.arange(width, device=index.device)[None] < self._length[:, None]
 
     def part(self, rows: Sequence[int]) -> Self | None:
+        """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
         if not self._packs:
             return None
         index = torch.tensor(rows, device=self._model.device)
@@ -144,6 +110,7 @@ class EpisodeCache(KeyValueCache):
         return part
 
     def rejoin(self, rows: Sequence[int], part: Self) -> None:
+        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
         index = torch.tensor(rows, device=self._model.device)
         for layer, other in zip(self._states.layers, part._states.layers, strict=True):
             layer.rejoin(index, other)
@@ -152,6 +119,7 @@ class EpisodeCache(KeyValueCache):
         self._length[index] = part._length
 
     def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
+        """Show some rows theirs, and the others nothing; False where that can't be."""
         part = self.part(rows) if self._states.layers else None
         if part is None:
             return False
@@ -160,6 +128,7 @@ class EpisodeCache(KeyValueCache):
         return True
 
     def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        """`feed`, all at once."""
         width = max(len(chunk) for chunk in chunks)
         ids = torch.tensor([[0] * (width - len(chunk)) + chunk for chunk in chunks], device=self._model.device)
         sizes = torch.tensor([len(chunk) for chunk in chunks], device=ids.device)
@@ -242,11 +211,11 @@ class _PackedLayer(DynamicLayer):
         self.keys, self.values = self._blocks
 
 
-def _even_width(sizes: Sequence[int], tokens_per_call: int) -> int:
+def _even_width(sizes: Sequence[int]) -> int:
     """Tokens up to which all rows are fed together; longer rows are shown the rest before, padded alike."""
     longest, rows = max(sizes), len(sizes)
     costs = {
-        width: rows * width + sum(size > width for size in sizes) * (longest - width) + tokens_per_call
+        width: rows * width + sum(size > width for size in sizes) * (longest - width) + _TOKENS_PER_CALL
         for width in set(sizes)
         if 0 < width < longest
     }

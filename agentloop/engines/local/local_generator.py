@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.engines.generator import GenerationRequest
-from agentloop.engines.local.cache import EpisodeCache, KeyValueCache
-from agentloop.engines.local.fixed_cache import FixedCache
+from agentloop.engines.local.cache import EpisodeCache
 from agentloop.errors import TrainingStopped
 from agentloop.records import Completion
 from context.parse.reply import before_stop
@@ -59,8 +58,7 @@ class LocalGenerator:
     ) -> None:
         """`compute` says in which type it multiplies; the rest of it is about scoring.
 
-        `as_on_gpu`: with keys and values in fixed buffers where the model can, and weights that autocast need not cast
-        again; None: if the model is on a GPU.
+        `as_on_gpu`: with weights that autocast need not cast again; None: if the model is on a GPU.
         """
         self._trained, self.model = model, model
         self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
@@ -73,8 +71,7 @@ class LocalGenerator:
         self.policy_version = policy_version
         self._random = torch.Generator(device=model.device)
         self._temperature = 1.0
-        fixed = self._as_on_gpu and FixedCache.suits(self.model)
-        self._cache = FixedCache(self.model) if fixed else EpisodeCache(self.model)
+        self._cache = EpisodeCache(self.model)
 
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
         """Another one of the same policy that multiplies as `compute` says."""
@@ -86,10 +83,6 @@ class LocalGenerator:
             compute=compute,
             as_on_gpu=self._as_on_gpu,
         )
-
-    def bytes_of(self, episodes: int, tokens: int) -> int:
-        """What keys and values of so many episodes of this length take in fixed buffers; 0 before the first token."""
-        return self._cache.bytes_of(episodes, tokens) if isinstance(self._cache, FixedCache) else 0
 
     def published(self, version: int) -> None:
         """New weights are in place."""
@@ -107,12 +100,10 @@ class LocalGenerator:
         if not requests:
             return []
         replies = [_Reply(request.max_new_tokens) for request in requests]
-        # Around all steps, so that weights are cast once; in inference mode each step would cast them. A recorded step
-        # may not use what was cast before it: there they are cast already.
-        kept = not isinstance(self._cache, FixedCache)
+        # Around all steps, so that weights are cast once; in inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
-            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast, cache_enabled=kept),
+            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast),
         ):
             if not self._cache.keep(requests):
                 self._cache.admit(requests)
@@ -120,7 +111,7 @@ class LocalGenerator:
             self._decode(self._cache, replies, logits)
         return [reply.completion(self.policy_version) for reply in replies]
 
-    def _decode(self, cache: KeyValueCache, replies: Sequence[_Reply], logits: Tensor) -> None:
+    def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
         """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
         while True:
             self._add(replies, logits)

@@ -118,8 +118,8 @@ def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
         (["objective=gspo"], {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}),
         (["objective.name=gspo"], {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}),
         (["objective.name=gspo", "objective.clip_low=0.5"], {"name": "gspo", "clip_low": 0.5, "clip_high": 4e-4}),
-        (["objective.clip_low=0.5"], {"name": "ppo_clip", "clip_low": 0.5, "clip_high": 0.6, "dual_clip": None}),
-        (["objective={name: ppo_clip}"], {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
+        (["objective.clip_low=0.5"], {"name": "ppo_clip", "clip_low": 0.5, "clip_high": 0.6, "dual_clip": 3.0}),
+        (["objective={name: ppo_clip}"], {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
     ],
 )
 def test_options_stay_with_their_own_objective(tmp_path: Path, overrides: list[str], objective: dict[str, Any]) -> None:

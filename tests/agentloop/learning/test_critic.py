@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +17,18 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
-from tests.fakes.batch_rows import AUTHORS, batch_row, ragged, row, run_config, segment, tiny_actor, trainer, weights_of
+from tests.fakes.batch_rows import (
+    AUTHORS,
+    batch_row,
+    ragged,
+    row,
+    run_config,
+    segment,
+    tiny_actor,
+    trainer,
+    weights_of,
+    written_log_probs,
+)
 
 
 def ppo(**sections: Any) -> RunConfig:
@@ -144,6 +156,35 @@ def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
     assert value_gradient(actor, whole, ppo())[0] == pytest.approx(value_gradient(actor, without, ppo())[0], rel=1e-9)
     both = ppo(critic={"train_on": "both"})
     assert value_gradient(actor, whole, both)[0] != pytest.approx(value_gradient(actor, without, both)[0], rel=1e-3)
+
+
+def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
+    actor = tiny_actor()
+    critic, config = critic_with_opinions(actor), ppo(critic={"train_on": "both"})
+    rows = [replace(item, weight=1.0 if i < 6 else 1 / i) for i, item in enumerate(episodes())]
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    assert batch.critic is not None
+    loss = slope = 0.0
+    for line, t in batch.batch.loss_mask.nonzero().tolist():
+        error = float(batch.critic.values[line, t] - batch.critic.returns[line, t])
+        share = np.float32(rows[int(batch.batch.trajectory[line])].weight) / int(batch.batch.loss_mask.sum())
+        loss, slope = loss + share * 0.5 * error**2, slope + share * error
+    assert CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=1.0) == pytest.approx(loss)
+    assert critic.weights["head"].get_parameter("bias").grad == pytest.approx(slope)
+
+
+def test_coefficient_of_the_kl_is_fed_by_fresh_tokens_alone() -> None:
+    actor, reference, rows = tiny_actor(), tiny_actor(seed=1), episodes()
+    batch = build_batch(rows, AUTHORS)
+    old, ref = written_log_probs(actor, batch), written_log_probs(reference, batch)
+    gaps = [(old[at] - ref[at]).item() for at in old if not batch.replay_mask[at[0]]]
+    fresh = sum(gaps) / len(gaps)
+    # A tenth above its target, of six fresh trajectories.
+    kl = {"reward_coef": 0.1, "target": fresh / 1.1, "horizon": 256}
+    learner = trainer(actor, ppo(kl=kl), reference=reference)
+    metrics = learner.update(rows, iteration=1).metrics
+    assert metrics["actor/reward_kl"] == pytest.approx(fresh)
+    assert learner.kl_coef.value == pytest.approx(0.1 * (1 + 0.1 * 6 / 256))
 
 
 def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected, over_least_variance
+from agentloop.learning.gradients import accumulate_gradients, corrected, stream_losses
+from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
+from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     LOSS,
     aggregated_by,
@@ -25,7 +27,7 @@ from tests.fakes.batch_rows import (
     segment,
     stored_off_by,
     tiny_actor,
-    trainer,
+    written_log_probs,
 )
 
 
@@ -141,6 +143,45 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
     assert bool(gradient.any())
 
 
+def test_a_replayed_failure_that_became_likelier_has_no_say_by_default() -> None:
+    """One of 16 rows, 5 nats likelier than when it was sampled: r = 148, beyond the ceiling of 3."""
+    actor = tiny_actor()
+    rows = [
+        row(f"t{i}", segment("uulll", seed=i), stream="replay" if i % 2 else "fresh", advantage=0.9) for i in range(16)
+    ]
+    *others, last = sampled_by(actor, rows)
+    failure = replace(stored_off_by(last, -5.0), advantage=-0.9)
+    silent = replace(failure, advantage=0.0)
+
+    def gradient(*changed: BatchRow, **clip: float | None) -> Tensor:
+        loss = {"replay": {"objective": {"name": "ppo_clip", **clip}}}
+        return gradients(actor, rescore(actor, [*others, *changed], old=actor), run_config(loss=loss))[1]
+
+    own = gradient(failure, dual_clip=None) - gradient(silent)
+    assert float(own.norm()) > 20 * float(gradient(silent).norm())
+    assert float(gradient(silent).norm()) > 0.1
+    torch.testing.assert_close(gradient(failure), gradient(silent), rtol=0, atol=1e-12)
+    # Below the ceiling it is pushed away as before: r = exp(1) = 2.72.
+    nearer = replace(stored_off_by(last, -1.0), advantage=-0.9)
+    assert float((gradient(nearer) - gradient(silent)).norm()) > 0.1
+
+
+@pytest.mark.parametrize("fresh", [6, 0])
+def test_distance_of_an_early_stop_is_k3_over_the_fresh_tokens_that_have_a_gradient(fresh: int) -> None:
+    """(r - 1) - log r, r = pi / old; over replayed tokens where there are no fresh ones."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = rescore(actor, ragged(fresh=fresh), old=old)
+    batch, before = scored.batch, written_log_probs(old, scored.batch)
+    distances = []
+    for (line, t), now in written_log_probs(actor, batch).items():
+        log_r = (now - before[line, t]).item()
+        if batch.advantages[line, t] != 0 and bool(batch.replay_mask[line]) == (fresh == 0):
+            distances.append(min(math.exp(log_r) - 1 - log_r, 10.0))
+    config, totals = run_config(loss=LOSS, batch={"micro_batch_tokens": 40}), UpdateTotals(batch.replayed)
+    step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
+    assert step.moved == pytest.approx(sum(distances) / len(distances), rel=1e-9)
+
+
 def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
     """Counted per stream over the whole step: of 6 fresh ones 5 have an advantage, of 3 replayed ones 2."""
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
@@ -175,25 +216,3 @@ def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
     assert metrics["actor/fresh/rejected"] == pytest.approx(1 / 3) and int(rejected.sum()) == 1
     assert kept.batch.advantages[rejected].tolist() == [0.0]
     assert kept.batch.advantages[kept.batch.loss_mask].tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize("mode", ["train", "observe"])
-def test_opob_weighs_a_batch_by_what_the_update_has_scored(mode: str) -> None:
-    actor, observes = tiny_actor(), mode == "observe"
-    config = run_config(algorithm="opob", batch={"group_size": 4}, replay={"baseline": "shared", "mode": mode})
-    rows = []
-    # (reward, action tokens, nats by which the stored log-probs are off per token): weights 1, 1/2 and 2, replayed 4
-    facts = {"a": (1.0, 2, 0.0), "b": (0.0, 1, math.log(2)), "c": (4.0, 1, -math.log(2)), "d": (2.0, 2, -math.log(2))}
-    for name, (reward, tokens, nats) in facts.items():
-        made = row(name, segment("u" + "l" * tokens), advantage=0.25, stream="replay" if name == "d" else "fresh")
-        record = replace(made.trajectory.record, num_action_tokens=tokens)
-        made = replace(made, trajectory=replace(made.trajectory, record=record), reward=reward)
-        rows += [stored_off_by(made, nats) for made in sampled_by(actor, [made])]
-    # w^2 L = 2, 1/4, 4 and 32: b = 18 / 6.25 = 2.88 of the fresh ones, 82 / 38.25 of all
-    b = 2.88 if observes else 82 / 38.25
-    expected = [1 - b, -b, 4 - b, 0.25 if observes else 2 - b]
-    found = over_least_variance(rescore(actor, rows, old=actor), config).batch
-    assert found.advantages[:, 1].tolist() == pytest.approx(expected, rel=1e-5)
-    assert bool((found.advantages == found.advantages[:, 1:2] * found.loss_mask).all())
-    used = trainer(actor, config).update(rows, iteration=1).advantages
-    assert used == pytest.approx(dict(zip(facts, expected, strict=True)), rel=1e-5)

@@ -370,31 +370,6 @@ def moved(rows: list[BatchRow], **sections: Any) -> tuple[torch.Tensor, dict[str
 
 
 @pytest.mark.parametrize(
-    ("weights", "scaling", "factor"),
-    [
-        ("token", "linear", 0.8),  # four tokens of weights 1, 1, 3, 3: 8^2 / (4 x 20)
-        ("token", "sqrt", math.sqrt(0.8)),
-        ("sequence", "sqrt", math.sqrt(100 / 164)),  # two rows of weights 1 and 9: 10^2 / (2 x 82)
-        ("mean", "linear", 0.8),  # of 1 and 3: 4^2 / (2 x 10)
-    ],
-)
-def test_step_is_as_large_as_the_ess_of_the_rows_it_learns_from(weights: str, scaling: str, factor: float) -> None:
-    made = [row("a", segment("ull", seed=5)), row("b", segment("ull", seed=6), stream="replay")]
-    young, old = sampled_by(tiny_actor(), made)
-    unknown = with_log_probs(row("unknown", segment("uxx", seed=7), stream="replay"), [[math.nan] * 3])
-    observed = stored_off_by(row("observed", segment("udd", seed=8), stream="replay"), 9.0)
-    rows = [young, stored_off_by(old, -math.log(3)), unknown, observed]
-
-    given = {"replay": {"ess": {"weights": weights}}, "loss": {"replay": {"missing_log_probs": "bc"}}}
-    steps = (moved(rows, **given, batch={"mini_batch": 4}, optimizer={"ess_scaling": how}) for how in ("none", scaling))
-    (whole, off), (scaled, on) = steps
-    assert "actor/ess_factor" not in off
-    assert on["actor/ess_factor"] == pytest.approx(factor, rel=1e-5)
-    assert on["actor/grad_norm"] == off["actor/grad_norm"] > 0
-    torch.testing.assert_close(scaled, factor * whole, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
     ("rows", "trajectories", "mini_batch", "factor"),
     [(64, 128, 128, 0.5), (128, 128, 128, 1.0), (32, 48, 12, 32 / 3 / 12), (24, 48, 12, 1.0), (40, 32, 32, 1.0)],
 )

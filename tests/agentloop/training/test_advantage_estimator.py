@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentloop.algorithms.advantages import ReplayBaseline
 from agentloop.config import RunConfig
@@ -14,7 +15,19 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
-from tests.fakes.batch_rows import AUTHORS, batch_row, row, segment
+from tests.fakes.batch_rows import (
+    AUTHORS,
+    batch_row,
+    gradients,
+    ragged,
+    rescore,
+    row,
+    run_config,
+    sampled_by,
+    segment,
+    tiny_actor,
+    written_log_probs,
+)
 from tests.fakes.environments import functions
 
 FUNCTIONS = Path(functions.__file__)
@@ -91,7 +104,7 @@ def test_function_that_gives_no_advantages_is_refused_at_the_start(name: str) ->
         estimator(advantage={"function": f"{FUNCTIONS}:{name}"})
 
 
-def test_batch_normalisation_is_of_each_stream_by_itself() -> None:
+def test_batch_normalisation_measures_replayed_rows_by_fresh_ones_and_themselves() -> None:
     rows = [
         rewarded("a", 0.0, advantage=2.0),
         rewarded("b", 0.0, advantage=-1.0),
@@ -99,12 +112,61 @@ def test_batch_normalisation_is_of_each_stream_by_itself() -> None:
         rewarded("d", 0.0, stream="replay", advantage=8.0),
         rewarded("e", 0.0, stream="replay", advantage=4.0),
     ]
-    # Fresh: 2 and -1, sample std 3 / sqrt(2); replayed: 8 and 4, 4 / sqrt(2).
-    fresh, replayed = math.sqrt(4.5 + 1e-8), math.sqrt(8 + 1e-8)
-    scaled = [2 / fresh, -1 / fresh, 0, 8 / replayed, 4 / replayed]
+    # By 2 and -1, about 0: 5 / 1; and by all four: 85 / 3.
+    fresh, every = math.sqrt(5 + 1e-8), math.sqrt(85 / 3 + 1e-8)
+    scaled = [2 / fresh, -1 / fresh, 0, 8 / every, 4 / every]
     assert used(estimator(advantage={"normalise_batch": "scale"}), rows, "stored") == pytest.approx(scaled)
-    whitened = [1.5 / fresh, -1.5 / fresh, 0, 2 / replayed, -2 / replayed]
+    # About the fresh mean 0.5: 2 x 1.5^2 = 4.5; and 4.5 + 7.5^2 + 3.5^2 = 73 over 3.
+    fresh, every = math.sqrt(4.5 + 1e-8), math.sqrt(73 / 3 + 1e-8)
+    whitened = [1.5 / fresh, -1.5 / fresh, 0, 7.5 / every, 3.5 / every]
     assert used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored") == pytest.approx(whitened)
+
+
+SUCCESSES = {
+    # Of groups of 4 of 8 successes: 0.5 / (sqrt(2 / 7) + 1e-6) = 0.935; the odd one is of 5 of 8.
+    "of_like_groups": [*[0.935413] * 31, 0.724569],
+    "relabelled": [*[1.0] * 15, 0.99],
+    "equal": [0.935413] * 8,
+}
+
+
+@pytest.mark.parametrize("kind", ["scale", "whiten"])
+@pytest.mark.parametrize("which", list(SUCCESSES))
+def test_a_stream_of_successes_alone_outweighs_no_fresh_row_when_normalised(kind: str, which: str) -> None:
+    fresh = [0.935413, -0.935413] * 16
+    rows = [rewarded(f"f{number}", 0.0, advantage=value) for number, value in enumerate(fresh)]
+    rows += [
+        rewarded(f"r{number}", 1.0, advantage=value, stream="replay") for number, value in enumerate(SUCCESSES[which])
+    ]
+    found = np.array(used(estimator(advantage={"normalise_batch": kind}), rows, "stored"))
+    assert np.abs(found[:32]) == pytest.approx(np.full(32, math.sqrt(31 / 32)), rel=1e-6)
+    assert found[32:].min() > 0.7 and found[32:].max() < 1.1
+
+
+@pytest.mark.parametrize("kind", ["scale", "whiten"])
+def test_normalised_batch_has_the_values_and_the_gradient_of_the_written_formula(kind: str) -> None:
+    rng, actor = np.random.default_rng(5), tiny_actor()
+    for replayed in (0, 1, 3):
+        drawn = sampled_by(actor, ragged(fresh=7, replayed=replayed))
+        drawn = [replace(item, advantage=float(rng.normal(0.3, 1.0)) * (n != 2)) for n, item in enumerate(drawn)]
+        a, late = np.array([item.advantage for item in drawn]), np.arange(7 + replayed) >= 7
+        signal = a != 0.0
+        m = a[~late & signal].mean() if kind == "whiten" else 0.0
+        of_fresh, of_all = (((a[who] - m) ** 2).sum() / (who.sum() - 1) for who in (~late & signal, signal))
+        expected = np.where(signal, (a - m) / np.sqrt(np.where(late, of_all, of_fresh) + 1e-8), 0.0)
+        rows = estimator(advantage={"normalise_batch": kind}).of_batch(drawn, "stored")[0]
+        assert [item.advantage for item in rows] == pytest.approx(expected.tolist(), rel=1e-12)
+        # All ratios are 1, so the gradient is the sum over trained tokens of -A / N times that of a log-prob.
+        scored = rescore(actor, rows, old=actor)
+        loss = {"replay": {"anchor": "old"}}
+        found = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 40}))[1]
+        actor.model.zero_grad(set_to_none=True)
+        tokens = written_log_probs(actor, scored.batch).items()
+        of, n = scored.batch.trajectory.tolist(), int(scored.batch.loss_mask.sum())
+        losses = [-np.float32(expected[of[line]]) * log_p / n for (line, _), log_p in tokens]
+        torch.autograd.backward(torch.stack(losses).sum())
+        by_hand = torch.cat([p.grad.flatten() for p in actor.model.parameters()])
+        torch.testing.assert_close(found, by_hand, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "remax"])

@@ -40,7 +40,7 @@ def stored(result: TrainResult) -> dict[tuple[int, str], list[tuple[float, float
 
 
 def test_run_stores_the_advantages_of_its_algorithm(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path / "opob", qwen2, "opob", run={"iterations": 1}, replay={"baseline": "shared"})
+    config = quick(tmp_path / "opo", qwen2, "opo", run={"iterations": 1})
     groups = stored(train(config, display=SilentDisplay()))
     assert len(groups) == 4
     for members in groups.values():

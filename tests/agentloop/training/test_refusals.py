@@ -19,7 +19,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.memory import check_memory
 from agentloop.rollouts.actors import checked_parser
-from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
+from agentloop.training.startup_checks import check_disk, check_scoring
 from agentloop.training.train import train
 from context import ChatTemplate, Message
 from context.templates.chat_template import LOOKUP
@@ -166,29 +166,6 @@ def test_rounding_of_autocast_hides_no_disagreement() -> None:
     check_scoring(generator, Actor(model, compute=compute))
     with pytest.raises(UserError, match="batch.layout must be padded for a model that does not tell rows apart"):
         check_scoring(generator, Actor(model, packs=True, compute=compute))
-
-
-def test_memory_of_keys_and_values_is_named_or_refused(loaded: LoadedModel) -> None:
-    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, as_on_gpu=True)
-    check_scoring(generator, Actor(loaded.model))
-    values = {"rollout": {"parallel": 100}, "evaluation": {"tasks": 20, "samples": 2}, "context": {"max_tokens": 1024}}
-    config = RunConfig.model_validate(values | {"batch": {"trajectories": 64}})
-    taken = generator.bytes_of(64, 1024)
-    assert check_sampling_memory(generator, config, free=taken) == (
-        f"sampling: keys and values of 64 episodes at once take {taken / 1e9:.1f} GB once they have 1024 tokens; "
-        f"{taken / 1e9:.1f} GB of the GPU are free next to gradients and optimizer"
-    )
-    with pytest.raises(
-        UserError,
-        match=r"^rollout\.parallel must leave keys and values room on the GPU, got 64 episodes of context\.max_tokens "
-        r"1024, which take .* GB where .* GB are free\. Set rollout\.parallel to 32, or lower context\.max_tokens\.$",
-    ):
-        check_sampling_memory(generator, config, free=taken - 1)
-    with pytest.raises(UserError, match=r"are free\. Lower context\.max_tokens\.$"):
-        check_sampling_memory(generator, config, free=1)
-    growing = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
-    found = check_sampling_memory(growing, config, free=1)
-    assert found == "sampling: no step of Qwen2ForCausalLM can be recorded, its keys and values grow"
 
 
 GB = 10**9
