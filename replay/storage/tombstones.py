@@ -9,14 +9,24 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
-from replay.storage.collecting.never_drawn import forget_observations, remove_episodes
+from replay.storage.collecting.never_drawn import forget_observations
 from replay.storage.counters import next_number
-from replay.storage.format import schema
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import FACTS, draws, groups, messages, reclaimed, tasks, tickets, trajectories
-from replay.storage.sessions import remove_sessions
-from replay.storage.statements import selected
+from replay.storage.format.schema import (
+    FACTS,
+    draws,
+    groups,
+    held_out,
+    messages,
+    reclaimed,
+    sessions,
+    tasks,
+    tickets,
+    trajectories,
+)
+from replay.storage.statements import remove, selected
 
+ALL_RUNS = "*"
 _rows, _left = trajectories.c, reclaimed.c
 
 
@@ -25,6 +35,8 @@ class Forgotten:
     """How much content was removed, or would be."""
 
     trajectories: int
+    derived: int
+    """Those among them that were not asked for: they were made from one that was."""
     messages: int
     tasks: int
     """Tasks that no other row has: their payloads go with the rows."""
@@ -34,14 +46,19 @@ class Forgotten:
     """Episodes of evaluations."""
     sessions: int
     """Agents' sessions under way."""
+    shared_tasks: tuple[str, ...]
+    """Tasks whose payloads stay, for other rows have them, or workers are still to be given them."""
+    copies: tuple[str, ...]
+    """Rows that stay with the same tokens, or that one of the rows was made from."""
 
 
 def forget(
-    connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
+    connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has. `held_out`: a run whose episodes of
-    evaluations and sessions under way go too, or ALL_RUNS."""
-    ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
+    """Remove the content of these rows, of what was made from them, and of tasks that no other row has. `of_run`: a run
+    whose episodes of evaluations and sessions under way go too, or ALL_RUNS."""
+    asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
+    ids = _with_derived(connection, asked)
     said = used = 0
     mine: Counter[str] = Counter()
     for chunk in chunked(ids):
@@ -50,17 +67,61 @@ def forget(
         committed = draws.c.trajectory.in_(chunk) & (draws.c.state == COMMITTED)
         used += connection.scalar(sa.select(sa.func.count()).where(committed)) or 0
         mine.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk))))
-    emptied = 0
-    for chunk in chunked(list(mine)):
-        stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
-        emptied += sum(mine[task] == number for task, number in connection.execute(stored))
-    evaluated = 0 if held_out is None else remove_episodes(connection, held_out, dry_run=dry_run)
-    under_way = 0 if held_out is None else remove_sessions(connection, held_out, dry_run=dry_run)
+    shared, copies = _shared_tasks(connection, mine), _copies(connection, ids)
+    evaluated, under_way = (
+        _remove_of_run(connection, table, of_run, dry_run=dry_run) for table in (held_out, sessions)
+    )
     if not dry_run:
         # Its tools' answers may be among what is to be forgotten.
         forget_observations(connection, list(mine))
         reclaim(connection, ids, FORGOTTEN)
-    return Forgotten(len(ids), said, emptied, used, evaluated, under_way)
+    derived, emptied = len(ids) - len(asked), len(mine) - len(shared)
+    return Forgotten(len(ids), derived, said, emptied, used, evaluated, under_way, shared, copies)
+
+
+def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
+    """Stored rows, and those that were made from them, also by way of rows that are gone."""
+    stored, newest, seen = list(ids), list(ids), set(ids)
+    while newest:
+        made, by_way = (
+            [row.id for row in selected(connection, [of.c.id], of.c.parent, newest) if row.id not in seen]
+            for of in (trajectories, reclaimed)
+        )
+        stored += made
+        newest = made + by_way
+        seen.update(newest)
+    return stored
+
+
+def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> tuple[str, ...]:
+    """Tasks that more rows have than these, which are counted by task, or that workers are still to be given."""
+    shared = set[str]()
+    for chunk in chunked(list(rows)):
+        stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
+        shared.update(task for task, number in connection.execute(stored) if number > rows[task])
+        wanted = sa.select(tickets.c.task).where(tickets.c.task.in_(chunk), tickets.c.closed_at.is_(None))
+        shared.update(connection.scalars(wanted))
+    return tuple(sorted(shared))
+
+
+def _copies(connection: sa.Connection, ids: Sequence[str]) -> tuple[str, ...]:
+    """Rows besides these that one of them was made from, or that have the tokens of one."""
+    named = list(selected(connection, [_rows.parent, _rows.content_hash], _rows.id, ids))
+    sought = {_rows.id: {row.parent for row in named}, _rows.content_hash: {row.content_hash for row in named}}
+    found = {
+        row.id
+        for key, values in sought.items()
+        for row in selected(connection, [_rows.id], key, sorted(values - {None, ""}))
+    }
+    return tuple(sorted(found.difference(ids)))
+
+
+def _remove_of_run(connection: sa.Connection, table: sa.Table, run: str | None, *, dry_run: bool) -> int:
+    """Delete what a table holds of one run, or of ALL_RUNS, or only count it; how many rows."""
+    mine = sa.true() if run == ALL_RUNS else table.c.run == run
+    if not dry_run:
+        return remove(connection, table, mine)
+    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(mine)) or 0
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:
@@ -75,9 +136,7 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
         left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
         connection.execute(left)
-        for table in (schema.segments, schema.nodes, messages, schema.token_scores, schema.trajectory_labels):
-            connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
-        connection.execute(trajectories.delete().where(mine))
+        remove(connection, trajectories, mine)
         _remove_unused_tasks(connection, named)
 
 
