@@ -17,7 +17,7 @@ from agentloop.runs.signals import StopRequest
 from agentloop.runs.sinks import shown_trajectories
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
-from agentloop.training.collecting.collection import Collection, StoppedWaiting
+from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
@@ -54,7 +54,11 @@ class Loop:
         try:
             self.pace.begin()
             while not self.finished and not stop.requested:
-                self.iterate(self.state.iteration + 1)
+                try:
+                    self.iterate(self.state.iteration + 1)
+                except BatchForgotten as problem:
+                    self._display.note(str(problem))
+                    continue
                 if self.state.iteration % self.config.checkpoint.every == 0:
                     self.save()
         except StoppedWaiting:

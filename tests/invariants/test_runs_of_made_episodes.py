@@ -10,6 +10,9 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
+from agentloop.training.collecting.collection import BatchForgotten
+from replay.records import OPEN_GROUP
+from replay.storage.format.schema import trajectories
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import rows, save_qwen2, small_config
 from tests.fakes.worker_runs import made_run
@@ -127,6 +130,29 @@ def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: 
     assert {batches for _, batches, _ in failed[:-2]} <= {1, 2}
     assert counts.fresh == counts.done == counts.rows
     assert rows(database, "select count(*) from iterations where fresh = 0") == [(0,)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_goes_on_where_all_that_was_collected_of_a_batch_is_forgotten(
+    tmp_path: Path, server: EngineServer, fails: bool
+) -> None:
+    """Where some of its episodes failed, too, as after any batch that failed."""
+    with made_run(by_two(tmp_path, server)) as run:
+        run.in_time = 0.0
+        run.iterate()
+        run.fails = lambda claim: fails and claim.ticket.member == 0
+        run.collect(16)
+        forgotten = run.loop.components.store.forget(trajectories.c.state == OPEN_GROUP, dry_run=False).trajectories
+        with pytest.raises(TrainingStopped if fails else BatchForgotten, match="batch 2 "):
+            run.iterate()
+        if fails:
+            run.resume(run.checkpoint())
+        while run.loop.state.iteration < SHORT:
+            run.iterate()
+        counts = run.counts
+    assert (counts.unused, counts.failed > 0) == (forgotten, fails)
+    again = """select count(*) from (select task from tickets group by task having count(distinct number) = 2)"""
+    assert rows(tmp_path / "small-001" / "replay.sqlite", again) == [(4,)]
 
 
 def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, server: EngineServer) -> None:
