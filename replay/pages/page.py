@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -115,10 +115,13 @@ class _StaticFiles(StaticFiles):
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form; raises BadQuery for more of it than a person writes."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_FORM:
-            raise BadQuery(f"form must have at most {_LONGEST_FORM:,} bytes, got more. Write less.")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST_FORM:
+                raise BadQuery(f"form must have at most {_LONGEST_FORM:,} bytes, got more. Write less.")
+    except ClientDisconnect:
+        raise BadQuery("form must arrive whole, got a part of it. Send it again.") from None
     return dict(parse_qsl(body.decode(errors="replace")))
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from context.tokens.session_nodes import Node, Status, checked_nodes
-from replay.errors import ReplayError, shortened
+from replay.errors import ReplayError, SessionForgotten, shortened
 from replay.storage.databases import Database
 from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
 from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
@@ -60,7 +61,8 @@ class Sessions:
         return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
 
     def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
-        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile.
+        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile. Raises
+        SessionForgotten where a session is not there.
 
         Replies that end at the same time may each bring what had waited before them.
         """
@@ -74,7 +76,10 @@ class Sessions:
         def work(connection: sa.Connection) -> None:
             for id, node in given:
                 execute(connection, _NODE_GONE, id=id, at=node.number)  # of a transaction that was done again
-            insert(connection, session_nodes, rows)
+            try:
+                insert(connection, session_nodes, rows)
+            except exc.IntegrityError as error:
+                raise SessionForgotten("session must be one that is under way, got one that is not stored.") from error
             for id, number in delivered:
                 execute(connection, _DELIVERED, id=id, at=number)
 

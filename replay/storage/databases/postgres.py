@@ -40,7 +40,9 @@ _BEGIN = sa.text(
     f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
 )
 _ASK = sa.text("select 1")
-"""Begins every other transaction: a connection that is gone is found before anything is asked of it."""
+"""Begins a transaction that locks rows itself: a connection that is gone is found before anything is asked of it."""
+_LOOK = sa.text("set local idle_in_transaction_session_timeout = 0")
+"""Begins what only reads: it keeps no writer waiting, and whoever is given rows one by one may rest between them."""
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
@@ -85,7 +87,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        with self._begun(self._snapshots, _ASK) as connection, self._explained("What was stored is safe."):
+        with self._begun(self._snapshots, _LOOK) as connection, self._explained("What was stored is safe."):
             yield connection
 
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:

@@ -98,6 +98,8 @@ def test_killed_run_ends_as_unbroken(finished: tuple[TrainResult, SilentDisplay]
     assert rows(ours, drawn) == rows(theirs, drawn)
     later = "select iteration, slot, state from trajectories where iteration > 2 and attempt = {} order by 1, 2"
     assert rows(ours, later.format(1)) == rows(theirs, later.format(0))
+    kept = "select iteration, name, value from metrics where name like 'buffer/%' order by 1, 2"
+    assert rows(ours, kept) == rows(theirs, kept)
     assert_same_weights(resumed.folder, finished[0].folder)
 
 

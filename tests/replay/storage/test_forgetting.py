@@ -1,4 +1,4 @@
-"""What forgetting leaves: nothing in any file of the database, by a loop over the schema."""
+"""What forgetting leaves: nothing in any file of the database, by a loop over the schema; whom it stops."""
 
 import random
 from collections.abc import Iterator
@@ -10,11 +10,16 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replay import ReplayStore
+from replay.errors import SessionForgotten
 from replay.storage.databases import Location
 from replay.storage.format import schema
+from replay.storage.sessions import OpenSession
 from tests.fakes.databases import Databases
-from tests.fakes.records import sql
+from tests.fakes.random_agents import TODAY, planned_session
+from tests.fakes.records import RUN, new_store, sql
 from tests.replay.storage.filled_buffers import fill
+
+pytestmark = pytest.mark.every_database
 
 SECRET = "jane-lives-at-31-07-19"
 LONG = SECRET + "".join(random.Random(0).choices([chr(code) for code in range(256, 512)], k=5000))
@@ -45,7 +50,8 @@ def put_secrets(location: Location) -> None:
     for column in content_columns():
         is_blob = isinstance(column.type.dialect_impl(dialect), sa.LargeBinary)
         value = LONG.encode() if is_blob else SECRET
-        sql(location, f'update "{column.table.name}" set "{column.name}" = ?', value)
+        changed = sql(location, f'update "{column.table.name}" set "{column.name}" = ? returning 1', value)
+        assert changed, f"{column.table.name} must have a row in `filled_buffers`"
 
 
 def files(location: Location, databases: Databases) -> list[Path]:
@@ -61,7 +67,6 @@ def holding(location: Location, databases: Databases) -> list[str]:
     return [path.name for path in files(location, databases) if SECRET.encode() in path.read_bytes()]
 
 
-@pytest.mark.every_database
 def test_forgetting_leaves_no_byte_of_any_text_or_blob_in_any_file(location: Location, databases: Databases) -> None:
     fill(location)
     put_secrets(location)
@@ -72,3 +77,19 @@ def test_forgetting_leaves_no_byte_of_any_text_or_blob_in_any_file(location: Loc
         store.forget(sa.true(), held_out="*", dry_run=False)
         assert holding(location, databases) == []
     assert holding(location, databases) == []
+
+
+def test_a_request_of_a_forgotten_session_is_refused_by_name(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        opened = OpenSession("session-1", RUN, TODAY.isoformat())
+        store.sessions.open(opened)
+        store.forget(sa.false(), held_out="*", dry_run=False)
+        with pytest.raises(SessionForgotten, match="session must be one that is under way, got one that is not stored"):
+            store.sessions.add([(opened.id, planned_session()[0])])
+
+
+def test_more_sessions_are_forgotten_than_a_server_takes_parameters(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        numbers = "with recursive n(n) as (select 1 union all select n + 1 from n where n < 70000)"
+        sql(location, f"insert into sessions {numbers} select 's' || n, ?, '' from n", RUN)
+        assert store.forget(sa.false(), held_out=RUN, dry_run=False).sessions == 70_000
