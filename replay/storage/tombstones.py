@@ -17,7 +17,6 @@ from replay.storage.format.schema import (
     draws,
     groups,
     held_out,
-    messages,
     reclaimed,
     sessions,
     tasks,
@@ -37,7 +36,6 @@ class Forgotten:
     trajectories: int
     derived: int
     """Those among them that were not asked for: they were made from one that was."""
-    messages: int
     tasks: int
     """Tasks that no other row has: their payloads go with the rows."""
     updates: int
@@ -46,9 +44,9 @@ class Forgotten:
     """Episodes of evaluations."""
     sessions: int
     """Agents' sessions under way."""
-    shared_tasks: tuple[str, ...]
+    shared_tasks: list[str]
     """Tasks whose payloads stay, for other rows have them, or workers are still to be given them."""
-    copies: tuple[str, ...]
+    copies: list[str]
     """Rows that stay with the same tokens, or that one of the rows was made from."""
 
 
@@ -59,24 +57,27 @@ def forget(
     whose episodes of evaluations and sessions under way go too, or ALL_RUNS."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
     ids = _with_derived(connection, asked)
-    said = used = 0
-    mine: Counter[str] = Counter()
-    for chunk in chunked(ids):
-        of_these = sa.select(sa.func.sum(messages.c.num_messages)).where(messages.c.trajectory.in_(chunk))
-        said += int(connection.scalar(of_these) or 0)
-        committed = draws.c.trajectory.in_(chunk) & (draws.c.state == COMMITTED)
-        used += connection.scalar(sa.select(sa.func.count()).where(committed)) or 0
-        mine.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk))))
-    shared, copies = _shared_tasks(connection, mine), _copies(connection, ids)
-    evaluated, under_way = (
-        _remove_of_run(connection, table, of_run, dry_run=dry_run) for table in (held_out, sessions)
+    mine = Counter(row.task for row in selected(connection, [_rows.task], _rows.id, ids))
+    shared = _shared_tasks(connection, mine)
+    beyond = [(of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (held_out, sessions)]
+    counts = [sa.select(sa.func.count()).select_from(table).where(which) for table, which in beyond]
+    found = Forgotten(
+        trajectories=len(ids),
+        derived=len(ids) - len(asked),
+        tasks=len(mine) - len(shared),
+        updates=sum(row.state == COMMITTED for row in selected(connection, [draws.c.state], draws.c.trajectory, ids)),
+        held_out=connection.scalar(counts[0]) or 0,
+        sessions=connection.scalar(counts[1]) or 0,
+        shared_tasks=shared,
+        copies=_copies(connection, ids),
     )
     if not dry_run:
+        for table, which in beyond:
+            remove(connection, table, which)
         # Its tools' answers may be among what is to be forgotten.
         forget_observations(connection, list(mine))
         reclaim(connection, ids, FORGOTTEN)
-    derived, emptied = len(ids) - len(asked), len(mine) - len(shared)
-    return Forgotten(len(ids), derived, said, emptied, used, evaluated, under_way, shared, copies)
+    return found
 
 
 def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
@@ -93,35 +94,20 @@ def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
     return stored
 
 
-def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> tuple[str, ...]:
+def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
     """Tasks that more rows have than these, which are counted by task, or that workers are still to be given."""
-    shared = set[str]()
-    for chunk in chunked(list(rows)):
-        stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
-        shared.update(task for task, number in connection.execute(stored) if number > rows[task])
-        wanted = sa.select(tickets.c.task).where(tickets.c.task.in_(chunk), tickets.c.closed_at.is_(None))
-        shared.update(connection.scalars(wanted))
-    return tuple(sorted(shared))
+    tasks, closed = tickets.c.task, tickets.c.closed_at
+    stored = Counter(row.task for row in selected(connection, [_rows.task], _rows.task, list(rows)))
+    wanted = {row.task for row in selected(connection, [tasks, closed], tasks, list(rows)) if row.closed_at is None}
+    return sorted(task for task in rows if stored[task] > rows[task] or task in wanted)
 
 
-def _copies(connection: sa.Connection, ids: Sequence[str]) -> tuple[str, ...]:
+def _copies(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
     """Rows besides these that one of them was made from, or that have the tokens of one."""
-    named = list(selected(connection, [_rows.parent, _rows.content_hash], _rows.id, ids))
-    sought = {_rows.id: {row.parent for row in named}, _rows.content_hash: {row.content_hash for row in named}}
-    found = {
-        row.id
-        for key, values in sought.items()
-        for row in selected(connection, [_rows.id], key, sorted(values - {None, ""}))
-    }
-    return tuple(sorted(found.difference(ids)))
-
-
-def _remove_of_run(connection: sa.Connection, table: sa.Table, run: str | None, *, dry_run: bool) -> int:
-    """Delete what a table holds of one run, or of ALL_RUNS, or only count it; how many rows."""
-    mine = sa.true() if run == ALL_RUNS else table.c.run == run
-    if not dry_run:
-        return remove(connection, table, mine)
-    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(mine)) or 0
+    known = list(selected(connection, [_rows.parent, _rows.content_hash], _rows.id, ids))
+    sought = {_rows.id: {row.parent for row in known}, _rows.content_hash: {row.content_hash for row in known}}
+    found = (selected(connection, [_rows.id], key, sorted(of - {None, ""})) for key, of in sought.items())
+    return sorted({row.id for each in found for row in each}.difference(ids))
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:

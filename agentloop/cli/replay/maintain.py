@@ -5,7 +5,6 @@ What needs torch is imported when a model is asked, so that all other commands a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
@@ -140,8 +139,6 @@ def _drift_text(drifted: Drifted) -> str:
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 
 _DRY = "nothing was changed; add --yes to do it"
-_SHOWN = 5
-"""Most ids in a line; --json has all."""
 
 
 @app.command(epilog='Example: agentloop replay prune --where "not success and staleness > 20"')
@@ -216,19 +213,15 @@ def forget(
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     what = f"the content of {found.trajectories:,} trajectories"
     what += f" ({found.derived:,} made from others of them)" if found.derived else ""
-    what += f", {found.messages:,} messages, {found.tasks:,} tasks"
+    what += f", {found.tasks:,} tasks"
     what += f", {found.held_out:,} episodes of evaluations" if found.held_out else ""
     what += f", {found.sessions:,} sessions under way" if found.sessions else ""
     left = {"payloads of tasks of others": found.shared_tasks, "trajectories with the same content": found.copies}
-    lines = [f"{'left' if done else 'would leave'}: {kind}: {_few(ids)}" for kind, ids in left.items() if ids]
+    stays = "left" if done else "would leave"
+    lines = [f"{stays}: {len(ids):,} {kind}: {', '.join(ids[:5])}" for kind, ids in left.items() if ids]
     lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)")
     if not done:
         return "\n".join([f"would remove {what}", *lines, _DRY])
     server = ", a server's backups and archived write-ahead logs" if on_server else ""
     elsewhere = f"settings and labels of runs, saved views, and copies elsewhere (exports, reports{server})"
     return "\n".join([f"removed {what}", *lines, f"{elsewhere} are not touched"])
-
-
-def _few(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
-    return ", ".join(ids[:_SHOWN]) + more
