@@ -137,8 +137,7 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
-    """An empty one; None where no tool is deterministic, or nothing is to be remembered: what is remembered is stored,
-    and a redactor sees messages alone."""
+    """An empty one; None where no tool is deterministic, or what they answer is not to be stored."""
     deterministic = [factory for factory in environments.all if factory.has_deterministic_tools]
     if not (config.rollout.replay_observations and config.replay.redact is None and deterministic):
         return None

@@ -99,7 +99,7 @@ def app_of(
     routes = [*others, *(Route(page.path, partial(answer, page)) for page in pages)]
     routes += [Route(action.path, partial(act, action), methods=["POST"]) for action in actions]
     routes.append(Mount("/static", _StaticFiles(packages=[("replay.pages", "static")])))
-    kinds: list[type[Exception]] = [HTTPException, ReplayError, Exception]
+    kinds: list[type[Exception]] = [HTTPException, ReplayError, ClientDisconnect, Exception]
     return Starlette(routes=routes, lifespan=_few_threads, exception_handlers=dict.fromkeys(kinds, refused))
 
 
@@ -115,13 +115,10 @@ class _StaticFiles(StaticFiles):
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form; raises BadQuery for more of it than a person writes."""
     body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > _LONGEST_FORM:
-                raise BadQuery(f"form must have at most {_LONGEST_FORM:,} bytes, got more. Write less.")
-    except ClientDisconnect:
-        raise BadQuery("form must arrive whole, got a part of it. Send it again.") from None
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_FORM:
+            raise BadQuery(f"form must have at most {_LONGEST_FORM:,} bytes, got more. Write less.")
     return dict(parse_qsl(body.decode(errors="replace")))
 
 

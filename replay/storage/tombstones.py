@@ -11,18 +11,9 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
 from replay.storage.collecting.never_drawn import forget_observations
 from replay.storage.counters import next_number
+from replay.storage.format import schema
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import (
-    FACTS,
-    draws,
-    groups,
-    held_out,
-    reclaimed,
-    sessions,
-    tasks,
-    tickets,
-    trajectories,
-)
+from replay.storage.format.schema import FACTS, draws, groups, reclaimed, tasks, tickets, trajectories
 from replay.storage.statements import remove, selected
 
 ALL_RUNS = "*"
@@ -56,58 +47,56 @@ def forget(
     """Remove the content of these rows, of what was made from them, and of tasks that no other row has. `of_run`: a run
     whose episodes of evaluations and sessions under way go too, or ALL_RUNS."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
-    ids = _with_derived(connection, asked)
-    mine = Counter(row.task for row in selected(connection, [_rows.task], _rows.id, ids))
-    shared = _shared_tasks(connection, mine)
-    beyond = [(of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (held_out, sessions)]
+    facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
+    gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))
+    ids, by_task = [row.id for row in gone], Counter(row.task for row in gone)
+    shared = _shared_tasks(connection, by_task)
+    beyond = [
+        (of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (schema.held_out, schema.sessions)
+    ]
     counts = [sa.select(sa.func.count()).select_from(table).where(which) for table, which in beyond]
     found = Forgotten(
         trajectories=len(ids),
         derived=len(ids) - len(asked),
-        tasks=len(mine) - len(shared),
+        tasks=len(by_task) - len(shared),
         updates=sum(row.state == COMMITTED for row in selected(connection, [draws.c.state], draws.c.trajectory, ids)),
         held_out=connection.scalar(counts[0]) or 0,
         sessions=connection.scalar(counts[1]) or 0,
         shared_tasks=shared,
-        copies=_copies(connection, ids),
+        copies=_copies(connection, gone),
     )
     if not dry_run:
         for table, which in beyond:
             remove(connection, table, which)
         # Its tools' answers may be among what is to be forgotten.
-        forget_observations(connection, list(mine))
+        forget_observations(connection, list(by_task))
         reclaim(connection, ids, FORGOTTEN)
     return found
 
 
 def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
-    """Stored rows, and those that were made from them, also by way of rows that are gone."""
-    stored, newest, seen = list(ids), list(ids), set(ids)
+    """Rows and those that were made from them, also by way of rows that are gone; they are among these."""
+    found = newest = set(ids)
     while newest:
-        made, by_way = (
-            [row.id for row in selected(connection, [of.c.id], of.c.parent, newest) if row.id not in seen]
-            for of in (trajectories, reclaimed)
-        )
-        stored += made
-        newest = made + by_way
-        seen.update(newest)
-    return stored
+        made = (selected(connection, [of.c.id], of.c.parent, list(newest)) for of in (trajectories, reclaimed))
+        newest = {row.id for each in made for row in each} - found
+        found = found | newest
+    return sorted(found)
 
 
 def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
     """Tasks that more rows have than these, which are counted by task, or that workers are still to be given."""
-    tasks, closed = tickets.c.task, tickets.c.closed_at
+    task, closed = tickets.c.task, tickets.c.closed_at
     stored = Counter(row.task for row in selected(connection, [_rows.task], _rows.task, list(rows)))
-    wanted = {row.task for row in selected(connection, [tasks, closed], tasks, list(rows)) if row.closed_at is None}
+    wanted = {row.task for row in selected(connection, [task, closed], task, list(rows)) if row.closed_at is None}
     return sorted(task for task in rows if stored[task] > rows[task] or task in wanted)
 
 
-def _copies(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
+def _copies(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[str]:
     """Rows besides these that one of them was made from, or that have the tokens of one."""
-    known = list(selected(connection, [_rows.parent, _rows.content_hash], _rows.id, ids))
-    sought = {_rows.id: {row.parent for row in known}, _rows.content_hash: {row.content_hash for row in known}}
-    found = (selected(connection, [_rows.id], key, sorted(of - {None, ""})) for key, of in sought.items())
-    return sorted({row.id for each in found for row in each}.difference(ids))
+    sought = {_rows.id: {row.parent for row in rows}, _rows.content_hash: {row.content_hash for row in rows}}
+    found = (selected(connection, [_rows.id], key, list(of - {None, ""})) for key, of in sought.items())
+    return sorted({row.id for each in found for row in each}.difference(row.id for row in rows))
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:

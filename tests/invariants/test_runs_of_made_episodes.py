@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
@@ -132,26 +133,28 @@ def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: 
     assert rows(database, "select count(*) from iterations where fresh = 0") == [(0,)]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("others", [None, "failed", "damaged"])
 def test_a_run_goes_on_where_all_that_was_collected_of_a_batch_is_forgotten(
-    tmp_path: Path, server: EngineServer, fails: bool
+    tmp_path: Path, server: EngineServer, others: str | None
 ) -> None:
-    """Where some of its episodes failed, too, as after any batch that failed."""
+    """Where other things happened to some of its episodes, as after any batch of which nothing came."""
     with made_run(by_two(tmp_path, server)) as run:
         run.in_time = 0.0
         run.iterate()
-        run.fails = lambda claim: fails and claim.ticket.member == 0
+        run.fails = lambda claim: others == "failed" and claim.ticket.member == 0
         run.collect(16)
-        forgotten = run.loop.components.store.forget(trajectories.c.state == OPEN_GROUP, dry_run=False).trajectories
-        with pytest.raises(TrainingStopped if fails else BatchForgotten, match="batch 2 "):
+        store, of_batch = run.loop.components.store, trajectories.c.state == OPEN_GROUP
+        with store.reading() as connection:
+            ids = connection.scalars(sa.select(trajectories.c.id).where(of_batch, trajectories.c.member == 1)).all()
+        store.quarantine(dict.fromkeys(ids if others == "damaged" else (), "damaged"))
+        store.forget(of_batch, dry_run=False)
+        with pytest.raises(TrainingStopped if others else BatchForgotten, match="batch 2 "):
             run.iterate()
-        if fails:
+        if others:
             run.resume(run.checkpoint())
         while run.loop.state.iteration < SHORT:
             run.iterate()
-        counts = run.counts
-    assert (counts.unused, counts.failed > 0) == (forgotten, fails)
-    again = """select count(*) from (select task from tickets group by task having count(distinct number) = 2)"""
+    again = "select count(*) from (select task from tickets group by task having count(distinct number) = 2)"
     assert rows(tmp_path / "small-001" / "replay.sqlite", again) == [(4,)]
 
 

@@ -22,12 +22,12 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.errors import DatabaseFailed, RunReplaced
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import FORGOTTEN, BatchRow, Trajectory, group_of
+from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
 from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, FAILED, TRAIN, EndedGroup, Purpose
+from replay.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
 
 _LOOK_AGAIN_S = 0.1
 _NOBODY_S = 30.0
@@ -47,7 +47,8 @@ class WorkerCollection(Collection):
         self._section = components.config.collection
         self._batches = IssuedBatches(components, state)
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
-        while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends <= {FAILED, FORGOTTEN}:
+        to_come = {*UNENDED, OPEN_GROUP, WAITING}
+        while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends.isdisjoint(to_come):
             # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
             self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}

@@ -86,11 +86,12 @@ class Tickets:
         return self._count(unclosed, _tickets.state.in_(UNENDED), _tickets.iteration == iteration)
 
     def ends(self, run: str, iteration: int) -> set[str]:
-        """The states of the tickets of the batch that was issued for an iteration; of a row that is gone, `forgotten`:
-        no other is let go of before it was fresh."""
+        """States of the rows of the batch that was issued for an iteration, and of tickets that have none; of rows that
+        are gone, `forgotten`: no others go before they were fresh."""
         mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
         gone = sa.exists().where(reclaimed.c.id == _tickets.trajectory)
-        states = sa.select(sa.case((gone, FORGOTTEN), else_=_tickets.state)).where(mine).distinct()
+        state = sa.func.coalesce(_rows.state, sa.case((gone, FORGOTTEN), else_=_tickets.state))
+        states = sa.select(state).outerjoin_from(tickets, trajectories, _rows.id == _tickets.trajectory).where(mine)
         return self._database.read(lambda connection: set(connection.scalars(states)))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:

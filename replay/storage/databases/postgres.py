@@ -93,7 +93,10 @@ class PostgresDatabase(Database):
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         answer = self.write(work)
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:
+        with (
+            self._explained("What was deleted is gone for every reader; its bytes go when this is run again."),
+            engine.connect() as connection,
+        ):
             quoted = connection.dialect.identifier_preparer.quote
             # As a file: no list of tables could lack one.
             connection.exec_driver_sql(f"vacuum (full) {', '.join(map(quoted, metadata.tables))}")

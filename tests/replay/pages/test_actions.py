@@ -48,21 +48,19 @@ def sent(server: Served, target: str, *, origin: str | None = "", cookie: str = 
         return answer.status, answer.getheader("location") or answer.read().decode()
 
 
-def test_a_form_of_which_a_part_arrives_changes_nothing(path: Path) -> None:
+def test_a_form_of_which_a_part_arrives_is_no_failure_of_the_server(path: Path) -> None:
     got = [{"type": "http.request", "body": b"label=x", "more_body": True}, {"type": "http.disconnect"}]
-    given: list[Any] = []
 
     async def receive() -> Any:
         return got.pop(0)
 
     async def send(message: Any) -> None:
-        given.append(message)
+        """Nobody is there any more."""
 
     headers = [(b"host", b"localhost"), (b"origin", b"http://localhost")]
     place = {"path": f"{ONE}/labels", "root_path": "", "query_string": b"", "headers": headers}
     with open_buffer(str(path)) as source:
         asyncio.run(create_app(source)({"type": "http", "method": "POST", **place}, receive, send))
-    assert given[0]["status"] == 400
     assert sql(path, "select count(*) from trajectory_labels") == [(0,)]
 
 

@@ -72,9 +72,12 @@ def test_forgetting_leaves_no_byte_of_any_text_or_blob_in_any_file(location: Loc
     put_secrets(location)
     if not isinstance(location, Path):
         sql(location, "analyze")  # as autovacuum does: samples of values are tables of the database, too
-    assert holding(location, databases)
-    with closing(ReplayStore.open(location)) as store:
-        store.forget(sa.true(), held_out="*", dry_run=False)
+    # A trainer has it open: of a file there is a log, with what was written last.
+    with closing(ReplayStore.open(location)) as trainer, closing(ReplayStore.open(location)) as store:
+        trainer.add_metrics(RUN, 1, {"some": 1.0})
+        assert store.forget(sa.true(), held_out="another run", dry_run=False).held_out == 0
+        assert holding(location, databases)
+        assert store.forget(sa.false(), held_out="*", dry_run=False).held_out == 2
         assert holding(location, databases) == []
     assert holding(location, databases) == []
 
