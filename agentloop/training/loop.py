@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from agentloop.engines.publish.engine_control import EngineRefused
@@ -54,11 +55,8 @@ class Loop:
         try:
             self.pace.begin()
             while not self.finished and not stop.requested:
-                try:
+                with suppress(BatchForgotten):  # it is planned again, with the next batch
                     self.iterate(self.state.iteration + 1)
-                except BatchForgotten as problem:
-                    self._display.note(str(problem))
-                    continue
                 if self.state.iteration % self.config.checkpoint.every == 0:
                     self.save()
         except StoppedWaiting:

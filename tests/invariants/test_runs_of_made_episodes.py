@@ -148,7 +148,7 @@ def test_a_run_goes_on_where_all_that_was_collected_of_a_batch_is_forgotten(
             ids = connection.scalars(sa.select(trajectories.c.id).where(of_batch, trajectories.c.member == 1)).all()
         store.quarantine(dict.fromkeys(ids if others == "damaged" else (), "damaged"))
         store.forget(of_batch, dry_run=False)
-        with pytest.raises(TrainingStopped if others else BatchForgotten, match="batch 2 "):
+        with pytest.raises(TrainingStopped if others else BatchForgotten):
             run.iterate()
         if others:
             run.resume(run.checkpoint())

@@ -110,7 +110,8 @@ class WorkerCollection(Collection):
         groups, drawn = self._take(turn, planned.request)
         if not drawn.rows and self._store.tickets.ends(self._run, turn) == {FORGOTTEN}:
             self._go_on_to_next(planned.tasks)
-            raise BatchForgotten(f"batch {turn} was forgotten before it was learned from; its tasks come once more")
+            self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come once more")
+            raise BatchForgotten
         if not drawn.rows:
             reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
