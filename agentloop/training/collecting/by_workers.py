@@ -116,7 +116,7 @@ class WorkerCollection(Collection):
             reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{next(reasons, 'all of them are late')}. Mend that and --resume."
+                f"{next(reasons, 'all are late or damaged')}. Mend that and --resume."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
