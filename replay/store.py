@@ -122,7 +122,7 @@ class ReplayStore:
 
         def work(connection: sa.Connection) -> AppendReport:
             report = write.append(connection, prepared)
-            if ended and sessions.remove(connection, ended) < len(ended) and report.inserted:
+            if ended and sessions.end(connection, ended) < len(ended) and report.inserted:
                 raise SessionForgotten(f"ended must be of sessions that are stored, got {', '.join(ended)}.")
             return report
 

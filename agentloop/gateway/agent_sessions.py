@@ -11,8 +11,6 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy.exc import IntegrityError
-
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
@@ -20,6 +18,7 @@ from context import Renderer, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import canonical_json
 from context.tokens.session_nodes import Node, Status
+from replay.errors import SessionForgotten
 
 Tools = Sequence[Mapping[str, Any]]
 Ask = Callable[[AgentRequest, int, Sequence[int], int], Awaitable[Completion]]
@@ -182,7 +181,7 @@ class AgentSession:
         if waiting := sorted(self._unstored):
             try:
                 await self._writer.store(self.id, [self.tree.nodes[number] for number in waiting])
-            except IntegrityError:
+            except SessionForgotten:
                 self.closed = True
                 raise forgotten() from None
         self._unstored.difference_update(waiting)

@@ -154,7 +154,7 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
     except SafetensorError as error:
         raise UserError(
             f"model.path must hold whole weights, got {str(path)!r} with files that can't be read ({error}). Copy the "
-            "model again."
+            "model again; where it is a run's checkpoint, remove that to resume from the one before."
         ) from error
     except (UserError, MemoryError):
         raise

@@ -137,9 +137,9 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
-    """An empty one; None where no tool is deterministic, or nothing is to be remembered."""
+    """An empty one; None where no tool is deterministic, or what they answer is not to be stored."""
     deterministic = [factory for factory in environments.all if factory.has_deterministic_tools]
-    if not (config.rollout.replay_observations and deterministic):
+    if not (config.rollout.replay_observations and config.replay.redact is None and deterministic):
         return None
     return ToolMemory(*(factory.tools_hash(config.rollout.tool_output_chars) for factory in deterministic))
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from agentloop.engines.publish.engine_control import EngineRefused
@@ -17,7 +18,7 @@ from agentloop.runs.signals import StopRequest
 from agentloop.runs.sinks import shown_trajectories
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
-from agentloop.training.collecting.collection import Collection, StoppedWaiting
+from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
@@ -54,7 +55,8 @@ class Loop:
         try:
             self.pace.begin()
             while not self.finished and not stop.requested:
-                self.iterate(self.state.iteration + 1)
+                with suppress(BatchForgotten):  # it is planned again, with the next batch
+                    self.iterate(self.state.iteration + 1)
                 if self.state.iteration % self.config.checkpoint.every == 0:
                     self.save()
         except StoppedWaiting:

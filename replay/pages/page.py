@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -99,7 +99,7 @@ def app_of(
     routes = [*others, *(Route(page.path, partial(answer, page)) for page in pages)]
     routes += [Route(action.path, partial(act, action), methods=["POST"]) for action in actions]
     routes.append(Mount("/static", _StaticFiles(packages=[("replay.pages", "static")])))
-    kinds: list[type[Exception]] = [HTTPException, ReplayError, Exception]
+    kinds: list[type[Exception]] = [HTTPException, ReplayError, ClientDisconnect, Exception]
     return Starlette(routes=routes, lifespan=_few_threads, exception_handlers=dict.fromkeys(kinds, refused))
 
 

@@ -79,7 +79,7 @@ def over_capacity(
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
     orphans = _streamed(connection, _rows.run == run, _rows.state == ORPHANED, ~_IS_RESERVED)
-    found, gone = {"orphaned": list(orphans)}, set[str]()
+    found, gone = {ORPHANED: list(orphans)}, set[str]()
 
     def add(rule: str, rows: Iterable[StoredRow]) -> None:
         found[rule] = [row for row in rows if row.id not in gone]
@@ -107,7 +107,8 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
-    return summed(over)
+    # What a resume undid counts for nothing, so that a resumed run measures what an unbroken one does.
+    return summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from context.tokens.session_nodes import Node, Status, checked_nodes
-from replay.errors import ReplayError, shortened
-from replay.storage.collecting.never_drawn import ALL_RUNS
+from replay.errors import ReplayError, SessionForgotten, shortened
 from replay.storage.databases import Database
 from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
 from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
-from replay.storage.statements import execute, insert, rows_by_key
+from replay.storage.statements import execute, insert, remove, rows_by_key
 
 _SAID = ("said", "checksum")
 _nodes = session_nodes.c
@@ -61,7 +61,8 @@ class Sessions:
         return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
 
     def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
-        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile.
+        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile. Raises
+        SessionForgotten where a session is not there.
 
         Replies that end at the same time may each bring what had waited before them.
         """
@@ -75,7 +76,10 @@ class Sessions:
         def work(connection: sa.Connection) -> None:
             for id, node in given:
                 execute(connection, _NODE_GONE, id=id, at=node.number)  # of a transaction that was done again
-            insert(connection, session_nodes, rows)
+            try:
+                insert(connection, session_nodes, rows)
+            except exc.IntegrityError as error:
+                raise SessionForgotten("session must be one that is under way, got one that is not stored.") from error
             for id, number in delivered:
                 execute(connection, _DELIVERED, id=id, at=number)
 
@@ -87,7 +91,7 @@ class Sessions:
 
     def end(self, ids: Sequence[str]) -> None:
         """Leave nothing of them here."""
-        self._write(lambda connection: remove(connection, ids))
+        self._write(lambda connection: end(connection, ids))
 
 
 def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
@@ -104,19 +108,9 @@ def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
         raise ReplayError(f"session {id} must read back as it was written, got {shortened(str(error))}") from error
 
 
-def remove_sessions(connection: sa.Connection, run: str, *, dry_run: bool) -> int:
-    """Leave nothing of those of one run, or of ALL_RUNS, or only count them; how many they are."""
-    query = sa.select(sessions.c.id).where(sa.true() if run == ALL_RUNS else sessions.c.run == run)
-    ids = connection.scalars(query).all()
-    if not dry_run:
-        remove(connection, ids)
-    return len(ids)
-
-
-def remove(connection: sa.Connection, ids: Sequence[str]) -> int:
-    """How many there were."""
-    connection.execute(session_nodes.delete().where(_nodes.session.in_(ids)))
-    return connection.execute(sessions.delete().where(sessions.c.id.in_(ids))).rowcount
+def end(connection: sa.Connection, ids: Sequence[str]) -> int:
+    """Leave nothing of them here; how many there were."""
+    return remove(connection, sessions, sessions.c.id.in_(ids))
 
 
 def _session(connection: sa.Connection, id: str) -> OpenSession | None:

@@ -70,6 +70,15 @@ def rows_by_key(
             yield from zip(*map(restored_column, columns, zip(*found, strict=True)), strict=True)
 
 
+def remove(connection: sa.Connection, table: sa.Table, rows: sa.ColumnElement[bool]) -> int:
+    """Delete these rows, and in every table those that name one of them by a foreign key; how many they are."""
+    for part in table.metadata.tables.values():
+        for key in part.foreign_keys:
+            if key.column.table is table:
+                connection.execute(part.delete().where(key.parent.in_(sa.select(key.column).where(rows))))
+    return connection.execute(table.delete().where(rows)).rowcount
+
+
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
     """A statement that is kept somewhere, with its parameters by name. Texts among the results are as stored."""
     text, names, fixed = _text(statement, connection.dialect)

@@ -9,14 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
-from replay.storage.collecting.never_drawn import forget_observations, remove_episodes
+from replay.storage.collecting.never_drawn import forget_observations
 from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import FACTS, draws, groups, messages, reclaimed, tasks, tickets, trajectories
-from replay.storage.sessions import remove_sessions
-from replay.storage.statements import selected
+from replay.storage.format.schema import FACTS, draws, groups, reclaimed, tasks, tickets, trajectories
+from replay.storage.statements import remove, selected
 
+ALL_RUNS = "*"
 _rows, _left = trajectories.c, reclaimed.c
 
 
@@ -25,7 +25,8 @@ class Forgotten:
     """How much content was removed, or would be."""
 
     trajectories: int
-    messages: int
+    derived: int
+    """Those among them that were not asked for: they were made from one that was."""
     tasks: int
     """Tasks that no other row has: their payloads go with the rows."""
     updates: int
@@ -34,33 +35,68 @@ class Forgotten:
     """Episodes of evaluations."""
     sessions: int
     """Agents' sessions under way."""
+    shared_tasks: list[str]
+    """Tasks whose payloads stay, for other rows have them, or workers are still to be given them."""
+    copies: list[str]
+    """Rows that stay with the same tokens, or that one of the rows was made from."""
 
 
 def forget(
-    connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
+    connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has. `held_out`: a run whose episodes of
-    evaluations and sessions under way go too, or ALL_RUNS."""
-    ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
-    said = used = 0
-    mine: Counter[str] = Counter()
-    for chunk in chunked(ids):
-        of_these = sa.select(sa.func.sum(messages.c.num_messages)).where(messages.c.trajectory.in_(chunk))
-        said += int(connection.scalar(of_these) or 0)
-        committed = draws.c.trajectory.in_(chunk) & (draws.c.state == COMMITTED)
-        used += connection.scalar(sa.select(sa.func.count()).where(committed)) or 0
-        mine.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk))))
-    emptied = 0
-    for chunk in chunked(list(mine)):
-        stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
-        emptied += sum(mine[task] == number for task, number in connection.execute(stored))
-    evaluated = 0 if held_out is None else remove_episodes(connection, held_out, dry_run=dry_run)
-    under_way = 0 if held_out is None else remove_sessions(connection, held_out, dry_run=dry_run)
+    """Remove the content of these rows, of what was made from them, and of tasks that no other row has. `of_run`: a run
+    whose episodes of evaluations and sessions under way go too, or ALL_RUNS."""
+    asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
+    facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
+    gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))
+    ids, by_task = [row.id for row in gone], Counter(row.task for row in gone)
+    shared = _shared_tasks(connection, by_task)
+    beyond = [
+        (of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (schema.held_out, schema.sessions)
+    ]
+    counts = [sa.select(sa.func.count()).select_from(table).where(which) for table, which in beyond]
+    found = Forgotten(
+        trajectories=len(ids),
+        derived=len(ids) - len(asked),
+        tasks=len(by_task) - len(shared),
+        updates=sum(row.state == COMMITTED for row in selected(connection, [draws.c.state], draws.c.trajectory, ids)),
+        held_out=connection.scalar(counts[0]) or 0,
+        sessions=connection.scalar(counts[1]) or 0,
+        shared_tasks=shared,
+        copies=_copies(connection, gone),
+    )
     if not dry_run:
+        for table, which in beyond:
+            remove(connection, table, which)
         # Its tools' answers may be among what is to be forgotten.
-        forget_observations(connection, list(mine))
+        forget_observations(connection, list(by_task))
         reclaim(connection, ids, FORGOTTEN)
-    return Forgotten(len(ids), said, emptied, used, evaluated, under_way)
+    return found
+
+
+def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
+    """Rows and those that were made from them, also by way of rows that are gone; they are among these."""
+    found = newest = set(ids)
+    while newest:
+        made = (selected(connection, [of.c.id], of.c.parent, list(newest)) for of in (trajectories, reclaimed))
+        newest = {row.id for each in made for row in each} - found
+        found = found | newest
+    return sorted(found)
+
+
+def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
+    """Tasks that more rows have than these, which are counted by task, or that workers are still to be given."""
+    task, closed = tickets.c.task, tickets.c.closed_at
+    stored = Counter(row.task for row in selected(connection, [_rows.task], _rows.task, list(rows)))
+    wanted = {row.task for row in selected(connection, [task, closed], task, list(rows)) if row.closed_at is None}
+    return sorted(task for task in rows if stored[task] > rows[task] or task in wanted)
+
+
+def _copies(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[str]:
+    """Rows besides these that one of them was made from, or that have the tokens of one."""
+    sought = {_rows.id: {row.parent for row in rows}, _rows.content_hash: {row.content_hash for row in rows}}
+    found = (selected(connection, [_rows.id], key, list(of - {None, ""})) for key, of in sought.items())
+    return sorted({row.id for each in found for row in each}.difference(row.id for row in rows))
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:
@@ -75,9 +111,7 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
         left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
         connection.execute(left)
-        for table in (schema.segments, schema.nodes, messages, schema.token_scores, schema.trajectory_labels):
-            connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
-        connection.execute(trajectories.delete().where(mine))
+        remove(connection, trajectories, mine)
         _remove_unused_tasks(connection, named)
 
 

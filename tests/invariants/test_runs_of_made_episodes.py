@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
+from agentloop.training.collecting.collection import BatchForgotten
+from replay.records import OPEN_GROUP
+from replay.storage.format.schema import trajectories
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import rows, save_qwen2, small_config
 from tests.fakes.worker_runs import made_run
@@ -127,6 +131,31 @@ def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: 
     assert {batches for _, batches, _ in failed[:-2]} <= {1, 2}
     assert counts.fresh == counts.done == counts.rows
     assert rows(database, "select count(*) from iterations where fresh = 0") == [(0,)]
+
+
+@pytest.mark.parametrize("others", [None, "failed", "damaged"])
+def test_a_run_goes_on_where_all_that_was_collected_of_a_batch_is_forgotten(
+    tmp_path: Path, server: EngineServer, others: str | None
+) -> None:
+    """Where other things happened to some of its episodes, as after any batch of which nothing came."""
+    with made_run(by_two(tmp_path, server)) as run:
+        run.in_time = 0.0
+        run.iterate()
+        run.fails = lambda claim: others == "failed" and claim.ticket.member == 0
+        run.collect(16)
+        store, of_batch = run.loop.components.store, trajectories.c.state == OPEN_GROUP
+        with store.reading() as connection:
+            ids = connection.scalars(sa.select(trajectories.c.id).where(of_batch, trajectories.c.member == 1)).all()
+        store.quarantine(dict.fromkeys(ids if others == "damaged" else (), "damaged"))
+        store.forget(of_batch, dry_run=False)
+        with pytest.raises(TrainingStopped if others else BatchForgotten):
+            run.iterate()
+        if others:
+            run.resume(run.checkpoint())
+        while run.loop.state.iteration < SHORT:
+            run.iterate()
+    again = "select count(*) from (select task from tickets group by task having count(distinct number) = 2)"
+    assert rows(tmp_path / "small-001" / "replay.sqlite", again) == [(4,)]
 
 
 def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, server: EngineServer) -> None:

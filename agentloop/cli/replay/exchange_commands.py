@@ -17,6 +17,7 @@ from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail,
 from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, export_folder, hub, import_file
+from replay.exchange.files import JSONL, PARQUET
 from replay.exchange.hub_folder import ROWS, UNKNOWN
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
@@ -59,6 +60,8 @@ def export(
         fail(f"FILE or --to must be given, and one of them, got {'neither' if to is None else 'both'}.")
     if to is None and (license is not None or public):
         fail("--license and --public must come with --to, got a file. A folder or hf:NAME has a card.")
+    if to is not None and to.lower().endswith((PARQUET, *JSONL)):
+        fail(f"--to must be a folder or hf:NAME, got {to!r}. For a file leave --to out.")
     with opened(run) as buffer, _progress_line() as show:
         where = chosen(buffer.run, filter)
         asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}

@@ -15,9 +15,8 @@ from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_fold
 from replay.questions import chosen
 from replay.questions.filters import condition
 from replay.questions.open_buffer import OpenBuffer
-from replay.storage.collecting.never_drawn import ALL_RUNS
 from replay.storage.retention import Capacity, Evicted
-from replay.storage.tombstones import Forgotten
+from replay.storage.tombstones import ALL_RUNS, Forgotten
 from replay.storage.verify import Verification
 from replay.text_tables import number, table
 
@@ -195,9 +194,10 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove content for good: it is overwritten, and the file or the server's tables are rewritten.
+    """Remove content for good, that of rows made from it too: it is overwritten, and all is written again without it.
 
-    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed.
+    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1 if
+    the buffer still holds copies: payloads of tasks that other rows have, and rows of the same tokens.
     """
     if filter is None and not held_out:
         fail("forget must be given --where or --held-out, got neither. Name what to forget.")
@@ -207,14 +207,21 @@ def forget(
         found = buffer.store.forget(rows, held_out=evaluated, dry_run=not yes)
         text = _forgotten_text(found, done=yes, on_server=buffer.store.path is None)
     say_json({**vars(found), "done": yes}, indent=None) if as_json else say(text)
+    raise typer.Exit(1 if yes and (found.shared_tasks or found.copies) else 0)
 
 
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
-    what = f"the content of {found.trajectories:,} trajectories, {found.messages:,} messages, {found.tasks:,} tasks"
+    what = f"the content of {found.trajectories:,} trajectories"
+    what += f" ({found.derived:,} made from others of them)" if found.derived else ""
+    what += f", {found.tasks:,} tasks"
     what += f", {found.held_out:,} episodes of evaluations" if found.held_out else ""
     what += f", {found.sessions:,} sessions under way" if found.sessions else ""
-    weights = f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
+    left = {"payloads of tasks of others": found.shared_tasks, "trajectories with the same content": found.copies}
+    stays = "left" if done else "would leave"
+    lines = [f"{stays}: {len(ids):,} {kind}: {', '.join(ids[:5])}" for kind, ids in left.items() if ids]
+    lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)")
     if not done:
-        return f"would remove {what}\n{weights}\n{_DRY}"
+        return "\n".join([f"would remove {what}", *lines, _DRY])
     server = ", a server's backups and archived write-ahead logs" if on_server else ""
-    return f"removed {what}\n{weights}\ncopies elsewhere (exports, reports{server}) are not touched"
+    elsewhere = f"settings and labels of runs, saved views, and copies elsewhere (exports, reports{server})"
+    return "\n".join([f"removed {what}", *lines, f"{elsewhere} are not touched"])

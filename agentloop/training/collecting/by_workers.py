@@ -15,19 +15,19 @@ from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.evaluation import Attempts, Evaluation, Outcome
 from agentloop.rollouts.trajectories import Collected
-from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes
+from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting, keep_episodes
 from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.errors import DatabaseFailed, RunReplaced
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import BatchRow, Trajectory, group_of
+from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
 from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, Purpose
+from replay.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
 
 _LOOK_AGAIN_S = 0.1
 _NOBODY_S = 30.0
@@ -47,7 +47,8 @@ class WorkerCollection(Collection):
         self._section = components.config.collection
         self._batches = IssuedBatches(components, state)
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
-        while self._store.tickets.has_failed(self._run, state.batches + 1):
+        to_come = {*UNENDED, OPEN_GROUP, WAITING}
+        while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends.isdisjoint(to_come):
             # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
             self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}
@@ -107,11 +108,15 @@ class WorkerCollection(Collection):
         turn = self._state.batches + 1
         episodes = self._wait_until_ended(turn)
         groups, drawn = self._take(turn, planned.request)
+        if not drawn.rows and self._store.tickets.ends(self._run, turn) == {FORGOTTEN}:
+            self._go_on_to_next(planned.tasks)
+            self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come once more")
+            raise BatchForgotten
         if not drawn.rows:
             reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{next(reasons, 'all of them are late')}. Mend that and --resume."
+                f"{next(reasons, 'all are late or damaged')}. Mend that and --resume."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)

@@ -21,6 +21,10 @@ class StoppedWaiting(Exception):
     """Asked to stop while episodes were still under way: what needed them has not begun."""
 
 
+class BatchForgotten(Exception):
+    """Nothing is left of a batch that workers collected: the iteration is planned again, with the next one."""
+
+
 class Collection(ABC):
     """The fresh stream of a run."""
 
@@ -35,7 +39,7 @@ class Collection(ABC):
 
     @abstractmethod
     def collect(self, planned: IterationPlan) -> Collected:
-        """The fresh rows of the plan, in groups, with their advantages. Raises StoppedWaiting."""
+        """The fresh rows of the plan, in groups, with their advantages. Raises StoppedWaiting or BatchForgotten."""
 
     @abstractmethod
     def append(self, fresh: Collected) -> AppendReport:

@@ -15,7 +15,6 @@ from replay.storage.format.schema import held_out, observations
 from replay.storage.statements import insert, selected
 from replay.storage.validate import checked
 
-ALL_RUNS = "*"
 SAID = ("num_messages", "said", "checksum")
 """Columns that hold the messages: see `rows.conversation_row`."""
 FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
@@ -41,14 +40,6 @@ def keep_newest(connection: sa.Connection, run: str, evaluations: int) -> None:
     made = sa.select(held_out.c.iteration).where(held_out.c.run == run).distinct()
     for iteration in connection.scalars(made.order_by(held_out.c.iteration.desc())).all()[evaluations:]:
         connection.execute(held_out.delete().where(held_out.c.run == run, held_out.c.iteration == iteration))
-
-
-def remove_episodes(connection: sa.Connection, run: str, *, dry_run: bool) -> int:
-    """Delete the episodes of one run, or of ALL_RUNS, or only count them; how many they are."""
-    mine = sa.true() if run == ALL_RUNS else held_out.c.run == run
-    if not dry_run:
-        return connection.execute(held_out.delete().where(mine)).rowcount
-    return connection.scalar(sa.select(sa.func.count()).select_from(held_out).where(mine)) or 0
 
 
 def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import canonical_json
-from replay.records import COMMITTED, FRESH, OPEN_GROUP, WAITING, HeldOutEpisode, TaskRecord, Trajectory
+from replay.records import COMMITTED, FORGOTTEN, FRESH, OPEN_GROUP, WAITING, HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
 from replay.storage.collecting import fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
@@ -85,11 +85,14 @@ class Tickets:
         unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
         return self._count(unclosed, _tickets.state.in_(UNENDED), _tickets.iteration == iteration)
 
-    def has_failed(self, run: str, iteration: int) -> bool:
-        """Whether nothing was collected of the batch that was issued for an iteration, and nothing will be."""
+    def ends(self, run: str, iteration: int) -> set[str]:
+        """States of the rows of the batch that was issued for an iteration, and of tickets that have none; of rows that
+        are gone, `forgotten`: no others go before they were fresh."""
         mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
-        states = sa.select(_tickets.state).where(mine).distinct()
-        return self._database.read(lambda connection: set(connection.scalars(states)) == {FAILED})
+        gone = sa.exists().where(reclaimed.c.id == _tickets.trajectory)
+        state = sa.func.coalesce(_rows.state, sa.case((gone, FORGOTTEN), else_=_tickets.state))
+        states = sa.select(state).outerjoin_from(tickets, trajectories, _rows.id == _tickets.trajectory).where(mine)
+        return self._database.read(lambda connection: set(connection.scalars(states)))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds."""

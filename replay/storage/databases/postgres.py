@@ -40,7 +40,9 @@ _BEGIN = sa.text(
     f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
 )
 _ASK = sa.text("select 1")
-"""Begins every other transaction: a connection that is gone is found before anything is asked of it."""
+"""Begins a transaction that locks rows itself: a connection that is gone is found before anything is asked of it."""
+_LOOK = sa.text("set local idle_in_transaction_session_timeout = 0")
+"""Begins what only reads: it keeps no writer waiting, and whoever is given rows one by one may rest between them."""
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
@@ -85,15 +87,19 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        with self._begun(self._snapshots, _ASK) as connection, self._explained("What was stored is safe."):
+        with self._begun(self._snapshots, _LOOK) as connection, self._explained("What was stored is safe."):
             yield connection
 
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         answer = self.write(work)
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:
-            # Constant text: the tables are this project's own.
-            connection.execute(sa.text("vacuum (full) segments, nodes, messages, token_scores, tasks, trajectories"))
+        with (
+            self._explained("What was deleted is gone for every reader; its bytes go when this is run again."),
+            engine.connect() as connection,
+        ):
+            quoted = connection.dialect.identifier_preparer.quote
+            # As a file: no list of tables could lack one.
+            connection.exec_driver_sql(f"vacuum (full) {', '.join(map(quoted, metadata.tables))}")
         return answer
 
     def size(self, connection: sa.Connection) -> int:
@@ -253,9 +259,12 @@ def _first_line(error: exc.DBAPIError) -> str:
 
 
 def _fix_column_types(connection: sa.Connection) -> None:
-    """Texts in byte order, whatever the server's default, and blobs, which are compressed already, as they are."""
-    quoted = connection.dialect.identifier_preparer.quote
+    """Texts in byte order, whatever the server's default, and blobs, which are compressed already, as they are. Of what
+    nothing is looked up by, the server takes no samples into its own tables, which nobody could take back."""
+    quoted, inspected = connection.dialect.identifier_preparer.quote, sa.inspect(connection)
     for table in metadata.sorted_tables:
+        looked_up = {name for index in inspected.get_indexes(table.name) for name in index["column_names"]}
+        looked_up.add(next(iter(table.primary_key.columns)).name)
         for column in table.columns:
             kind = column.type.dialect_impl(connection.dialect)
             place = f"alter table {quoted(table.name)} alter column {quoted(column.name)}"
@@ -263,3 +272,5 @@ def _fix_column_types(connection: sa.Connection) -> None:
                 connection.exec_driver_sql(f'{place} type text collate "C"')
             elif isinstance(kind, sa.LargeBinary):
                 connection.exec_driver_sql(f"{place} set storage external")
+            if column.name not in looked_up and column.type.python_type not in (int, float, bool):
+                connection.exec_driver_sql(f"{place} set statistics 0")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 from starlette.applications import Starlette
 
 from agentloop.config import RunConfig
@@ -20,7 +19,7 @@ from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from context import Message, RenderError, TrainingControl, choose_parser
-from replay.errors import DatabaseFailed
+from replay.errors import DatabaseFailed, SessionForgotten
 from replay.storage.sessions import OpenSession
 from tests.fakes.families import family
 from tests.fakes.processes import until
@@ -169,7 +168,7 @@ def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_st
             storing = [asyncio.ensure_future(writer.store(each.id, each.tree.nodes)) for each in sessions[1:]]
             await asyncio.sleep(0)
         stored = await asyncio.gather(*storing, return_exceptions=True)
-        assert [type(error) for error in stored] == [IntegrityError, type(None)]
+        assert [type(error) for error in stored] == [SessionForgotten, type(None)]
         for _ in range(2):
             with pytest.raises(BadRequest, match="got one that"):
                 await sessions[1].reply(asked, asyncio.Future())

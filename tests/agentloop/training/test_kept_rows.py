@@ -16,16 +16,28 @@ from agentloop.config import RunConfig
 from agentloop.training.train import TrainResult, train
 from replay import ReplayStore, questions
 from replay.storage.format.rows import plain_text
+from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits, assert_same_weights
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
 
+PARITY = ENVIRONMENTS / "parity.py"
 REDACTOR = """
 from dataclasses import replace
 
+from context import HermesParser, Reply, ToolCall
+
 def hide(messages):
-    return [replace(message, content="hidden") for message in messages]
+    return [replace(message, content="hidden", tool_calls=()) for message in messages]
+
+class Asking:  # a parser that reads a call in every other reply
+    def parse(self, text, *, stopped):
+        reply = HermesParser().parse(text, stopped=stopped)
+        if len(text) % 2 == 0:
+            return reply
+        call = ToolCall("count", {"text": "where jane lives"}, "call-0")
+        return Reply("tool_calls", replace(reply.message, content="", tool_calls=(call,)), None)
 """
 
 
@@ -86,6 +98,8 @@ def test_killed_run_ends_as_unbroken(finished: tuple[TrainResult, SilentDisplay]
     assert rows(ours, drawn) == rows(theirs, drawn)
     later = "select iteration, slot, state from trajectories where iteration > 2 and attempt = {} order by 1, 2"
     assert rows(ours, later.format(1)) == rows(theirs, later.format(0))
+    kept = "select iteration, name, value from metrics where name like 'buffer/%' order by 1, 2"
+    assert rows(ours, kept) == rows(theirs, kept)
     assert_same_weights(resumed.folder, finished[0].folder)
 
 
@@ -169,9 +183,13 @@ def test_run_is_the_same_whether_they_are_kept_or_not(kept: Path, tmp_path: Path
 def test_redacted_run_goes_on_and_leaves_neither_words_nor_tokens_hidden(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
     replay, display = {"fraction": 0.25, "redact": f"{tmp_path}/hide.py:hide"}, SilentDisplay()
-    config = evaluating(tmp_path, qwen2, keep=1, replay=replay, run={"iterations": 2})
+    acting = {"environment": {"name": f"{PARITY}:Repeatable"}, "context": {"parser": f"{tmp_path}/hide.py:Asking"}}
+    evaluation = {"every": 1, "tasks": 3, "keep_episodes": 1}
+    config = small_config(tmp_path, qwen2, evaluation=evaluation, replay=replay, run={"iterations": 2}, **acting)
     database = train(config, display=display).folder / "replay.sqlite"
     assert rows(database, "select count(*) from iterations") == [(2,)]
+    assert sum(row["tools/runs"] for row in display.iterations) > 0
+    assert b"where jane lives" not in database.read_bytes()
     said = [json.loads(plain_text(said)) for (said,) in rows(database, "select said from messages")]
     assert {message["content"] for conversation in said for message in conversation} == {"hidden"}
     ((redacted,),) = rows(database, "select count(*) from trajectories where state_reason = 'redacted'")

@@ -1,11 +1,13 @@
 """What pages may write: labels, notes and saved views, by forms of their own alone."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -44,6 +46,22 @@ def sent(server: Served, target: str, *, origin: str | None = "", cookie: str = 
         connection.request("POST", target, urlencode(form), headers)
         answer = connection.getresponse()
         return answer.status, answer.getheader("location") or answer.read().decode()
+
+
+def test_a_form_of_which_a_part_arrives_is_no_failure_of_the_server(path: Path) -> None:
+    got = [{"type": "http.request", "body": b"label=x", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return got.pop(0)
+
+    async def send(message: Any) -> None:
+        """Nobody is there any more."""
+
+    headers = [(b"host", b"localhost"), (b"origin", b"http://localhost")]
+    place = {"path": f"{ONE}/labels", "root_path": "", "query_string": b"", "headers": headers}
+    with open_buffer(str(path)) as source:
+        asyncio.run(create_app(source)({"type": "http", "method": "POST", **place}, receive, send))
+    assert sql(path, "select count(*) from trajectory_labels") == [(0,)]
 
 
 def test_a_trajectory_and_a_run_are_labelled_and_unlabelled(writable: Served, path: Path) -> None:

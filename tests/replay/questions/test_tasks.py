@@ -180,7 +180,7 @@ def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(iterated(path, count=3)) as store:
         before = questions.iteration(store, RUN, 2)
-    assert ask("forget", str(path), "--where", "iteration < 3", "--yes").exit_code == 0
+    assert "removed the content of 16" in ask("forget", str(path), "--where", "iteration < 3", "--yes").output
     with closing(ReplayStore.open(path, read_only=True)) as store:
         after = questions.iteration(store, RUN, 2)
     assert {row["state"] for row in after["trajectories"]} == {EVICTED}

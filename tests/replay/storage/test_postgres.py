@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from replay import DatabaseRefused, Limits, ReplayError, ReplayStore, make_sampler, questions
 from replay.errors import ConnectionLost, DatabaseFailed
+from replay.storage.databases import open_database
 from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.records import RUN, iterate, new_store, policy, put, sql, task, trajectory
 from tests.fakes.replay_command import listed
@@ -45,6 +46,14 @@ def test_connection_gives_up_a_lost_network_within_a_minute_amid_a_statement_too
     with closing(new_store(new_database())) as store, store.reading() as connection:
         found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
     assert found["tcp_user_timeout"] == "60000"
+
+
+def test_who_reads_may_rest_as_long_as_he_likes_and_who_writes_may_not(new_database: NewDatabase) -> None:
+    with closing(open_database(new_database(), read_only=False)) as database:
+        for begun, most in ((database.reading, "0"), (database.writing, "5min"), (database.reading, "0")):
+            with begun() as connection:
+                asked = connection.exec_driver_sql("show idle_in_transaction_session_timeout")
+                assert asked.scalar_one() == most
 
 
 def test_password_is_in_no_text(new_database: NewDatabase) -> None:

@@ -99,35 +99,6 @@ def pieces(content: bytes) -> list[bytes]:
     return [content[at : at + 16] for at in range(16, len(content) - 16, 16)]
 
 
-CONTENT = "select tokens, said from segments join messages using (trajectory) where trajectory = 'a'"
-
-
-def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    secretive(path).close()
-    ((tokens_before, said_before),) = sql(path, CONTENT)
-    gone = [SECRET.encode(), *pieces(tokens_before), *pieces(said_before)]
-    assert len(gone) > 300
-    assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
-    dry = ask("forget", str(path), "--where", "'vault' in text")
-    assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
-    assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
-    # A trainer has it open: there is a log, with what was written last.
-    with closing(ReplayStore.open(path)) as trainer:
-        trainer.add_metrics(RUN, 1, {"some": 1.0})
-        done = ask("forget", str(path), "--where", "'vault' in text", "--yes")
-        assert done.exit_code == 0
-        assert done.output.startswith("removed the content of 1 trajectories, 4 messages, 1 tasks\n")
-        assert sorted(at.name for at in tmp_path.iterdir()) == [f"replay.sqlite{end}" for end in ("", "-shm", "-wal")]
-        assert holding(tmp_path, *gone) == []
-    assert holding(tmp_path, *gone) == []
-    state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
-    assert sql(path, state) == [("b", "eligible", None, 1.0, 6), ("c", "eligible", None, 1.0, 6)]
-    assert sql(path, "select id, state_reason, reward from reclaimed") == [("a", "forgotten", 1.0)]
-    assert sql(path, "select hash, payload from tasks where hash = 't1'") == [("t1", '{"removed":true}')]
-    assert len(ReplayStore.open(path).read(["b", "c"])) == 2
-
-
 def leave_deleted_bytes(connection: Any, record: object) -> None:
     """As SQLite does unless it was built otherwise."""
     connection.execute("pragma secure_delete=off")
@@ -152,7 +123,7 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
     with closing(ReplayStore.open(path)) as store:
         store.prune(RUN, rows=schema.trajectories.c.slot >= 150, dry_run=False)
     where = f"id in ({', '.join(map(repr, forgotten))})"
-    assert ask("forget", str(path), "--where", where, "--yes").exit_code == 0
+    assert ask("forget", str(path), "--where", where, "--yes").exit_code == 1  # others have its task
     assert holding(tmp_path, *secrets) == []
     left = [id for id in blobs if id not in evicted and id not in forgotten]
     with closing(ReplayStore.open(path)) as store:
@@ -162,8 +133,8 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
 def test_forget_works_on_a_server_and_its_tasks_are_known_again_when_they_come_again(location: Location) -> None:
     secretive(location).close()
     answer = json.loads(ask("forget", location, "--where", "task == 't1'", "--yes", "--json").output)
-    expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0, "sessions": 0}
-    assert answer == expected | {"done": True}
+    expected = {"trajectories": 1, "tasks": 1, "derived": 0, "updates": 0, "held_out": 0, "sessions": 0}
+    assert answer == expected | {"shared_tasks": [], "copies": [], "done": True}
     gone = ("messages where trajectory = 'a'", "segments where trajectory = 'a'", "tasks where payload like '%va%'")
     for left in gone:
         assert sql(location, f"select count(*) from {left}") == [(0,)]
@@ -176,9 +147,49 @@ def test_forget_works_on_a_server_and_its_tasks_are_known_again_when_they_come_a
     output = ask("forget", location, "--where", "id == 'b'", "--yes").output
     assert sql(location, forgotten) == []
     on_server = ", a server's backups and archived write-ahead logs" if not isinstance(location, Path) else ""
-    assert output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
+    assert output.endswith(f" and copies elsewhere (exports, reports{on_server}) are not touched\n")
     ask("forget", location, "--where", "id == 'c'", "--yes")
     assert sql(location, forgotten) == [("t2",)]
+
+
+def test_forget_takes_what_was_made_from_a_row_and_names_what_it_leaves(location: Location) -> None:
+    said = (Message("user", SECRET), Message("assistant", "x", author="llm"))
+    made: dict[str, dict[str, Any]] = {
+        "source": {},
+        "later": {"source": "restart", "parent": "source", "kept_turns": 1, "member": 1},
+        "evicted": {"source": "restart", "parent": "later", "kept_turns": 1, "member": 2},
+        "last": {"source": "hindsight", "parent": "evicted", "group": "g2", "task": "solved"},
+        "other": {"group": "g3", "task": "task-1"},
+    }
+    rows = [
+        trajectory(id, segments=(Segment(tokens([5, 6, slot], [USER, LLM, LLM])),), messages=said, slot=slot, **of)
+        for slot, (id, of) in enumerate(made.items())
+    ]
+    copied = trajectory("copied", segments=rows[0].segments, group="g4", task="task-2", iteration=2)
+    with closing(new_store(location)) as store:
+        put(store, *rows, copied)
+        store.prune(rows=schema.trajectories.c.id == "evicted", dry_run=False)
+    forget = ("forget", location, "--where", "id == 'source'")
+    left = {"shared_tasks": ["task-1"], "copies": ["copied"]}
+    for yes in ([], ["--yes"]):
+        result = ask(*forget, "--json", *yes)
+        answer = json.loads(result.output)
+        assert (answer["trajectories"], answer["derived"], answer["tasks"]) == (3, 2, 1)
+        assert (answer | left, result.exit_code) == (answer, len(yes))
+    assert sql(location, "select id from trajectories order by id") == [("copied",), ("other",)]
+    result = ask("forget", location, "--where", "id == 'copied'", "--yes")
+    assert (result.exit_code, "left" in result.output) == (0, False)
+
+
+def test_forget_of_what_was_made_from_a_row_names_the_row(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        put(store, trajectory("source"), trajectory("made", parent="source", source="hindsight", group="g2", task="t2"))
+    result = ask("forget", path, "--where", "id == 'made'", "--yes")
+    assert (result.exit_code, result.output.splitlines()[1]) == (
+        1,
+        "left: 1 trajectories with the same content: source",
+    )
 
 
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

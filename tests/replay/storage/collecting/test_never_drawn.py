@@ -1,16 +1,13 @@
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
 from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import RUN, Fresh, a_run, draw, new_store, sql
+from tests.fakes.records import RUN, Fresh, a_run, draw, sql
 
 SAID = (
     Message("user", "What is 6 times 7?"),
@@ -80,20 +77,6 @@ def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
     before = seen()
     store.keep_held_out(RUN, [episode(number, 1) for number in range(9)], evaluations=1)
     assert seen() == before
-
-
-@pytest.mark.parametrize("mine", [RUN, "*"])
-def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        store.keep_held_out(RUN, [replace(episode(0), environment="jane.py:Jane")], evaluations=1)
-        assert store.forget(sa.false(), held_out=mine, dry_run=True).held_out == 1
-        assert b"jane.py" in path.read_bytes() + path.with_name("replay.sqlite-wal").read_bytes()
-        assert store.forget(sa.false(), dry_run=False).held_out == 0
-        assert kept(store) == [(0, 0)]
-        assert store.forget(sa.false(), held_out=mine, dry_run=False).held_out == 1
-        assert kept(store) == []
-    assert b"jane.py" not in path.read_bytes()
 
 
 def test_damaged_conversation_is_none_and_the_rest_is_read(store: ReplayStore) -> None:
