@@ -89,7 +89,7 @@ Path = Sequence[tuple[int, int]]
 
 def path_of(nodes: Sequence[Node], number: int) -> Path:
     """Tokens that the policy had seen and said once it had given a node's reply."""
-    return _walk(nodes, number, lambda node: (node.place.kept_tokens, len(node.tokens)))
+    return list(_token_parts(nodes, number))[::-1]
 
 
 def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
@@ -102,21 +102,23 @@ def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
 
 
 def _messages_path(nodes: Sequence[Node], number: int) -> Path:
-    return _walk(nodes, number, lambda node: (node.place.kept_messages, len(node.messages)))
+    return list(_parts(nodes, number, lambda node: (node.place.kept_messages, len(node.messages))))[::-1]
 
 
-def _walk(nodes: Sequence[Node], number: int, measure: Callable[[Node], tuple[int, int]]) -> Path:
-    found, at = [], number
-    kept, count = measure(nodes[at])
-    limit = kept + count
-    while True:
-        if limit > kept:
-            found.append((at, limit - kept))
-        parent, limit = nodes[at].place.parent, min(limit, kept)
-        if parent is None or not limit:
-            return found[::-1]
-        at = parent
+def _token_parts(nodes: Sequence[Node], number: int) -> Iterator[tuple[int, int]]:
+    return _parts(nodes, number, lambda node: (node.place.kept_tokens, len(node.tokens)))
+
+
+def _parts(nodes: Sequence[Node], number: int, measure: Callable[[Node], tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The parts of a node's path, from its end on."""
+    at: int | None = number
+    limit = sum(measure(nodes[number]))
+    while at is not None and limit:
         kept, _ = measure(nodes[at])
+        if limit > kept:
+            yield at, limit - kept
+            limit = kept
+        at = nodes[at].place.parent
 
 
 def shared_beginnings(
@@ -157,14 +159,25 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
 
 def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     """Paths that no longer one holds, by the node they end with, in the order of time: the training sequences."""
-    paths = {node.number: path_of(nodes, node.number) for node in nodes if node.is_trained}
-    held = {
-        part
-        for number, path in paths.items()
-        for part, count in path
-        if part != number and count == len(nodes[part].tokens)
-    }
-    return {number: path for number, path in paths.items() if number not in held}
+    return {number: path_of(nodes, number) for number in _last_nodes(nodes)}
+
+
+def num_sequence_tokens(nodes: Sequence[Node]) -> int:
+    """How many tokens the training sequences have: a beginning that several share counts in each."""
+    return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes))
+
+
+def _last_nodes(nodes: Sequence[Node]) -> list[int]:
+    """Of each training sequence. One look at every node, the latest first: to walk all paths is the square of it."""
+    is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)
+    for node in reversed(nodes):
+        if is_shown[node.number]:
+            for before, count in _token_parts(nodes, node.number):
+                if before != node.number:
+                    is_shown[before] = True
+                    goes_on[before] |= count == len(nodes[before].tokens)
+                    break
+    return [node.number for node in nodes if node.is_trained and not goes_on[node.number]]
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
