@@ -69,7 +69,12 @@ def retries(count: int) -> list[Node]:
     return [*chain(count), *(node(count + number, count - 1, 3 * count, 3) for number in range(count))]
 
 
-@pytest.mark.parametrize("made", [chain, retries])
+def comb(count: int) -> list[Node]:
+    """Requests that are made behind the end of a long session, and keep its first token alone."""
+    return [*chain(count), *(node(count + number, count - 1, 1, 3) for number in range(count))]
+
+
+@pytest.mark.parametrize("made", [chain, retries, comb])
 def test_a_session_four_times_as_long_is_looked_at_four_times_as_often(made: Callable[[int], list[Node]]) -> None:
     short, long = Counted(made(1000)), Counted(made(4000))
     for nodes in (short, long):
