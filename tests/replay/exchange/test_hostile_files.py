@@ -188,6 +188,7 @@ def of_nodes(at: int, **columns: Any) -> Callable[[dict[str, Any]], dict[str, An
     return lambda _: row
 
 
+SMALL = {"run": "small", "group": "g", "run_fingerprint": '{"vocab_size":10}'}
 Change = str | dict[str, Any] | Callable[[dict[str, Any]], Any]
 BAD: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
@@ -195,6 +196,9 @@ BAD: list[tuple[Change, str]] = [
     (lambda row: json.dumps(row)[:-1] + ', "reward": 5}', "line must be JSON \\('reward' stands twice in one object"),
     (spelled("NaN"), "line must be JSON .*NaN is no number of JSON"),
     (spelled("1e400"), "reward must be a finite number"),
+    ({"advantage": 1e300}, r"advantage must be a number that float32 can hold, got 1e\+300"),
+    (SMALL, r"segments\[0\].token_ids\[5\] must be below 10, the size of its run's vocabulary, got 10"),
+    (lambda row: of_nodes(0)(row) | SMALL, r"nodes\[0\].token_ids\[1\] must be below 10, the size of its run's"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
     ({"format": 5}, "format must be 6, got 5"),  # of before kept_turns
