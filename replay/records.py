@@ -87,12 +87,22 @@ def _words(text: str) -> str:
     return text
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def _single(number: float) -> float:
+    if abs(number) > _LARGEST:
+        raise ValueError("should be a number that float32 can hold")
+    return number
+
+
 # Pydantic's own limit of length refuses lone surrogates, which ids may hold.
 Id = Annotated[str, AfterValidator(_not_empty)]
 Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """What counts something: no database and no index has to hold more."""
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_single)]
+"""Also as float32, which tensors hold."""
 Words = Annotated[str, AfterValidator(_words)]
 LabelName = Annotated[str, Field(max_length=64), AfterValidator(_words)]
 UserName = Annotated[str, Field(max_length=200)]
@@ -119,6 +129,10 @@ class RunRecord:
     code_version: str
     fingerprint: Mapping[str, Any] | None = None
     """What makes tokens mean the same: `tokenizer` and `template` hash, `model_family`, `vocab_size`; None: unknown."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        return stored_setting(self.fingerprint or {}, "vocab_size", int)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from context.authors import AuthorTable
 from replay.errors import ReplayError, SessionForgotten
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import (
@@ -59,13 +58,13 @@ class ReplayStore:
         self.reading, self.size, self.close = database.reading, database.size, database.close
         self.naming_damage = database.naming_damage
         """For who works on with what was read."""
-        self._authors: dict[str, AuthorTable] = {}
+        self._runs: dict[str, RunRecord] = {}
         self._newest: RunDraws | None = None
         """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
-        self.tickets = Tickets(database, self._write, self._author_table)
+        self.tickets = Tickets(database, self._write, self._run)
         self.roles = Roles(database)
         self.sessions = Sessions(database, lambda work: self._write(work, *self._epochs))
         self.labels = Labels(self._write)
@@ -115,10 +114,10 @@ class ReplayStore:
         `ended`: ids of sessions that are under way no more. Raises InvalidRecord naming the field, also for another row
         under the same id, and SessionForgotten where a session is not there; then nothing has been stored.
         """
-        tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
+        of_rows = {id: self._run(id) for id in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
-        prepared = write.prepare(tasks, groups, trajectories, tables, redact=redact, compress_text=compressed)
-        written = {record.run for record in groups} | tables.keys()
+        prepared = write.prepare(tasks, groups, trajectories, of_rows, redact=redact, compress_text=compressed)
+        written = {record.run for record in groups} | of_rows.keys()
 
         def work(connection: sa.Connection) -> AppendReport:
             report = write.append(connection, prepared)
@@ -133,10 +132,10 @@ class ReplayStore:
         tasks: Sequence[TaskRecord],
         groups: Sequence[GroupRecord],
         trajectories: Sequence[Trajectory],
-        authors: Mapping[str, AuthorTable],
+        of_rows: Mapping[str, RunRecord],
     ) -> None:
-        """Raises what `append` would raise, and stores nothing. `authors` are the tables of the rows' runs by id."""
-        prepared = write.prepare(tasks, groups, trajectories, authors, compress_text=self._database.compresses_text)
+        """Raises what `append` would raise, and stores nothing. `of_rows` are the rows' runs by id."""
+        prepared = write.prepare(tasks, groups, trajectories, of_rows, compress_text=self._database.compresses_text)
         self._database.read(lambda connection: write.missing_rows(connection, prepared))
 
     def remember(self, records: Sequence[ObservationRecord]) -> None:
@@ -340,7 +339,8 @@ class ReplayStore:
 
         return retried(done)
 
-    def _author_table(self, run: str) -> AuthorTable:
-        if run not in self._authors:
-            self._authors[run] = AuthorTable.from_json(self.run(run).authors)
-        return self._authors[run]
+    def _run(self, id: str) -> RunRecord:
+        """What of it does not change."""
+        if id not in self._runs:
+            self._runs[id] = self.run(id)
+        return self._runs[id]

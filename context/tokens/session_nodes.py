@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -85,11 +86,12 @@ class Node:
 
 Path = Sequence[tuple[int, int]]
 """Which nodes a path is made of, and how much of each, from the root on."""
+_KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("place.kept_messages")
 
 
 def path_of(nodes: Sequence[Node], number: int) -> Path:
     """Tokens that the policy had seen and said once it had given a node's reply."""
-    return _walk(nodes, number, lambda node: (node.place.kept_tokens, len(node.tokens)))
+    return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS)
 
 
 def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
@@ -102,21 +104,21 @@ def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
 
 
 def _messages_path(nodes: Sequence[Node], number: int) -> Path:
-    return _walk(nodes, number, lambda node: (node.place.kept_messages, len(node.messages)))
+    return _path(nodes, number, nodes[number].num_path_messages, _KEPT_MESSAGES)
 
 
-def _walk(nodes: Sequence[Node], number: int, measure: Callable[[Node], tuple[int, int]]) -> Path:
-    found, at = [], number
-    kept, count = measure(nodes[at])
-    limit = kept + count
-    while True:
-        if limit > kept:
-            found.append((at, limit - kept))
-        parent, limit = nodes[at].place.parent, min(limit, kept)
-        if parent is None or not limit:
-            return found[::-1]
-        at = parent
-        kept, _ = measure(nodes[at])
+def _path(
+    nodes: Sequence[Node], number: int, end: int, kept: Callable[[Node], int], holders: Sequence[int] | None = None
+) -> Path:
+    """The first `end` tokens or messages of a node's path, of which it has `kept` from the nodes before it."""
+    found: list[tuple[int, int]] = []
+    at: int | None = number
+    while at is not None and end:
+        start = kept(nodes[at])
+        if end > start:
+            found.append((at, end - start))
+        at, end = nodes[at].place.parent if holders is None else holders[at], min(end, start)
+    return found[::-1]
 
 
 def shared_beginnings(
@@ -157,14 +159,44 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
 
 def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     """Paths that no longer one holds, by the node they end with, in the order of time: the training sequences."""
-    paths = {node.number: path_of(nodes, node.number) for node in nodes if node.is_trained}
-    held = {
-        part
-        for number, path in paths.items()
-        for part, count in path
-        if part != number and count == len(nodes[part].tokens)
+    holders = _holders(nodes)
+    return {
+        number: _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
+        for number in _last_nodes(nodes, holders)
     }
-    return {number: path for number, path in paths.items() if number not in held}
+
+
+def num_sequence_tokens(nodes: Sequence[Node]) -> int:
+    """How many tokens the training sequences have: a beginning that several share counts in each."""
+    return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes, _holders(nodes)))
+
+
+def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
+    """Of each training sequence. One look at every node, the latest first: to walk all paths is the square of it."""
+    is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)
+    for node, before in zip(reversed(nodes), reversed(holders), strict=True):
+        if is_shown[node.number] and before >= 0:
+            is_shown[before] = True
+            goes_on[before] |= node.place.kept_tokens == nodes[before].num_path_tokens
+    return [node.number for node in nodes if node.is_trained and not goes_on[node.number]]
+
+
+def _holders(nodes: Sequence[Node]) -> list[int]:
+    """The node that holds the last of the tokens that each one keeps; -1: it keeps none.
+
+    That is its parent, or one before it, to which long ways are jumped (Myers 1983, "An applicative random-access
+    stack"): a file may hang thousands of requests from the end of a long session that all keep its first token alone.
+    """
+    starts = [*(node.place.kept_tokens for node in nodes), -1]
+    holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
+    for number, node in enumerate(nodes):
+        at, kept = -1 if node.place.parent is None else node.place.parent, starts[number]
+        while starts[at] >= kept:
+            at = jumps[at] if starts[jumps[at]] >= kept else holders[at]
+        over = jumps[at]
+        is_even = depths[at] - depths[over] == depths[over] - depths[jumps[over]]
+        holders[number], jumps[number], depths[number] = at, jumps[over] if is_even else at, depths[at] + 1
+    return holders[:-1]
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:

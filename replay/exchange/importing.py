@@ -129,9 +129,8 @@ class _Check:
             yield from ((place, problem) for place, bundle in alone if (problem := self._refused([bundle])))
 
     def _refused(self, bundles: Sequence[Bundle]) -> str | None:
-        tables = {bundle.run.id: author_table(bundle.run.authors) for bundle in bundles}
         try:
-            self._store.check(*_records(bundles), tables)
+            self._store.check(*_records(bundles), {bundle.run.id: bundle.run for bundle in bundles})
         except InvalidRecord as error:
             return _problem(error)
         return None

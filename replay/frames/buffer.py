@@ -10,7 +10,6 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import sqlalchemy as sa
 
 from context.messages import Message
@@ -106,12 +105,11 @@ class Buffer:
         def batches() -> Iterator[pyarrow.RecordBatch]:
             with self._buffer.store.reading() as connection:
                 for ids, rows in in_chunks(self._ids(connection, where), TokenReader(connection)):
-                    found = [(id, row) for id, row in zip(ids, rows, strict=True) if row is not None]
-                    if found:
-                        named = np.repeat([id for id, _ in found], [len(row["token_id"]) for _, row in found])
-                        parts = {name: np.concatenate([row[name] for _, row in found]) for name in TOKEN_COLUMNS}
-                        arrays = [pa.array(named), *(column_array(name, part) for name, part in parts.items())]
-                        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    for id, row in zip(ids, rows, strict=True):
+                        if row is not None:
+                            columns = [column_array(name, row[name]) for name in TOKEN_COLUMNS]
+                            named = pa.repeat(id, len(columns[0]))
+                            yield pa.RecordBatch.from_arrays([named, *columns], schema=schema)
 
         return ArrowRows(schema, batches)
 

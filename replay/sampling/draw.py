@@ -24,8 +24,9 @@ from replay.sampling.selection import Positions, SelectedRow, Selection, whole_g
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
 from replay.staleness import Mask
 from replay.storage.draws import release, reserve
+from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
-from replay.storage.read import load, quarantine
+from replay.storage.read import Loaded, load, quarantine
 from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class RunDraws:
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         self.run, self.others = run, others
         self._eligible = EligibleRows(run, others)
+        self._vocab_size = 1 << 31
 
     def _refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since."""
@@ -57,6 +59,8 @@ class RunDraws:
         self._eligible.refresh(connection, request)
         if is_new:
             self._refuse_missing(connection)
+            for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.run)):
+                self._vocab_size = run_of(row).vocab_size or self._vocab_size
 
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
@@ -104,7 +108,7 @@ class RunDraws:
         selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
         ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
-        loaded = load(connection, together, with_messages=False)
+        loaded = self._readable(connection, together)
         return ids, loaded.whole, loaded.corrupt
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
@@ -127,10 +131,20 @@ class RunDraws:
         positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
         return selection.best(positions, np.array([score for _, score in there]), pick)
 
+    def _readable(self, connection: sa.Connection, ids: Sequence[str]) -> Loaded:
+        """A token beyond the run's vocabulary would end the step that trains it."""
+        loaded = load(connection, ids, with_messages=False)
+        for id, row in [*loaded.whole.items()]:
+            most = max(int(part.tokens.token_ids.max()) for part in row.segments if len(part.tokens))
+            if most >= self._vocab_size:
+                loaded.corrupt[id] = f"token {most} beyond the {self._vocab_size} of the vocabulary of run {self.run}"
+                del loaded.whole[id]
+        return loaded
+
     def _load(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
         ids = {self._eligible.index.ids[row.position]: row.position for row in rows}
-        loaded = load(connection, list(ids), with_messages=False)
+        loaded = self._readable(connection, list(ids))
         _quarantined(connection, loaded.corrupt)
         return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
 

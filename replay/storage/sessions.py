@@ -8,10 +8,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from context.messages import Message
 from context.tokens.session_nodes import Node, Status, checked_nodes
 from replay.errors import ReplayError, SessionForgotten, shortened
 from replay.storage.databases import Database
-from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.rows import (
+    NODE_COLUMNS,
+    conversation_row,
+    messages_of,
+    node_checksum,
+    node_rows,
+    node_values,
+    nodes_of,
+    status_checksum,
+)
 from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
 from replay.storage.statements import execute, insert, remove, rows_by_key
 
@@ -20,7 +31,14 @@ _nodes = session_nodes.c
 _COLUMNS = tuple(_nodes[column.name] for column in NODE_COLUMNS)
 _HERE = (_nodes.session == sa.bindparam("id")) & (_nodes.number == sa.bindparam("at"))
 _NODE_GONE = session_nodes.delete().where(_HERE)
-_DELIVERED = session_nodes.update().where(_HERE, _nodes.status == Status.UNDELIVERED).values(status=Status.TRAINED)
+_DELIVERED = (
+    session_nodes.update()
+    .where(_HERE, _nodes.status == Status.UNDELIVERED)
+    .values(
+        status=Status.TRAINED,
+        node_checksum=_nodes.node_checksum + status_checksum(Status.TRAINED) - status_checksum(Status.UNDELIVERED),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +88,8 @@ class Sessions:
         for id, node in {(id, node.number): (id, node) for id, node in given}.values():
             (row,) = node_rows(id, [node])
             said, _ = conversation_row(id, node.messages, compressed=self._database.compresses_text)
-            row["session"] = row.pop("trajectory")
-            rows.append(row | {name: said[name] for name in _SAID})
+            checksum = node_checksum(row.pop("trajectory"), node_values(row), said["checksum"])
+            rows.append(row | {"session": id, "node_checksum": checksum} | {name: said[name] for name in _SAID})
 
         def work(connection: sa.Connection) -> None:
             for id, node in given:
@@ -98,12 +116,16 @@ def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
     """See `Sessions.nodes`."""
     if _session(connection, id) is None:
         raise ReplayError(f"session must be one that is under way, got {id!r}.")
-    columns = (*_COLUMNS, *(_nodes[name] for name in _SAID))
+    columns = (*_COLUMNS, *(_nodes[name] for name in _SAID), _nodes.node_checksum)
     stored = list(rows_by_key(connection, columns, [id], key=_nodes.session, order_by=(_nodes.number,)))
     place = NODE_COLUMNS.index(next(column for column in NODE_COLUMNS if column.key == "num_messages"))
     try:
-        said = [m for *node, text, checksum in stored for m in messages_of(node[place], text, checksum)]
-        return list(checked_nodes(nodes_of([row[: -len(_SAID)] for row in stored], said)))
+        said: list[Message] = []
+        for *node, text, checksum, of_node in stored:
+            if node_checksum(id, node, checksum) != of_node:
+                raise BlobError("a request of another checksum")
+            said += messages_of(node[place], text, checksum)
+        return list(checked_nodes(nodes_of([row[: len(_COLUMNS)] for row in stored], said)))
     except (TypeError, ValueError) as error:
         raise ReplayError(f"session {id} must read back as it was written, got {shortened(str(error))}") from error
 

@@ -113,17 +113,17 @@ def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list
 
 
 def validate(
-    trajectories: Sequence[Trajectory], authors: AuthorTable
+    trajectories: Sequence[Trajectory], authors: AuthorTable, vocab_size: int | None = None
 ) -> list[tuple[dict[str, Any], tuple[Segment, ...]]]:
     """The record of each trajectory of one run, with what follows from its tokens, and its segments, with log-probs of
-    at most 0. Raises InvalidRecord for one that disagrees with itself or the run's author table."""
+    at most 0. Raises InvalidRecord for one that disagrees with itself or the run's author table and vocabulary."""
     if not trajectories:
         return []
     for trajectory in trajectories:
         if not any(len(segment.tokens) for segment in trajectory.segments):
             raise refused("segments", "hold at least one token", 0, f"trajectory {trajectory.id}")
     tokens = _joined(trajectories, authors)
-    _check_tokens(tokens, authors, trajectories)
+    _check_tokens(tokens, authors, vocab_size, trajectories)
     rows = checked([trajectory.record for trajectory in trajectories], "trajectory", "id")
     trained = np.logical_or.reduceat(authors.is_trained(tokens.sequence.authors), tokens.starts).tolist()
     found = zip(trajectories, rows, _summaries(tokens), tokens.starts, trained, strict=True)
@@ -133,27 +133,34 @@ def validate(
     ]
 
 
-def with_segments(row: Trajectory, authors: AuthorTable) -> Trajectory:
+def with_segments(row: Trajectory, authors: AuthorTable, vocab_size: int | None) -> Trajectory:
     """A session's row with the segments that follow from its nodes, whose log-probs are at most 0, as those of tokens
-    that are in none. Raises InvalidRecord for one that disagrees with the run's author table."""
+    that are in none. Raises InvalidRecord for one that disagrees with the run's author table or vocabulary."""
     whole = replace(row, segments=tuple(Segment(node.tokens) for node in row.nodes))
     tokens = _joined([whole], authors)
-    _check_tokens(tokens, authors, [whole], parts="nodes")
+    _check_tokens(tokens, authors, vocab_size, [whole], parts="nodes")
     checked = zip(row.nodes, _with_log_probs(whole.segments, tokens.log_probs), strict=True)
     nodes = tuple(replace(node, tokens=part.tokens) for node, part in checked)
     return replace(row, nodes=nodes, segments=segments_of(nodes, authors))
 
 
 def _check_tokens(
-    tokens: _Joined, authors: AuthorTable, trajectories: Sequence[Trajectory], *, parts: str = "segments"
+    tokens: _Joined,
+    authors: AuthorTable,
+    vocab_size: int | None,
+    trajectories: Sequence[Trajectory],
+    *,
+    parts: str = "segments",
 ) -> None:
     """Arrays of unequal length can't be here: TokenSequence refuses them."""
     given, behavior = tokens.sequence, tokens.behavior
     values, versions = given.behavior_log_probs, given.policy_versions
     is_log_prob = (values <= _ROUNDING) & (values > -np.inf)
     unknown = np.isnan(values)
+    known = given.token_ids < (1 << 31 if vocab_size is None else vocab_size)
     rules = (
         ("token_ids", "be >= 0", given.token_ids >= 0),
+        ("token_ids", f"be below {vocab_size}, the size of its run's vocabulary", known),
         ("authors", "be a code of the run's author table", authors.is_known(given.authors)),
         ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~behavior | is_log_prob),
         ("behavior_log_probs", "be NaN for a token that was not sampled", tokens.action | unknown),

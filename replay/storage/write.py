@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from replay.storage.format.rows import (
 from replay.storage.statements import insert, selected
 from replay.storage.validate import SUMMARY, checked, refused, validate, with_segments
 
+_author_table = lru_cache(8)(AuthorTable.from_json)
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
 
@@ -76,21 +78,22 @@ def prepare(
     task_records: Sequence[TaskRecord],
     group_records: Sequence[GroupRecord],
     rows: Sequence[Trajectory],
-    authors: Mapping[str, AuthorTable],
+    runs: Mapping[str, RunRecord],
     *,
     redact: Redactor | None = None,
     compress_text: bool,
 ) -> Prepared:
-    """Everything that needs no database lock: check, redact, hash, compress."""
+    """Everything that needs no database lock: check, redact, hash, compress. `runs`: those of the rows, by id."""
     prepared = Prepared({}, {}, {}, repeated=len(rows) - len({row.id for row in rows}))
     for task, row in zip(task_records, checked(task_records, "task", "hash"), strict=True):
         given = {**row, "payload": _json(task)}
         _check_same("task", task.hash, prepared.tasks.setdefault(task.hash, given), given)
     for row in checked(group_records, "group", "id"):
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
-    for run in dict.fromkeys(row.record.run for row in rows):
-        mine = [with_segments(row, authors[run]) if row.nodes else row for row in rows if row.record.run == run]
-        for trajectory, (found, segments) in zip(mine, validate(mine, authors[run]), strict=True):
+    for id in dict.fromkeys(row.record.run for row in rows):
+        authors, size = _author_table(runs[id].authors), runs[id].vocab_size
+        mine = [with_segments(row, authors, size) if row.nodes else row for row in rows if row.record.run == id]
+        for trajectory, (found, segments) in zip(mine, validate(mine, authors, size), strict=True):
             made = _prepared(replace(trajectory, segments=segments), found, redact, compress_text)
             _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
             prepared.trajectories[trajectory.id] = made

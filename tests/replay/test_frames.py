@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 import replay
+from context.authors import LLM
+from context.tokens.token_sequence import Segment
 from replay import Buffer, CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.frames import arrow_rows
 from replay.questions import Query
 from replay.storage.format.column_types import to_storable
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, new_store, put, sql, trajectory
+from tests.fakes.records import RUN, new_store, put, sql, tokens, trajectory
 from tests.replay.storage.filled_buffers import fill
 
 pytestmark = pytest.mark.every_database
@@ -111,6 +114,15 @@ def test_what_else_is_asked_is_a_view(opened: tuple[Buffer, ReplayStore]) -> Non
     assert mine["success_rate"] == pytest.approx(tried["successes"] / tried["attempts"])
     assert mine["latest_iteration"] == tried["latest_iteration"]
     assert mine["best_success"] == max(group["success_rate"] for group in groups)
+
+
+def test_a_row_a_token_of_many_tokens(location: Any) -> None:
+    """200 bytes of id for each of 100,000 tokens: more than NumPy's texts give one Arrow array."""
+    with closing(new_store(location)) as store:
+        put(store, trajectory("x" * 200, segments=(Segment(tokens([7] * 100_000, [LLM] * 100_000)),)))
+    with replay.open(str(location)) as buffer:
+        found = buffer.tokens().to_arrow()
+    assert found["trajectory"].value_counts().to_pylist() == [{"values": "x" * 200, "counts": 100_000}]
 
 
 def test_what_can_not_be_asked_is_one_line(opened: tuple[Buffer, ReplayStore]) -> None:

@@ -32,6 +32,7 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
         ({"reward": NAN}, "^reward must be a finite number, got nan in trajectory a"),
         ({"reward": "1"}, "^reward must be a valid number, got '1'"),
         ({"advantage": -INF}, "^advantage must be a finite number, got -inf"),
+        ({"advantage": 1e300}, r"^advantage must be a number that float32 can hold, got 1e\+300"),
         ({"temperature": -1.0}, "^temperature must be greater than or equal to 0, got -1.0"),
         ({"top_p": 1.5}, "^top_p must be less than or equal to 1, got 1.5"),
         ({"source": "a/b"}, "^source must match pattern .*, got 'a/b'"),

@@ -7,9 +7,18 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from context.authors import AuthorTable
 from context.messages import canonical_json
-from replay.records import COMMITTED, FORGOTTEN, FRESH, OPEN_GROUP, WAITING, HeldOutEpisode, TaskRecord, Trajectory
+from replay.records import (
+    COMMITTED,
+    FORGOTTEN,
+    FRESH,
+    OPEN_GROUP,
+    WAITING,
+    HeldOutEpisode,
+    RunRecord,
+    TaskRecord,
+    Trajectory,
+)
 from replay.storage import write
 from replay.storage.collecting import fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
@@ -45,12 +54,12 @@ class _Write(Protocol):
 class Tickets:
     """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
 
-    def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
+    def __init__(self, database: Database, write: _Write, run_of: Callable[[str], RunRecord]) -> None:
         """`write` does work in one transaction, and checks that nobody else has resumed the runs given after it."""
         self._database = database
         self._write_rows = database.write_rows
         self._write = write
-        self._authors = authors
+        self._run_of = run_of
 
     def issue(
         self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord], batch: PlannedBatch | None = None
@@ -116,8 +125,8 @@ class Tickets:
         if not finished:
             return []
         claims, rows = [claim for claim, _ in finished], [row for _, row in finished]
-        tables = {run: self._authors(run) for run in {row.record.run for row in rows}}
-        prepared = write.prepare([], [], rows, tables, compress_text=self._database.compresses_text)
+        runs = {id: self._run_of(id) for id in {row.record.run for row in rows}}
+        prepared = write.prepare([], [], rows, runs, compress_text=self._database.compresses_text)
         ids = [row.id for row in rows]
         # Who resumes the run does not end its workers: only the tickets decide.
         return self._write(lambda connection: leases.finish(connection, claims, prepared, ids))

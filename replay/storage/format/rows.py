@@ -118,6 +118,18 @@ def tokens_checksum(rows: Iterable[Sequence[Any]]) -> int:
     return found
 
 
+def node_checksum(session: str, values: Sequence[Any], said: int) -> int:
+    """Of the values of NODE_COLUMNS of a session under way, and the checksum of what was said. That of the status is
+    added, so that SQL can write another status."""
+    facts = dict(zip((column.key for column in NODE_COLUMNS), values, strict=True))
+    status = facts.pop("status")
+    return tokens_checksum([as_read((session, said, *facts.values()))]) + status_checksum(str(status))
+
+
+def status_checksum(status: str) -> int:
+    return zlib.crc32(status.encode("utf-8", "surrogatepass"))
+
+
 def as_read(values: Iterable[Any]) -> list[Any]:
     """The values as a database gives them back: plain texts, with one character in place of its two halves."""
     given = list(values)

@@ -248,7 +248,12 @@ nodes = sa.Table("nodes", metadata, _key("trajectory", "trajectories.id", primar
 sessions = sa.Table("sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"))
 
 session_nodes = sa.Table(
-    "session_nodes", metadata, _key("session", "sessions.id", primary_key=True), *_node(), *_said()[1:]
+    "session_nodes",
+    metadata,
+    _key("session", "sessions.id", primary_key=True),
+    *_node(),
+    *_said()[1:],
+    _integer("node_checksum"),
 )
 
 messages = sa.Table("messages", metadata, _key("trajectory", "trajectories.id", primary_key=True), *_said())

@@ -100,7 +100,7 @@ def odd_row() -> Bundle:
     calls = (ToolCall(ODD, v, None), ToolCall("", {}, ODD))
     said = (Message(ODD, ODD, ODD, calls, ODD, ODD, ODD, ODD), Message(USER, "user", ""))
     segments = (Segment(sequence), Segment(sequence, "template_rewrite", "hinted"))
-    row = trajectory(ODD, segments=segments, reward=-1.7976931348623157e308, mean_entropy=None, stop_reason=ODD)
+    row = trajectory(ODD, segments=segments, reward=-3.4028234663852886e38, mean_entropy=None, stop_reason=ODD)
     run = replace(a_run(), config={ODD: [v]}, name=ODD)
     return Bundle(
         replace(row, messages=said), group(), replace(task(), payload=v), run, (replace(policy(3), tokenizer_hash=ODD),)

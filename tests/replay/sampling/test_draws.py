@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from context.authors import Author, AuthorTable
+from context.authors import LLM, USER, Author, AuthorTable
+from context.tokens.token_sequence import Segment
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
@@ -20,10 +21,12 @@ from tests.fakes.records import (
     iterate,
     iteration_record,
     new_store,
+    policy,
     put,
     request,
     set_state,
     sql,
+    tokens,
     trajectory,
 )
 
@@ -300,12 +303,12 @@ JUDGED = AuthorTable([*AUTHORS.authors, Author("judge", action=False, trained=Fa
 @pytest.mark.parametrize("field", [*EVERYTHING, "authors"])
 def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: ReplayStore, field: str) -> None:
     """Four rows of another run: of another tokenizer, say, or with log-probs of another kind."""
-    print: dict[str, object] = {"tokenizer": "t", "template": "p", "model_family": "m", "vocab_size": 9}
+    print: dict[str, object] = {"tokenizer": "t", "template": "p", "model_family": "m", "vocab_size": 11}
     own, other = replace(a_run(), id="mine", fingerprint=print), replace(a_run("run-0"), fingerprint=print)
     if field == "authors":
         other = replace(other, authors=JUDGED.to_json(), authors_hash=JUDGED.hash)
     elif field in print:
-        other = replace(other, fingerprint=print | {field: 10})
+        other = replace(other, fingerprint=print | {field: 12})
     for run in (own, other):
         store.add_run(run)
         rows = Fresh(1, run=run.id, source="self" if run is own else "earlier")
@@ -321,6 +324,19 @@ def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: R
         store.draw(replace(mine, picks=(Pick(1, source="run-0"),)), make_sampler("uniform", 0))
     allowed = replace(mine, limits=Limits(successful_only=False, allow_mismatch=EVERYTHING))
     assert store.available(allowed, make_sampler("uniform", 0)).rows == (4 if field == "authors" else 8)
+
+
+def test_a_row_beyond_the_vocabulary_of_the_run_that_draws_is_quarantined(store: ReplayStore) -> None:
+    """Its own run says nothing of a vocabulary."""
+    store.add_run(replace(a_run("small"), fingerprint={"vocab_size": 10}))
+    store.add_policy(policy(0, run="small"))
+    short = Segment(tokens([9, 8], [USER, LLM]))
+    put(store, trajectory("beyond", source="x"), trajectory("within", segments=(short,), slot=1, source="x"))
+    drawn = store.draw(replace(asked(2, Pick(2)), run="small"), make_sampler("uniform", 0))
+    assert [row.trajectory.id for row in drawn] == ["within"]
+    reason = "token 10 beyond the 10 of the vocabulary of run small"
+    found = sql(store, "select state, state_reason from trajectories where id = 'beyond'")
+    assert found == [("quarantined", reason)]
 
 
 def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> None:

@@ -13,7 +13,7 @@ from replay import ReplayError, ReplayStore
 from replay.errors import InvalidRecord, RunReplaced
 from replay.records import Trajectory
 from replay.storage.databases import Location
-from replay.storage.format.schema import trajectories
+from replay.storage.format.schema import session_nodes, trajectories
 from replay.storage.read import load
 from replay.storage.sessions import OpenSession
 from tests.fakes.random_agents import TODAY, random_session
@@ -99,6 +99,31 @@ def test_a_changed_node_is_found(location: Location, change: str) -> None:
         put(store, row([*NODES[:-1], replace(NODES[-1], status=Status.ASIDE)]))
         sql(location, f"update nodes set {change} where number = {len(NODES) - 1}")
         assert list(store.verify().corrupt) == ["row-1"]
+
+
+OTHER = {"status": "'aside'", "fork": "'tools'", "agent": "'x'", "tools": "'x'", "parent": "coalesce(parent, -1) + 1"}
+OTHER |= {
+    name: f"(select {name} from session_nodes where session = 'session-1' and number = {{}})"
+    for name in ("offered", "tokens", "said")
+}
+
+
+def test_each_changed_cell_of_a_session_under_way_is_found(location: Location) -> None:
+    """Also where it is one that another node might have."""
+    changed = [(c.name, number) for c in session_nodes.c if c.name != "session" for number in (1, 2)]
+    with closing(new_store(location)) as store:
+        for id in (OPENED.id, *(f"{name} {number}" for name, number in changed)):
+            store.sessions.open(replace(OPENED, id=id))
+            store.sessions.add([(id, node) for node in NODES])
+        for name, number in changed:
+            here = f"where session = '{name} {number}' and number = {number}"
+            before = sql(location, f"select {name} from session_nodes {here}")
+            other = OTHER.get(name, f"{name} + 100").format((number + 1) % len(NODES))
+            sql(location, f"update session_nodes set {name} = {other} {here}")
+            if name == "number" or sql(location, f"select {name} from session_nodes {here}") != before:
+                with pytest.raises(ReplayError, match="must read back as it was written"):
+                    store.sessions.nodes(f"{name} {number}")
+        assert same(store.sessions.nodes(OPENED.id), NODES)
 
 
 def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
