@@ -2,14 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple, Self
 
 from context.authors import HISTORY, INITIALIZATION
 from context.messages import Message, ToolCall, canonical_json, content_hash, numbered_calls
@@ -20,7 +17,6 @@ from context.tokens.session_nodes import (
     Node,
     Place,
     Status,
-    conversation_of,
     path_of,
     shared_beginnings,
     tokens_of,
@@ -44,6 +40,28 @@ class _Key(NamedTuple):
     thought: str
 
 
+@dataclass(eq=False)
+class _Beginning:
+    """Messages that conversations which were answered begin with."""
+
+    before: Self | None
+    """All but the last of them."""
+    length: int
+    next: dict[_Key, Self] = field(default_factory=dict)
+    """By the message that follows."""
+    asked: list[int] = field(default_factory=list)
+    """Nodes whose whole request they are."""
+    said: list[int] = field(default_factory=list)
+    """Nodes whose reply is the last of them."""
+
+    def back(self) -> Iterator[Self]:
+        """It, and each shorter one, down to nothing."""
+        at: Self | None = self
+        while at is not None:
+            yield at
+            at = at.before
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """What the policy must see next."""
@@ -59,6 +77,9 @@ class Prompt:
     """How many nodes there were."""
     repeats: int | None = None
     """The node whose reply to this very conversation was lost before it was delivered; None: there is none."""
+    follows: int | None = None
+    """The node of the last reply that the conversation holds, if only without its thought: its agent has been given it.
+    None: it holds none at its place."""
 
     @property
     def ids(self) -> list[int]:
@@ -80,8 +101,8 @@ class ConversationTree:
     """Messages choose the node, tokens stay what they were: what was sampled is never made from text again.
 
     A conversation that begins with all of a node's goes on from that node's tokens. Any other is rendered whole, and
-    shares with the tree the tokens that both begin with. All of this follows from the nodes: a tree made of stored
-    ones goes on as the one that made them.
+    shares with the tree the tokens that both begin with. A request without a reply is kept, and none is compared with
+    it. All of this follows from the nodes: a tree made of stored ones goes on as the one that made them.
     """
 
     def __init__(
@@ -99,17 +120,15 @@ class ConversationTree:
         self._parser = parser
         self._now = now
         self._control = control or TrainingControl()
-        self._numbers: dict[_Key, int] = {}
-        """One for all messages that are alike."""
-        self._said: list[npt.NDArray[np.int32]] = []
-        """The numbers of each node's messages."""
+        self._nothing = _Beginning(None, 0)
+        self._ends: list[_Beginning] = []
+        """Each node's whole conversation; without a reply, what it keeps of its parent's."""
+        self._replies: set[_Key] = set()
         self._renderings: dict[int | None, Rendering] = {}
         """Prompts as the template writes them, by node: the last few that nothing goes on from."""
         self._said_by = lru_cache(64)(renderer.said)
         self._ids: set[str] = set()
         """Of calls, as the template has them."""
-        self._called: dict[str, ToolCall] = {}
-        """The calls of replies, by the ids that agents know."""
         self.nodes: list[Node] = []
         for node in nodes:
             self._append(node)
@@ -126,26 +145,26 @@ class ConversationTree:
 
         `agent`: who asks; `is_lost`: whether an equal request may have the reply of a node that was not delivered.
         """
-        given, numbers = self._read(messages)
-        same, offered = self._same(numbers), content_hash(list(tools))
-        equal = self._equal(same, len(given), offered)
+        given, most = self._read(messages)
+        offered = content_hash(list(tools))
+        equal = self._equal(most, len(given), offered)
         if equal:
             lost = (n for n in equal if self.nodes[n].status == Status.UNDELIVERED and is_lost(self.nodes[n]))
             rendering = self._renderings.get(equal[-1]) or self._renderer.render(given, tools, now=self._now)
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
-            place = self._fork(tokens, same, offered, Fork.RETRY)
+            place = self._fork(tokens, most, offered, Fork.RETRY)
             return Prompt(tokens, given, place, rendering, len(self.nodes), next(lost, None))
-        at = self._begun(same, len(given), agent)
-        fork = self._why(at, same, given, offered)
-        if at is not None and fork is None:
-            going_on = self._going_on(at, given, tools)
-            if going_on is not None:
-                return going_on
-        rendering = self._renderer.render(given, tools, now=self._now)
-        tokens = self._renderer.tokens(rendering)
-        place = self._fork(tokens, same, offered, fork or Fork.TEMPLATE)
-        return Prompt(tokens, given, place, rendering, len(self.nodes))
+        at = self._best(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
+        fork = self._why(at, most, given, offered)
+        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._going_on(at, given, tools)
+        if going_on is not None and fork is None:
+            return going_on
+        rendering = going_on.rendering if going_on else self._renderer.render(given, tools, now=self._now)
+        tokens = going_on.tokens if going_on else self._renderer.tokens(rendering)
+        place = self._fork(tokens, most, offered, fork or Fork.TEMPLATE)
+        follows = self._best(self._thought(most, given), agent) if fork == Fork.THINKING else at
+        return Prompt(tokens, given, place, rendering, len(self.nodes), None, follows)
 
     def add(
         self,
@@ -196,28 +215,44 @@ class ConversationTree:
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[int]]:
+    def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
         """The messages as the template is to have them: by their authors, results with their tool's name, and ids only
-        where the model's format has any. And their numbers."""
-        names = {call.id: call.name for message in messages for call in message.tool_calls}
-        said = {numbers[-1] for node, numbers in zip(self.nodes, self._said, strict=True) if node.num_sampled}
-        read = []
-        for message in messages:
-            calls = tuple(replace(self._as_said(call), id=self._id(call.id)) for call in message.tool_calls)
-            name = message.name or (names.get(message.tool_call_id) if message.role == "tool" else None)
-            read.append(replace(message, tool_calls=calls, name=name, tool_call_id=self._id(message.tool_call_id)))
-        numbers = self._numbered(read)
-        for place, message in enumerate(read):
-            if message.role == "assistant":
-                read[place] = replace(message, author=HISTORY if numbers[place] in said else INITIALIZATION)
-        return tuple(read), numbers
+        where the model's format has any. And the most of them that the tree has.
 
-    def _as_said(self, call: ToolCall) -> ToolCall:
-        """A call of a reply as it was sampled, where its agent has only added arguments: its tool's defaults."""
-        said = self._called.get(call.id or "", call)
-        kept = {name: value for name, value in call.arguments.items() if name in said.arguments}
-        added = len(kept) < len(call.arguments)
-        return said if added and _call_key(replace(call, arguments=kept)) == _call_key(said) else call
+        An id is that of the call that had it last: agents give the same ids each turn.
+        """
+        called: dict[str | None, ToolCall] = {}
+        read: list[Message] = []
+        most = self._nothing
+        here: _Beginning | None = most
+        for message in messages:
+            if message.tool_calls:
+                calls = self._as_said(message.tool_calls, here.asked if here else ())
+                calls = calls or tuple(replace(call, id=self._id(call.id)) for call in message.tool_calls)
+                called |= {given.id: call for given, call in zip(message.tool_calls, calls, strict=True)}
+                message = replace(message, tool_calls=calls)
+            if message.role == "tool":
+                call = called.get(message.tool_call_id)
+                name, id = (None, self._id(message.tool_call_id)) if call is None else (call.name, call.id)
+                message = replace(message, name=message.name or name, tool_call_id=id)
+            key = _key(message)
+            if message.role == "assistant":
+                message = replace(message, author=HISTORY if key in self._replies else INITIALIZATION)
+            read.append(message)
+            here = here.next.get(key) if here else None
+            most = here or most
+        return tuple(read), most
+
+    def _as_said(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
+        """The calls of a reply, of these nodes, as they were sampled, where its agent has given them ids of its own or
+        has only added arguments: its tools' defaults. None: they are of no such reply."""
+
+        def rank(number: int) -> tuple[bool, bool, int]:
+            as_given = self.call_ids(number) == [call.id for call in given]
+            return _facts(given) == _facts(self.nodes[number].messages[-1].tool_calls), as_given, number
+
+        like = [number for number in nodes if _are_like(given, self.nodes[number].messages[-1].tool_calls)]
+        return self.nodes[max(like, key=rank)].messages[-1].tool_calls if like else None
 
     def _id(self, given: str | None) -> str | None:
         known = given in self._ids
@@ -226,58 +261,53 @@ class ConversationTree:
         # In the form that Mistral's takes.
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
-    def _begun(self, same: Sequence[int], count: int, agent: str) -> int | None:
-        """The node whose whole conversation is the longest beginning of one of `count` messages; of several, one
-        whose reply is trained, then was delivered, then one that the agent itself asked for, then the latest."""
-        whole = [
-            node for node in self.nodes if node.num_sampled and same[node.number] == node.num_path_messages < count
-        ]
+    def _best(self, whole: _Beginning | None, agent: str) -> int | None:
+        """Of the nodes with one whole conversation, one whose reply is trained, then was delivered, then one that the
+        agent itself asked for, then the latest."""
 
-        def rank(node: Node) -> tuple[int, bool, bool, bool, int]:
-            is_given = node.status != Status.UNDELIVERED
-            return same[node.number], node.is_trained, is_given, node.agent == agent, node.number
+        def rank(number: int) -> tuple[bool, bool, bool, int]:
+            node = self.nodes[number]
+            return node.is_trained, node.status != Status.UNDELIVERED, node.agent == agent, number
 
-        return max(map(rank, whole))[-1] if whole else None
+        return max(whole.said, key=rank, default=None) if whole else None
 
-    def _why(self, at: int | None, same: Sequence[int], given: Sequence[Message], offered: str) -> Fork | None:
-        """Why a conversation can't go on from node `at`; None: it can, as far as messages tell."""
+    def _why(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
+        """Why a conversation can't go on from node `at`, or not without replies that are made again from text; None: it
+        can, as far as messages tell. `most`: what the tree has of it."""
         if at is not None:
             if self.nodes[at].place.tools != offered:
                 return Fork.TOOLS
-            return None if self.ended(at) else Fork.CUT
-        nearest = max(range(len(same)), key=same.__getitem__, default=None)
-        if nearest is None or not same[nearest]:
+            if not self.ended(at):
+                return Fork.CUT
+            behind = [said for said in given[self._ends[at].length :] if said.role == "assistant"]
+            if not any(self._ends[at].next or said.author == HISTORY for said in behind):
+                return None
+        if not most.length:
             return Fork.NEW
-        if same[nearest] == len(given):
-            return Fork.RETRY if self.nodes[nearest].place.tools == offered else Fork.TOOLS
-        ours, theirs = (_key(said[same[nearest]]) for said in (conversation_of(self.nodes, nearest), given))
-        return Fork.THINKING if ours.thought and ours._replace(thought=theirs.thought) == theirs else Fork.EDITED
+        if most.length == len(given):
+            return Fork.TOOLS if most.asked else Fork.RETRY
+        return Fork.EDITED if self._thought(most, given) is None else Fork.THINKING
 
-    def _numbered(self, messages: Sequence[Message]) -> list[int]:
-        """The messages' numbers; -1: the tree has none like it."""
-        return [self._numbers.get(_key(message), -1) for message in messages]
+    def _thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
+        """What differs from what the conversation begins with in a thought alone."""
+        theirs = _key(given[most.length])
+        same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
+        return next(same, None)
 
-    def _same(self, numbers: Sequence[int]) -> list[int]:
-        """How many of the messages of these numbers each node's conversation begins with."""
-        given, kept = np.array(numbers, np.int32), [node.place.kept_messages for node in self.nodes]
-        return shared_beginnings(self.nodes, given, self._said, kept)
-
-    def _equal(self, same: Sequence[int], count: int, offered: str) -> list[int]:
+    def _equal(self, most: _Beginning, count: int, offered: str) -> list[int]:
         """The nodes of equal requests."""
-        return [
-            node.number
-            for node in self.nodes
-            if same[node.number] == count == node.num_path_messages - bool(node.num_sampled)
-            and node.place.tools == offered
-        ]
+        asked = most.asked if most.length == count else ()
+        return [number for number in asked if self.nodes[number].place.tools == offered]
 
-    def _fork(self, tokens: TokenSequence, same: Sequence[int], offered: str, fork: Fork) -> Place:
+    def _fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
         """The place of a prompt that goes on from no reply: behind the tokens that most of it shares with the tree."""
-        own, kept = [node.tokens.token_ids for node in self.nodes], [node.place.kept_tokens for node in self.nodes]
-        shared = [0, *shared_beginnings(self.nodes, tokens.token_ids, own, kept)]
-        most = max(range(len(shared)), key=shared.__getitem__)
-        parent, messages_kept = (most - 1, same[most - 1]) if most else (None, 0)
-        return Place(parent, shared[most], messages_kept, offered, fork)
+        shared = shared_beginnings(self.nodes, tokens.token_ids)
+        alike = [node.number for node in self.nodes if node.num_sampled and shared[node.number]]
+        if not alike:
+            return Place(None, 0, 0, offered, fork)
+        parent = max(alike, key=shared.__getitem__)
+        theirs = set(self._ends[parent].back())
+        return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
     def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
         """The prompt behind a node's reply; None where the template rewrites what stands there."""
@@ -290,7 +320,7 @@ class ConversationTree:
             return None
         path = tokens_of(self.nodes, path_of(self.nodes, at))
         place = Place(at, len(path), said, node.place.tools, None)
-        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes))
+        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes), None, at)
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._said_by(tuple(token_ids))
@@ -301,9 +331,9 @@ class ConversationTree:
     ) -> Node:
         place = prompt.place
         if len(self.nodes) > prompt.asked_after:  # what begins alike may have been answered meanwhile
-            same = self._same(self._numbered(prompt.given))
-            fork = Fork.RETRY if self._equal(same, len(prompt.given), place.tools) else place.fork
-            place = place if fork is None else self._fork(prompt.tokens, same, place.tools, fork)
+            _, most = self._read(prompt.given)
+            fork = Fork.RETRY if self._equal(most, len(prompt.given), place.tools) else place.fork
+            place = place if fork is None else self._fork(prompt.tokens, most, place.tools, fork)
             prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools
@@ -315,10 +345,15 @@ class ConversationTree:
         self.nodes.append(node)
         if node.place.fork is None and node.place.parent is not None:
             self.delivered(node.place.parent)  # also where it was lost who had been given it
-        keys = map(_key, node.messages)
-        self._said.append(np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32))
+        end = self._nothing if node.place.parent is None else self._ends[node.place.parent]
+        end = next(one for one in end.back() if one.length <= node.place.kept_messages)
         if node.num_sampled:
-            self._called |= zip(self.call_ids(node.number), node.messages[-1].tool_calls, strict=True)
+            for key in map(_key, node.messages):
+                asked, end = end, end.next.setdefault(key, _Beginning(end, end.length + 1))
+            asked.asked.append(node.number)
+            end.said.append(node.number)
+            self._replies.add(key)
+        self._ends.append(end)
         self._ids |= {call.id for message in node.messages for call in message.tool_calls if call.id is not None}
 
 
@@ -326,16 +361,21 @@ _GIVEN_ID = "call_"
 
 
 def _key(message: Message) -> _Key:
-    calls = canonical_json(list(map(_call_facts, message.tool_calls))) if message.tool_calls else ""
+    calls = _facts(message.tool_calls)
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
 
 
-def _call_key(call: ToolCall) -> str:
-    return canonical_json(_call_facts(call))
+def _facts(calls: Sequence[ToolCall]) -> str:
+    return canonical_json([[call.name, _alike(dict(call.arguments))] for call in calls]) if calls else ""
 
 
-def _call_facts(call: ToolCall) -> list[Any]:
-    return [call.name, _alike(dict(call.arguments))]
+def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
+    """Whether calls are some that were said, without regard to ids and to arguments that were added."""
+    cut = [
+        replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
+        for one, call in zip(given, said, strict=False)
+    ]
+    return len(given) == len(said) and _facts(cut) == _facts(said)
 
 
 def _alike(value: Any) -> Any:

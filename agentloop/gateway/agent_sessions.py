@@ -124,9 +124,8 @@ class AgentSession:
 
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
         prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
-        at = prompt.place.parent
-        if at is not None and prompt.place.fork is None:
-            self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection
+        if prompt.follows is not None:
+            self._is_delivered(prompt.follows)  # who goes on from a reply has it, whatever became of the connection
         if prompt.repeats is not None:
             asked.node = prompt.repeats
             await self._store()

@@ -19,7 +19,7 @@ from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, forgotte
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
-from context.tokens.session_nodes import Node, Status, conversation_of, segments_of
+from context.tokens.session_nodes import Node, conversation_of, segments_of
 from replay.errors import ReplayError, SessionForgotten
 from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
 from replay.storage.format.schema import trajectories
@@ -97,9 +97,6 @@ class RecordedSession(AgentSession):
         now, recording = datetime.fromisoformat(opened.opened_at), sessions.recording
         super().__init__(opened.id, recording.policy, recording.ask, now=now, writer=writer, nodes=nodes)
         self._end = sessions.end
-        last = nodes[-1:]
-        self._doubtful = next((node.number for node in last if node.status == Status.UNDELIVERED), None)
-        """A reply of just before a crash: an agent that has not got it asks again."""
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
         if not end or rewards.keys() - {""}:
@@ -111,12 +108,6 @@ class RecordedSession(AgentSession):
         await super().reward(rewards, end=end)
         if not await self._end(self):
             raise BadRequest(400, "The session must be one whose agent was given a reply to learn from, got none.")
-
-    def all_nodes(self) -> tuple[Node, ...]:
-        """As they are when it ends."""
-        if self._doubtful == len(self.tree.nodes) - 1:  # whoever asked something else since has not got it
-            self.tree.delivered(self._doubtful)
-        return tuple(self.tree.nodes)
 
 
 class RecordedSessions:
@@ -172,7 +163,7 @@ class RecordedSessions:
         """Whether it made a row, which is stored then. What is asked and has no reply yet is refused."""
         session.closed = True
         try:
-            row = partial(self._store, session.id, session.all_nodes(), session.rewards.get(""))
+            row = partial(self._store, session.id, tuple(session.tree.nodes), session.rewards.get(""))
             is_row = await self._writer.between(row)  # and behind what it has asked to be stored
         except SessionForgotten:
             del self._sessions[session.id]

@@ -121,12 +121,11 @@ def _path(
     return found[::-1]
 
 
-def shared_beginnings(
-    nodes: Sequence[Node], given: npt.NDArray[np.int32], own: Sequence[npt.NDArray[np.int32]], kept: Sequence[int]
-) -> list[int]:
-    """How many of `given` the path of each node begins with, which is `kept` of its parent's and its `own`."""
+def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> list[int]:
+    """How many of these token ids the path of each node begins with."""
     found: list[int] = []
-    for node, held, start in zip(nodes, own, kept, strict=True):
+    for node in nodes:
+        held, start = node.tokens.token_ids, node.place.kept_tokens
         if node.place.parent is not None and found[node.place.parent] < start:
             found.append(found[node.place.parent])
         else:

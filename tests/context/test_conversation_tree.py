@@ -11,9 +11,20 @@ import pytest
 
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
-from context.tokens.session_nodes import Fork, Node, Status, conversation_of, path_of, segments_of, tokens_of, tools_of
+from context.messages import content_hash
+from context.tokens.session_nodes import (
+    Fork,
+    Node,
+    Place,
+    Status,
+    conversation_of,
+    path_of,
+    segments_of,
+    tokens_of,
+    tools_of,
+)
 from tests.fakes.families import family
-from tests.fakes.random_agents import TOOLS, RandomSession, random_session, tree_of
+from tests.fakes.random_agents import PARSERS, TOOLS, RandomSession, random_session, tree_of
 
 AUTHORS = default_authors()
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -65,6 +76,57 @@ def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
         "again": Fork.RETRY,
         "another": Fork.NEW,
     }
+
+
+def test_what_is_said_again_from_text_behind_a_reply_is_a_fork_behind_its_exact_tokens(tree: ConversationTree) -> None:
+    first, more = answered(tree, tree.prompt(ASKED), "It  is 78."), Message("user", "Sure?")
+    asked = [*ASKED, first.messages[-1], more]
+    second = answered(tree, tree.prompt(asked), "<think>\nhm\n</think>\n\nYes.").messages[-1]
+    own = Message("assistant", "No.")
+    found = {
+        "goes on": tree.prompt([*asked, second, more]),
+        "stripped": tree.prompt([*asked, replace(second, reasoning=None), more]),
+        "rewritten": tree.prompt([*asked, own, more]),
+        "edited before": tree.prompt([*asked[:3], Message("user", "(cleared)"), second, more]),
+        "left out": tree.prompt([*asked, more]),
+    }
+    forks = {name: prompt.place.fork for name, prompt in found.items()}
+    edited = dict.fromkeys(("rewritten", "edited before"), Fork.EDITED)
+    assert forks == {"goes on": None, "stripped": Fork.THINKING, **edited, "left out": None}
+    path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
+    assert {tuple(prompt.ids[: len(path)]) for prompt in found.values()} == {tuple(path)}
+    assert [prompt.follows for prompt in found.values()] == [1, 1, 0, 0, 0]  # whose reply the agent shows that it has
+    other = answered(tree, tree.prompt(ASKED[1:]), "Hm.").messages[-1]
+    assert tree.prompt([ASKED[1], other, more, second, more]).place.fork == Fork.EDITED
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_ids_that_an_agent_gives_each_turn_are_of_that_turns_calls(name: str) -> None:
+    def asked(*ids: str | None) -> Prompt:
+        model, said = family(name), [*ASKED]
+        tree = tree_of(model)
+        for id, tool in zip(ids, ("lookup", "search", "lookup"), strict=True):
+            call = [*model.codec.encode(model.call.replace("lookup", tool)), model.end_id]
+            node, reply = tree.add(tree.prompt(said, TOOLS), call, [-0.5] * len(call), policy_version=0)
+            known = id or tree.call_ids(node.number)[0]
+            said += [replace(reply.message, tool_calls=(replace(reply.message.tool_calls[0], id=known),))]
+            said += [Message("tool", f"of {tool}", tool_call_id=known)]
+        return tree.prompt(said, TOOLS)
+
+    ours, own = asked(None, None, None), asked("call_0_0", "call_0_0", "call_0_0")
+    assert [message.name for message in own.given if message.role == "tool"] == ["lookup", "search", "lookup"]
+    assert (own.ids, own.place, own.place.parent, own.place.fork) == (ours.ids, ours.place, 2, None)
+
+
+def test_a_request_without_a_reply_is_nothing_that_others_begin_with(tree: ConversationTree) -> None:
+    more = Message("user", "Shorter, then.")
+    tree.refuse(tree.prompt(ASKED))
+    assert tree.prompt([*ASKED, more]).place == Place(None, 0, 0, content_hash([]), Fork.NEW)
+    first = answered(tree, tree.prompt(ASKED), "It is 78.")
+    asked = [*ASKED, first.messages[-1], Message("user", "Sure?")]
+    tree.refuse(tree.prompt(asked))
+    for said in (asked, [*asked, more]):
+        assert (tree.prompt(said).place.parent, tree.prompt(said).place.fork) == (first.number, None)
 
 
 def test_a_fork_holds_what_differs_alone(tree: ConversationTree) -> None:
@@ -180,7 +242,7 @@ def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -
 def check(session: RandomSession, *, most: float = 1.2) -> tuple[int, int]:
     """Every delivered token is trained once, in sight of exactly what it was sampled in sight of.
 
-    How many tokens are stored, and how many distinct ones there are; `most`: of the former to one of the latter.
+    How many tokens are stored with replies, and how many distinct ones there are; `most`: of those to one of these.
     """
     nodes, wanted = session.tree.nodes, Counter[Any]()
     for number, reply in session.sampled.items():
@@ -198,7 +260,7 @@ def check(session: RandomSession, *, most: float = 1.2) -> tuple[int, int]:
         shown = tokens.authors != LLM
         assert np.isnan(tokens.behavior_log_probs[shown]).all() and (tokens.policy_versions[shown] == -1).all()
     assert found == wanted
-    stored, distinct = sum(len(node.tokens) for node in nodes), _distinct(nodes)
+    stored, distinct = sum(len(node.tokens) for node in nodes if node.num_sampled), _distinct(nodes)
     assert stored <= most * distinct
     return stored, distinct
 

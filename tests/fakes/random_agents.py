@@ -32,6 +32,11 @@ class RandomAgent:
 
     rng: random.Random
     conversations: list[list[Message]] = field(default_factory=list)
+    ids: str = field(init=False)
+    """What it names calls by."""
+
+    def __post_init__(self) -> None:
+        self.ids = self.rng.choice(["given", "each turn again", "own"])
 
     def request(self) -> tuple[list[Message], list[dict[str, Any]], int]:
         """Messages, tools, and the number of their conversation."""
@@ -46,9 +51,19 @@ class RandomAgent:
             self._tamper(said)
         return list(said), [] if rng.random() < 0.04 else TOOLS, number
 
-    def forget(self, number: int) -> None:
-        """Begin a conversation again that nobody can answer."""
-        del self.conversations[number][2:]
+    def hear(self, number: int, reply: Message) -> None:
+        """Keep a reply in its conversation."""
+        said = self.conversations[number]
+        turn = 0 if self.ids == "each turn again" else len(said)
+        calls = (replace(call, id=f"call_{turn}_{place}") for place, call in enumerate(reply.tool_calls))
+        said.append(reply if self.ids == "given" else replace(reply, tool_calls=tuple(calls)))
+
+    def refused(self, number: int) -> None:
+        """Say more in a conversation that got no reply, or begin it again."""
+        if self.rng.random() < 0.5:
+            self.conversations[number].append(Message("user", "Shorter, then."))
+        else:
+            del self.conversations[number][2:]
 
     def _begin(self) -> None:
         system = self.rng.choice(["You look things up.", "You plan.", "Say a title."])
@@ -95,12 +110,16 @@ class SampledReply:
     version: int
 
 
-def sampled_reply(rng: random.Random, model: Family, prompt_ids: Sequence[int], version: int) -> SampledReply:
-    """Whatever a policy may say: calls, several of them, answers, thoughts, broken calls, nothing, too much."""
+def sampled_reply(
+    rng: random.Random, model: Family, prompt_ids: Sequence[int], version: int, *, mark: str = ""
+) -> SampledReply:
+    """Whatever a policy may say: calls, several of them, answers, thoughts, broken calls, nothing, too much. Each with
+    a mark, by which it is told from others."""
     thought = rng.choice(["", "", "<think>\nhm, pearl\n</think>\n\n"])
-    deep = model.call.replace('"pearl"', '"coral", "depth": 3')
-    calls = [model.call, deep, f"{model.call}\n{deep}", f"I look. {deep}"]
-    ids = model.codec.encode(thought + rng.choice([*calls, "It is 78.", '<tool_call>{"oops', " a  b ", ""]))
+    call, deep = (model.call.replace('"pearl"', f'"{key}') for key in (f'pearl{mark}"', f'coral{mark}", "depth": 3'))
+    calls = [call, deep, f"{call}\n{deep}", f"I look. {deep}"]
+    answers = [f"It is 78{mark}.", f'<tool_call>{{"oops{mark}', f" a  b {mark}", mark]
+    ids = model.codec.encode(thought + rng.choice([*calls, *answers]))
     ids = [*ids, model.end_id] if rng.random() > 0.05 or not ids else ids
     return SampledReply(prompt_ids, ids, [-rng.random() for _ in ids], version)
 
@@ -138,7 +157,7 @@ def random_session(
         try:
             prompt = tree.prompt(messages, tools)
         except RenderError:  # Mistral's knows no two assistants in a row
-            agent.forget(conversation)
+            agent.refused(conversation)
             continue
         asked(session, messages, tools)
         number = prompt.repeats
@@ -152,7 +171,7 @@ def random_session(
         session.given.append(number)
         said, ids = tree.nodes[number].messages[-1], tree.call_ids(number)
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, ids, strict=True)]
-        agent.conversations[conversation].append(replace(said, tool_calls=tuple(calls)))
+        agent.hear(conversation, replace(said, tool_calls=tuple(calls)))
     return session
 
 

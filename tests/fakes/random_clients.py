@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anthropic
@@ -53,18 +54,20 @@ class RandomClients:
     async def end(self) -> bool:
         """Of the episode, which is rewarded; whether there was anything to reward."""
         rewarded = self._openai.with_options(base_url=self._url)
-        try:
-            await rewarded.post("/reward", cast_to=object, body={"reward": 1.0, "end": True})
-        except openai.BadRequestError:
-            return False
-        finally:
-            await self._openai.close()
-            await self._anthropic.close()
-        return True
+        async with self._openai, self._anthropic:
+            while True:
+                try:
+                    await rewarded.post("/reward", cast_to=object, body={"reward": 1.0, "end": True})
+                    return True
+                except openai.BadRequestError:
+                    return False
+                except (openai.InternalServerError, openai.APIConnectionError):  # another gateway takes its place
+                    continue
 
     async def settled(self) -> None:
         """The server has seen all that happened before."""
-        await self._openai.models.list()
+        with suppress(openai.InternalServerError, openai.APIConnectionError):
+            await self._openai.models.list()
 
     async def _chat(self, said: Sequence[Message], tools: Any, *, stream: bool, **given: Any) -> Answer:
         completions, rows = self._openai.chat.completions, [to_template(message) for message in said]

@@ -286,6 +286,22 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
     assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
 
 
+def test_a_reply_that_was_not_delivered_is_not_trained_after_a_restart(tmp_path: Path) -> None:
+    async def hang_up(sessions: RecordedSessions, _: Sampler) -> None:
+        session, gone = await sessions.authorize("a", ""), asyncio.Future[None]()
+        await given(session)
+        gone.set_result(None)
+        await session.reply(request(Message("user", "Why?")), gone)
+
+    async def end(sessions: RecordedSessions, _: Sampler) -> None:
+        await (await sessions.authorize("a", "")).reward({"": 1.0}, end=True)
+
+    recorded(path := tmp_path / "replay.sqlite", hang_up)
+    recorded(path, end)
+    assert sql(path, "select status from nodes order by number") == [("trained",), ("undelivered",)]
+    assert sql(path, "select num_action_tokens = num_sampled from trajectories, nodes where number = 0") == [(1,)]
+
+
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:
     async def play(sessions: RecordedSessions, _: Sampler) -> None:
         opened = [await sessions.authorize(str(number), "") for number in range(24)]

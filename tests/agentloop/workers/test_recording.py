@@ -127,18 +127,22 @@ def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server
 
 
 @pytest.mark.slow
-def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM])
+def test_sessions_go_on_after_a_crash_and_replies_come_again(
+    tmp_path: Path, server: EngineServer, qwen2: Path, ended_by: signal.Signals
+) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, qwen2) as recorder:
         server.models.pace_s = 0.2
         lost = {"model": "policy", "messages": [said("Hello.")], "max_tokens": 8}
-        for number, name in enumerate(("lost", "asks-else"), 1):
+        for number, name in enumerate(("lost", "asks-else", "gives-up"), 1):
             with suppress(httpx2.ReadTimeout):  # an agent that hangs up while it is answered
                 httpx2.post(f"{recorder.url}/e/{name}/v1/chat/completions", json=lost, headers=BEARER, timeout=0.1)
             until(lambda: rows(buffer, "select count(*) from session_nodes") == [(number,)])  # noqa: B023
         given = {name: talk(recorder.agent(name), 1) for name in ("goes-on", "ends")}
-        until(lambda: rows(buffer, "select count(*), sum(status = 'trained') from session_nodes") == [(4, 2)])
-        recorder.kill()
+        until(lambda: rows(buffer, "select count(*), sum(status = 'trained') from session_nodes") == [(5, 2)])
+        recorder.send(ended_by)
+        recorder.wait()
     with Recorder(buffer, server.address, qwen2) as recorder:
         asked = len(server.requests)
         again = reply(recorder.agent("lost"), [said("Hello.")])
@@ -147,10 +151,10 @@ def test_sessions_go_on_after_a_crash_and_replies_come_again(tmp_path: Path, ser
         assert len(server.requests) == asked + 1
         reply(recorder.agent("goes-on"), [*given["goes-on"], said("More.")])
         reply(recorder.agent("asks-else"), [said("Else?")])
-        ends = [recorder.end(name, reward=1.0).status_code for name in ("goes-on", "ends", "lost", "asks-else")]
+        ends = [recorder.end(name, reward=1.0).status_code for name in [*given, "lost", "asks-else", "gives-up"]]
     found, ok = [row.nodes for row in stored(buffer).values()], ["trained"]
     statuses = [[node.status for node in nodes] for nodes in found]
-    assert (statuses, ends) == ([ok * 2, ok, ok * 2, ["undelivered", *ok]], [200] * 4)
+    assert (statuses, ends) == ([ok * 2, ok, ok * 2, ["undelivered", *ok]], [*[200] * 4, 400])
     assert [node.messages[-1].content for node in found[2]] == [again["content"], another["content"]]
     assert no_session_is_left(buffer)
 
