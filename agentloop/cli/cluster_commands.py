@@ -33,7 +33,6 @@ from replay.locate import place
 
 _LOOK_AGAIN_S = 0.5
 _GATEWAY_KEY = "AGENTLOOP_GATEWAY_KEY"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -183,6 +182,7 @@ def gateway(
     with needing("gateway", "agentloop gateway"):
         from agentloop.workers.episodes_on_request import give_episodes
         from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
+        from replay.pages.guard import LOOPBACK
     recorded = (record, upstream, model)
     if (run is None) != (None not in recorded) or (run is not None and any(recorded)):
         raise UserError(
@@ -190,7 +190,7 @@ def gateway(
             f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
         )
     key = read_key(_GATEWAY_KEY)
-    if key is None and host not in _LOOPBACK:
+    if key is None and host not in LOOPBACK:
         raise UserError(
             f"{_GATEWAY_KEY} must be set where others reach --host, got none for {host}. Set it to a long secret."
         )

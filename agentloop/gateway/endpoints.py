@@ -55,6 +55,9 @@ for _package in ("openai", "anthropic"):
 class OpenSessions(Protocol):
     """The episodes that may be asked for."""
 
+    async def check(self, episode: str, key: str) -> None:
+        """Raises as `authorize` for a wrong key, and opens nothing."""
+
     async def authorize(self, episode: str, key: str) -> AgentSession:
         """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
 
@@ -107,9 +110,9 @@ class _Replies:
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        session, body = await _opened(self.sessions, Request(scope, receive))
-        protocol = _protocol(self.module)
-        request = protocol.read(body)
+        asking, protocol = Request(scope, receive), _protocol(self.module)
+        request = protocol.read(await _body(self.sessions, asking))
+        session = await _session(self.sessions, asking)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
         asked = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
@@ -166,14 +169,14 @@ async def _more(send: Send, part: bytes) -> None:
 async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
     from agentloop.gateway import anthropic_messages
 
-    session, body = await _opened(sessions, request)
-    tokens = await session.count_tokens(anthropic_messages.read(body))
+    asked = anthropic_messages.read(await _body(sessions, request))
+    tokens = await (await _session(sessions, request)).count_tokens(asked)
     return _json(anthropic_messages.token_count(tokens))
 
 
 async def _models(sessions: OpenSessions, request: Request) -> Response:
     """The models in the form of the provider whose client asks."""
-    await _session(sessions, request)
+    await sessions.check(*_asked_with(request))
     if _is_anthropics(request):
         from agentloop.gateway.anthropic_messages import model, model_list
     else:
@@ -187,7 +190,7 @@ async def _models(sessions: OpenSessions, request: Request) -> Response:
 
 async def _reward(sessions: OpenSessions, request: Request) -> Response:
     """`{"reward": number}` or `{"rewards": {agent: number}}`, and `"end": true` where the episode is over."""
-    session, body = await _opened(sessions, request)
+    body = await _body(sessions, request)
     unknown = sorted(body.keys() - {"reward", "rewards", "end"})
     if unknown:
         raise wrong(unknown[0], "left out, beside reward or rewards, and end", body[unknown[0]])
@@ -198,24 +201,30 @@ async def _reward(sessions: OpenSessions, request: Request) -> Response:
     for agent, reward in rewards.items():
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or abs(reward) > sys.float_info.max:
             raise wrong(f"rewards.{agent}" if agent else "reward", "a number", reward)
+    session = await _session(sessions, request)
     await session.reward({agent: float(reward) for agent, reward in rewards.items()}, end=end)
     return _json({})
 
 
-async def _opened(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
-    """The session that a request asks, and its body."""
-    session = await _session(sessions, request)
-    return session, json_object(await read_body(request))
+async def _body(sessions: OpenSessions, request: Request) -> dict[str, Any]:
+    """Of a request with the right key; no session is opened for what is refused."""
+    await sessions.check(*_asked_with(request))
+    return json_object(await read_body(request))
 
 
 async def _session(sessions: OpenSessions, request: Request) -> AgentSession:
+    return await sessions.authorize(*_asked_with(request))
+
+
+def _asked_with(request: Request) -> tuple[str, str]:
+    """The episode and the key."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:
         raise BadRequest(
             401, "The key must stand in the header Authorization: Bearer KEY, or x-api-key.", code="invalid_api_key"
         )
-    return await sessions.authorize(request.path_params["episode"], key)
+    return request.path_params["episode"], key
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -28,7 +28,7 @@ from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
-from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
+from agentloop.gateway.recorded_sessions import MOST_OPEN, RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
@@ -87,12 +87,15 @@ def record_sessions(
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
         gc.set_threshold(20_000, 20, 20)  # sessions are few and large: to look through them more often finds nothing
         sys.setswitchinterval(0.0005)  # seconds: requests wait less for the thread that writes
-        with serving(app, host=section.host, port=section.port) as url, stop.working():
+        listening = serving(app, host=section.host, port=section.port, public_url=section.public_url)
+        with listening as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
             say(f"recording {options.name} in {store.url}: {kind}")
             say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
+        if sessions.refused:
+            say(f"{sessions.refused:,} requests were refused: {MOST_OPEN:,} sessions were open")
 
 
 def _server(options: RecordingOptions) -> ServerFacts | None:

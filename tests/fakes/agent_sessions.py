@@ -76,6 +76,9 @@ class ScriptedSessions:
     def key(self, episode: str = EPISODE) -> str:
         return self._keys.key(episode)
 
+    async def check(self, episode: str, key: str) -> None:
+        self._keys.check(episode, key)
+
     async def authorize(self, episode: str, key: str) -> ScriptedSession:
         self._keys.check(episode, key)
         return self.session

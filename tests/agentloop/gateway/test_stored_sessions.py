@@ -6,17 +6,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from sqlalchemy.exc import IntegrityError
 from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from agentloop.config import RunConfig
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
+from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
+from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from context import Message, RenderError, TrainingControl, choose_parser
@@ -285,6 +290,24 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
 
     recorded(tmp_path / "replay.sqlite", play)
     assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
+
+
+def test_only_what_asks_for_a_reply_opens_a_session_and_so_many_are_open(tmp_path: Path) -> None:
+    path, body = tmp_path / "replay.sqlite", {"model": "policy", "messages": [{"role": "user", "content": "Where?"}]}
+    with closing(new_store(path)) as store:
+        recording = Recording(store, RUN, POLICY, Sampler().ask, by_text=False, temperature=1.0)
+        sessions = RecordedSessions(recording, SharedKey(None), idle_s=600, most=2)
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        with serving(app, host="127.0.0.1", port=0) as url, httpx2.Client(headers={"x-api-key": "any"}) as client:
+
+            def status(name: str, **asked: Any) -> int:
+                return client.post(f"{url}/e/{name}/v1/chat/completions", json={**body, **asked}).status_code
+
+            assert client.get(f"{url}/e/a/v1/models").status_code == 200
+            assert [status("b", n=2), status("c", model="other")] == [400, 404]
+            assert sql(path, "select * from sessions") == []
+            assert [status(name) for name in "ababcd"] == [200] * 4 + [503] * 2
+            assert (sessions.refused, sql(path, "select count(*) from sessions")) == (2, [(2,)])
 
 
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:

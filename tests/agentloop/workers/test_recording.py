@@ -166,7 +166,7 @@ def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server:
     with Recorder(buffer, server.address, qwen2, "--idle-s", "0.4") as recorder:
         until(lambda: no_session_is_left(buffer))
         with pytest.raises(PermissionDeniedError, match="got one that has ended"):
-            recorder.agent("left-open").models.list()
+            talk(recorder.agent("left-open"))
     (row,) = stored(buffer).values()
     assert (row.record.stop_reason, row.record.reward, row.record.success) == ("unrewarded", 0.0, False)
     assert len(row.nodes) == 2
