@@ -16,9 +16,10 @@ from sqlalchemy.exc import IntegrityError
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
-from context import Renderer, ReplyParser, TrainingControl
+from context import Renderer, RenderError, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import canonical_json
+from context.templates.rendering.contents import contents
 from context.tokens.session_nodes import Node, Status
 
 Tools = Sequence[Mapping[str, Any]]
@@ -28,6 +29,10 @@ before, a prompt and the most new tokens; raises GenerationFailed. Awaited in th
 Finish = Literal["stop", "tool_calls", "length"]
 _MOST_NODES = 2_000
 """Requests of one session: one that goes in circles must come to an end."""
+_MOST_CHARACTERS = 64
+"""Of a prompt, for each token there is room for: but for runs of white space, so many are far more than fit."""
+_LONG = 1 << 14
+"""Characters: to tokenize more takes so long that all who wait would notice."""
 _LINES = count(1 << 32)
 """Apart from the numbers of episodes that are no agents'."""
 
@@ -123,6 +128,7 @@ class AgentSession:
             is_its_own = node.agent == request.agent and not request.aside
             return node.number not in on_their_way and is_its_own and self._is_for(node, request)
 
+        await self._tokenize(request)
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
         prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
         at = prompt.place.parent
@@ -152,6 +158,16 @@ class AgentSession:
         asked.node = node.number
         await self._store(node)
         return self._written(node, cached=prompt.place.kept_tokens)
+
+    async def _tokenize(self, request: AgentRequest) -> None:
+        """In a thread, so that the renderer knows what is long when it is asked. Raises NoRoom for far too much."""
+        texts = (content.text for message in request.messages for content in contents(message))
+        characters, most = sum(map(len, texts)) + len(repr(request.tools)), self._policy.max_tokens
+        if characters > most * _MOST_CHARACTERS:
+            raise NoRoom(characters // _MOST_CHARACTERS, most)
+        if characters > _LONG:
+            with suppress(RenderError):  # raised again where it matters
+                await asyncio.to_thread(self._policy.renderer.initial, request.messages, request.tools)
 
     async def _sampled(self, request: AgentRequest, prompt: Prompt, most: int) -> Completion:
         at = prompt.place.parent
@@ -216,6 +232,7 @@ class AgentSession:
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""
+        await self._tokenize(request)
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:

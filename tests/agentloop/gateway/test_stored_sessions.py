@@ -268,6 +268,25 @@ def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
     asyncio.run(play())
 
 
+def test_others_are_answered_while_a_long_prompt_is_tokenized_and_far_too_long_ones_are_not() -> None:
+    async def play() -> None:
+        sampler, line, numbers = Sampler(), "Line of a log, 42 things.\n", iter(range(3))
+        sessions = [AgentSession(f"s{number}", POLICY, sampler.ask, now=TODAY) for number in numbers]
+        texts = (line * 8000, "Where?", line * 12000)  # 208,000 and 312,000 characters; 64 x 4,096 are 262,144
+        long, short, longest = (
+            asyncio.ensure_future(session.reply(request(Message("user", text)), asyncio.Future()))
+            for session, text in zip(sessions, texts, strict=True)
+        )
+        done, _ = await asyncio.wait({long, short}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {short}
+        for waiting, tokens in ((long, "[0-9]{6}"), (longest, "4875")):  # 312,002 // 64
+            with pytest.raises(BadRequest, match=f"resulted in {tokens} tokens"):
+                await waiting
+        assert [[node.status for node in session.tree.nodes] for session in sessions[::2]] == [["refused"], []]
+
+    asyncio.run(play())
+
+
 def test_tools_whose_calls_no_parser_reads_are_what_the_agent_can_not_offer() -> None:
     source = "{{ tools|tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     policy = agents_policy(RunConfig(), MODEL.renderer(source))
