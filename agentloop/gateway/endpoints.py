@@ -24,6 +24,7 @@ from agentloop.gateway.http_json import json_bytes, json_object, openai_error, r
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
+from replay.errors import RunReplaced
 
 _log = logging.getLogger(__name__)
 PING_SECONDS = 15.0
@@ -31,7 +32,7 @@ PING_SECONDS = 15.0
 _TURNS = 20
 """Of the event loop: until the end of a connection that has been noticed in writing or reading is received. With four,
 a lost reply was taken, now and then, for one that was given."""
-_ANSWERED = (BadRequest, RenderError, GenerationFailed)
+_ANSWERED = (BadRequest, RenderError, GenerationFailed, RunReplaced)
 """What a client may be told of a request that has no reply."""
 
 
@@ -86,6 +87,8 @@ def _answered(error: Exception) -> BadRequest:
         return BadRequest(error.status_code, f"There is nothing at this address for this method: {error.detail}.")
     if isinstance(error, GenerationFailed):
         return BadRequest(503, f"The policy gave no reply: {error}")
+    if isinstance(error, RunReplaced):
+        return BadRequest(503, "Another gateway goes on with this recording: ask that one.")
     return BadRequest(500, "The gateway failed: its log says why. Ask again.")
 
 

@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI, PermissionDeniedError
+from openai import InternalServerError, OpenAI, PermissionDeniedError
 
 from agentloop.training.train import train
 from context.authors import DEMONSTRATION, default_authors
@@ -26,7 +26,7 @@ from replay.store import ReplayStore
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import Program, until
-from tests.fakes.records import a_run
+from tests.fakes.records import a_run, sql
 from tests.fakes.runs import SilentDisplay, rows, small_config
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
@@ -317,12 +317,17 @@ def test_recording_goes_on_with_what_it_was_made_with_alone(
 
 
 @pytest.mark.slow
-def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
+def test_a_recording_that_a_gateway_goes_on_with_is_refused_to_another(
+    tmp_path: Path, server: EngineServer, qwen2: Path
+) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, qwen2) as first:
+        with pytest.raises(AssertionError, match="--name must be of a recording that no other gateway goes on with, "):
+            Recorder(buffer, server.address, qwen2)
         talk(first.agent("a"))
-        with Recorder(buffer, server.address, qwen2) as second:
-            said_last = talk(second.agent("b"))[-1]["content"]
-            assert [one.end(name, reward=1.0).status_code for one, name in ((first, "a"), (second, "b"))] == [500, 200]
-    (row,) = stored(buffer).values()
-    assert row.messages[-1].content == said_last
+        assert first.end("a", reward=1.0).status_code == 200
+        sql(buffer, "update runs set epoch = epoch + 1")  # as one does that found the lease over
+        with pytest.raises(InternalServerError, match="503 .*Another gateway goes on with this recording: ask that"):
+            talk(first.agent("b"))
+        assert "Traceback" not in first.output
+    assert len(stored(buffer)) == 1
