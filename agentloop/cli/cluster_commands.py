@@ -170,7 +170,7 @@ def gateway(
     text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
     upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
     name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
-    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at, above 0.")] = 1.0,
     idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
     host: Annotated[
         str, typer.Option(help=f"Address to listen on; if others reach it, set {_GATEWAY_KEY}.")
@@ -189,6 +189,8 @@ def gateway(
             "--record, --upstream and --model must be given, or --run alone, got "
             f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
         )
+    if temperature == 0:
+        raise UserError("--temperature must be above 0, got 0: no log-prob says how likely such a reply was. Set it to 1.")
     key = read_key(_GATEWAY_KEY)
     if key is None and host not in LOOPBACK:
         raise UserError(

@@ -12,7 +12,7 @@ from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
-REVISION = "0020"
+REVISION = "0021"
 """Four digits: a greater number was written by a newer agentloop."""
 
 

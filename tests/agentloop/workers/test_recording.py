@@ -278,6 +278,7 @@ def test_what_it_can_not_do_is_one_line(
     cases: list[tuple[list[str | Path], str]] = [
         (["gateway"], "--record, --upstream and --model must be given, or --run alone, got None, None, None, None. "),
         ([*words, "--run", "r"], "--record, --upstream and --model must be given, or --run alone, got h.sqlite, "),
+        ([*words, "--temperature", "0"], "--temperature must be above 0, got 0: "),
         ([*words, "--host", "0.0.0.0"], "AGENTLOOP_GATEWAY_KEY must be set where others reach --host, got none for 0"),
         (words, "AGENTLOOP_UPSTREAM_KEY must hold the engine's key, got status 401"),
         ([*words, "--public-url", "x:1"], "--public-url must begin with http:// or https://, got 'x:1'."),
