@@ -219,6 +219,13 @@ class AgentSession:
         prompt_tokens = node.num_path_tokens - node.num_sampled
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
+    def given(self, id: str) -> AgentReply | None:
+        """See `Given`."""
+        number = id.removeprefix(self.id[:12])
+        nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
+        replies = (self._written(node, cached=0) for node in nodes if node.num_sampled)
+        return next((reply for reply in replies if reply.id == id), None)
+
     def delivered(self, reply: AgentReply) -> None:
         """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
         self._is_delivered(int(reply.id.removeprefix(self.id[:12])))

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
@@ -41,7 +41,7 @@ class ProviderProtocol(Protocol):
 
     PING: bytes
 
-    def read(self, body: Mapping[str, Any], /) -> AgentRequest: ...
+    def read(self, body: Mapping[str, Any], given: Given, /) -> AgentRequest: ...
     def answer(self, request: AgentRequest, reply: AgentReply, /) -> dict[str, Any]: ...
     def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]: ...
     def error_event(self, bad: BadRequest, /) -> bytes: ...
@@ -113,9 +113,9 @@ class _Replies:
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asking, protocol = Request(scope, receive), _protocol(self.module)
-        request = protocol.read(await _body(self.sessions, asking))
-        session = await _session(self.sessions, asking)
+        session, body = await _opened(self.sessions, Request(scope, receive))
+        protocol = _protocol(self.module)
+        request = protocol.read(body, session.given)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
         asked = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
@@ -172,8 +172,8 @@ async def _more(send: Send, part: bytes) -> None:
 async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
     from agentloop.gateway import anthropic_messages
 
-    asked = anthropic_messages.read(await _body(sessions, request))
-    tokens = await (await _session(sessions, request)).count_tokens(asked)
+    session, body = await _opened(sessions, request)
+    tokens = await session.count_tokens(anthropic_messages.read(body))
     return _json(anthropic_messages.token_count(tokens))
 
 
@@ -193,7 +193,7 @@ async def _models(sessions: OpenSessions, request: Request) -> Response:
 
 async def _reward(sessions: OpenSessions, request: Request) -> Response:
     """`{"reward": number}` or `{"rewards": {agent: number}}`, and `"end": true` where the episode is over."""
-    body = await _body(sessions, request)
+    session, body = await _opened(sessions, request)
     unknown = sorted(body.keys() - {"reward", "rewards", "end"})
     if unknown:
         raise wrong(unknown[0], "left out, beside reward or rewards, and end", body[unknown[0]])
@@ -204,19 +204,15 @@ async def _reward(sessions: OpenSessions, request: Request) -> Response:
     for agent, reward in rewards.items():
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or abs(reward) > sys.float_info.max:
             raise wrong(f"rewards.{agent}" if agent else "reward", "a number", reward)
-    session = await _session(sessions, request)
     await session.reward({agent: float(reward) for agent, reward in rewards.items()}, end=end)
     return _json({})
 
 
-async def _body(sessions: OpenSessions, request: Request) -> dict[str, Any]:
-    """Of a request with the right key; no session is opened for what is refused."""
+async def _opened(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
+    """The session that a request asks, and its body."""
     await sessions.check(*_asked_with(request))
-    return json_object(await read_body(request))
-
-
-async def _session(sessions: OpenSessions, request: Request) -> AgentSession:
-    return await sessions.authorize(*_asked_with(request))
+    body = json_object(await read_body(request))
+    return await sessions.authorize(*_asked_with(request)), body
 
 
 def _asked_with(request: Request) -> tuple[str, str]:

@@ -80,6 +80,9 @@ class Colleague:
         self.asked.append((request, said))
         return AgentReply(id, said, "tool_calls" if calls else "stop", 0, 0, 0)
 
+    def given(self, id: str) -> None:
+        """Its agents name no reply by its id."""
+
     def delivered(self, reply: AgentReply) -> None:
         """Nothing is to be done."""
 
