@@ -190,7 +190,9 @@ def gateway(
             f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
         )
     if temperature == 0:
-        raise UserError("--temperature must be above 0, got 0: no log-prob says how likely such a reply was. Set it to 1.")
+        raise UserError(
+            "--temperature must be above 0, got 0: nothing could be learned from such replies. Set it to 1."
+        )
     key = read_key(_GATEWAY_KEY)
     if key is None and host not in LOOPBACK:
         raise UserError(

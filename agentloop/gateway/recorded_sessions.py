@@ -155,7 +155,8 @@ class RecordedSessions:
         if id not in self._sessions and len(self._sessions) >= self._most:
             self.refused += 1
             raise BadRequest(
-                503, f"At most {self._most} sessions may be open, and all are: end some, or lower the gateway's --idle-s."
+                503,
+                f"At most {self._most} sessions may be open, and all are: end some, or lower the gateway's --idle-s.",
             )
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening

@@ -389,7 +389,9 @@ def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     assert sum(map(len, outcomes[0])) > 15
 
 
-def test_rows_that_nothing_can_score_or_the_context_has_no_room_for_are_not_drawn_and_counted(store: ReplayStore) -> None:
+def test_rows_that_nothing_can_score_or_the_context_has_no_room_for_are_not_drawn_and_counted(
+    store: ReplayStore,
+) -> None:
     one, two = (tuple(Segment(SHORT) for _ in range(count)) for count in (1, 2))
     long = (Segment(SHORT), Segment(TokenSequence.concatenate([SHORT, SHORT])))
     rows = [trajectory("one", segments=one), trajectory("two", segments=two), trajectory("long", segments=long)]
