@@ -18,7 +18,7 @@ from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
 from context import Renderer, RenderError, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
-from context.messages import canonical_json
+from context.messages import canonical_json, content_hash
 from context.templates.rendering.contents import contents
 from context.tokens.session_nodes import Node, Status
 
@@ -76,7 +76,7 @@ class AgentSession:
     ) -> None:
         """`now`: what templates take for today; `nodes`: what is stored already. `writer` stores each node before its
         reply is given; None: an agent that ends with this process has nobody who could ask for it again."""
-        self.id = id
+        self.id, self._reply_ids = id, content_hash(id)[:12]
         self._policy = policy
         self._ask = ask
         self._writer = writer
@@ -212,7 +212,7 @@ class AgentSession:
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, self.tree.call_ids(number), strict=True)]
-        id = f"{self.id[:12]}{number:04d}"
+        id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number) else "length"
         message = replace(said, tool_calls=tuple(calls))
@@ -221,14 +221,14 @@ class AgentSession:
 
     def given(self, id: str) -> AgentReply | None:
         """See `Given`."""
-        number = id.removeprefix(self.id[:12])
+        number = id.removeprefix(self._reply_ids)
         nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
         replies = (self._written(node, cached=0) for node in nodes if node.num_sampled)
         return next((reply for reply in replies if reply.id == id), None)
 
     def delivered(self, reply: AgentReply) -> None:
         """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
-        self._is_delivered(int(reply.id.removeprefix(self.id[:12])))
+        self._is_delivered(int(reply.id.removeprefix(self._reply_ids)))
 
     def _is_delivered(self, number: int) -> None:
         if self.tree.nodes[number].status != Status.UNDELIVERED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from replay.store import ReplayStore
 ENVIRONMENT = "gateway"
 MOST_OPEN = 4096
 """Sessions: each is in memory."""
+_NAME = re.compile(r"[A-Za-z0-9._:~@+-]{1,128}")
 _rows = trajectories.c
 _log = logging.getLogger(__name__)
 
@@ -151,12 +153,13 @@ class RecordedSessions:
 
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         self._key.check(key)
-        id = content_hash([self.recording.run, episode])[:32]
+        if not _NAME.fullmatch(episode):
+            raise BadRequest(404, "The session's name must have at most 128 letters, digits and . _ : ~ @ + -")
+        id = f"{self.recording.run[:12]}:{episode}"
         if id not in self._sessions and len(self._sessions) >= self._most:
             self.refused += 1
             raise BadRequest(
-                503,
-                f"At most {self._most} sessions may be open, and all are: end some, or lower the gateway's --idle-s.",
+                503, f"At most {self._most} sessions may be open, and all are. End some, or lower --idle-s."
             )
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening

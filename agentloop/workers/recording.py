@@ -113,7 +113,8 @@ def _server(options: RecordingOptions) -> ServerFacts | None:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
+        said = said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        raise UserError(f"{said} Another server than a vLLM is recorded with --text, to be imitated.") from None
 
 
 def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:

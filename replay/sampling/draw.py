@@ -188,7 +188,8 @@ class TrialDraw:
     def left(self) -> list[tuple[str, int]]:
         """How many rows are left once a rule has left some out, rule after rule; at first, every eligible one is.
 
-        Rules are keys of `replay`, and `context.max_tokens`; iteration: rows of later ones; sampler: those it gives no weight.
+        Rules are keys of `replay`, `context.max_tokens`; iteration: rows of later ones; sampler: those it gives no
+        weight.
         """
         kept = np.ones(len(self.index), np.bool_)
         found = [("eligible", len(kept))]

@@ -205,6 +205,15 @@ def test_server_says_an_address_that_clients_read_as_one() -> None:
         assert httpx2.get(f"{gateway.url}/v1/models", headers=gateway.headers).status_code == 200
 
 
+def test_client_that_hangs_up_within_its_body_is_not_our_mistake(capfd: pytest.CaptureFixture[str]) -> None:
+    with scripted_gateway() as gateway:
+        head = f"POST /e/{EPISODE}{CHAT} HTTP/1.1\r\nHost: localhost\r\nx-api-key: {gateway.sessions.key()}\r\n"
+        with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+            connection.sendall(f"{head}Content-Length: 9\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # it reads
+    assert "".join(capfd.readouterr()) == ""
+
+
 def test_server_of_this_machine_answers_to_its_own_names_alone() -> None:
     sessions = ScriptedSessions()
     with serving(create_app(sessions), host="127.0.0.1", port=0, public_url="http://trainer.lan:80/a") as url:

@@ -23,7 +23,6 @@ from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
-from context.messages import content_hash
 from context.tokens.session_nodes import conversation_of
 from replay.storage.databases import Location
 from replay.store import ReplayStore
@@ -178,7 +177,7 @@ def check_session(store: ReplayStore, session: PlayedSession) -> list[tuple[int,
 
     Tokens that are stored, and distinct ones: two that go on from a reply at once both hold what they have in common.
     """
-    id = content_hash([RUN, session.name])[:32]
+    id = f"{RUN[:12]}:{session.name}"
     rows = list(store.read([id])) if session.given.keys() - session.asides else []
     for row in rows:
         sampled = {np.float32(said.log_probs).tobytes(): said for said in session.sampled}

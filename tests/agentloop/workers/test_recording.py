@@ -108,6 +108,7 @@ def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server
     seen = [(row.record.reward, row.record.success, row.record.num_turns) for row in found]
     assert seen == [*((1.0, True, 3), (0.25, False, 3), (2.0, True, 1))]
     assert [row.messages[-1].content for row in found[:1]] == [talks[0][-1]["content"]]
+    assert [row.id.partition(":")[2] for row in found] == ["first", "second", "third"]
     sampled = 0
     for row in found:
         assert {row.record.source, row.record.stop_reason} == {"gateway", "answered"}
@@ -292,6 +293,7 @@ def test_what_it_can_not_do_is_one_line(
     assert refused.startswith("--model must hold a tokenizer that transformers loads, got ")
     refused = shell.refusal([*words, "--upstream-model", "other"], tmp_path)
     assert refused.startswith("--upstream-model must be a model that ")
+    assert refused.rstrip().endswith("Another server than a vLLM is recorded with --text, to be imitated.")
     with closing(ReplayStore.create(tmp_path / "h.sqlite")) as store:
         store.add_run(replace(a_run(), name="gateway"))
     assert shell.refusal(words, tmp_path).startswith("--name must be of a recording of this model, got gateway, ")
