@@ -43,6 +43,10 @@ class BatchSize(_RunSection):
     group_size: Positive = Field(8, description="Fresh trajectories per task.")
 
 
+class ContextLength(_RunSection):
+    max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
+
+
 class TaskPool(_RunSection):
     task_pool: Positive | Literal["unlimited"] = Field(
         "unlimited", description="Number of different training tasks; unlimited: every task is new."
@@ -271,6 +275,7 @@ class StoredConfig(_RunSection):
 
     run: RunLength = Field(default_factory=RunLength)
     batch: BatchSize = Field(default_factory=BatchSize)
+    context: ContextLength = Field(default_factory=ContextLength)
     environment: TaskPool = Field(default_factory=TaskPool)
     tasks: TaskData = Field(default_factory=TaskData)
     environments: dict[str, StoredEnvironment] = Field(default_factory=dict)

@@ -240,6 +240,8 @@ class TrajectoryRecord:
     num_tool_calls: Count
     num_tokens: Count = 0
     num_action_tokens: Count = 0
+    longest_segment: Count = 0
+    """Tokens of its longest training sequence."""
     policy_version_min: Count = 0
     policy_version_max: Count = 0
     """The newest of the sampled tokens; both as given where there are none."""

@@ -33,7 +33,6 @@ from replay.locate import place
 
 _LOOK_AGAIN_S = 0.5
 _GATEWAY_KEY = "AGENTLOOP_GATEWAY_KEY"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -171,7 +170,7 @@ def gateway(
     text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
     upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
     name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
-    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at, above 0.")] = 1.0,
     idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
     host: Annotated[
         str, typer.Option(help=f"Address to listen on; if others reach it, set {_GATEWAY_KEY}.")
@@ -183,14 +182,19 @@ def gateway(
     with needing("gateway", "agentloop gateway"):
         from agentloop.workers.episodes_on_request import give_episodes
         from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
+        from replay.pages.guard import LOOPBACK
     recorded = (record, upstream, model)
     if (run is None) != (None not in recorded) or (run is not None and any(recorded)):
         raise UserError(
             "--record, --upstream and --model must be given, or --run alone, got "
             f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
         )
+    if temperature == 0:
+        raise UserError(
+            "--temperature must be above 0, got 0: nothing could be learned from such replies. Set it to 1."
+        )
     key = read_key(_GATEWAY_KEY)
-    if key is None and host not in _LOOPBACK:
+    if key is None and host not in LOOPBACK:
         raise UserError(
             f"{_GATEWAY_KEY} must be set where others reach --host, got none for {host}. Set it to a long secret."
         )

@@ -1,6 +1,6 @@
 """What an agent asks and is given, whichever protocol it speaks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +42,10 @@ class AgentReply:
     """Seconds since 1970."""
     cached_tokens: int = 0
     """Tokens of the prompt that the engine had seen already."""
+
+
+Given = Callable[[str], AgentReply | None]
+"""The reply of an id, where the session gave one of that id."""
 
 
 class BadRequest(Exception):

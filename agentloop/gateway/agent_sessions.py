@@ -14,9 +14,10 @@ from typing import Any, Literal
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
-from context import Renderer, ReplyParser, TrainingControl
+from context import Renderer, RenderError, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
-from context.messages import canonical_json
+from context.messages import canonical_json, content_hash
+from context.templates.rendering.contents import contents
 from context.tokens.session_nodes import Node, Status
 from replay.errors import SessionForgotten
 
@@ -27,6 +28,10 @@ before, a prompt and the most new tokens; raises GenerationFailed. Awaited in th
 Finish = Literal["stop", "tool_calls", "length"]
 _MOST_NODES = 2_000
 """Requests of one session: one that goes in circles must come to an end."""
+_MOST_CHARACTERS = 64
+"""Of a prompt, for each token there is room for: but for runs of white space, so many are far more than fit."""
+_LONG = 1 << 14
+"""Characters: to tokenize more takes so long that all who wait would notice."""
 _LINES = count(1 << 32)
 """Apart from the numbers of episodes that are no agents'."""
 
@@ -70,7 +75,7 @@ class AgentSession:
     ) -> None:
         """`now`: what templates take for today; `nodes`: what is stored already. `writer` stores each node before its
         reply is given; None: an agent that ends with this process has nobody who could ask for it again."""
-        self.id = id
+        self.id, self._reply_ids = id, content_hash(id)[:12]
         self._policy = policy
         self._ask = ask
         self._writer = writer
@@ -122,6 +127,7 @@ class AgentSession:
             is_its_own = node.agent == request.agent and not request.aside
             return node.number not in on_their_way and is_its_own and self._is_for(node, request)
 
+        await self._tokenize(request)
         self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
         prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
         if prompt.follows is not None:
@@ -150,6 +156,16 @@ class AgentSession:
         asked.node = node.number
         await self._store(node)
         return self._written(node, cached=prompt.place.kept_tokens)
+
+    async def _tokenize(self, request: AgentRequest) -> None:
+        """In a thread, so that the renderer knows what is long when it is asked. Raises NoRoom for far too much."""
+        texts = (content.text for message in request.messages for content in contents(message))
+        characters, most = sum(map(len, texts)) + len(repr(request.tools)), self._policy.max_tokens
+        if characters > most * _MOST_CHARACTERS:
+            raise NoRoom(characters // _MOST_CHARACTERS, most)
+        if characters > _LONG:
+            with suppress(RenderError):  # raised again where it matters
+                await asyncio.to_thread(self._policy.renderer.initial, request.messages, request.tools)
 
     async def _sampled(self, request: AgentRequest, prompt: Prompt, most: int) -> Completion:
         at = prompt.place.parent
@@ -194,16 +210,23 @@ class AgentSession:
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, self.tree.call_ids(number), strict=True)]
-        id = f"{self.id[:12]}{number:04d}"
+        id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number) else "length"
         message = replace(said, tool_calls=tuple(calls))
         prompt_tokens = node.num_path_tokens - node.num_sampled
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
+    def given(self, id: str) -> AgentReply | None:
+        """See `Given`."""
+        number = id.removeprefix(self._reply_ids)
+        nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
+        replies = (self._written(node, cached=0) for node in nodes if node.num_sampled)
+        return next((reply for reply in replies if reply.id == id), None)
+
     def delivered(self, reply: AgentReply) -> None:
         """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
-        self._is_delivered(int(reply.id.removeprefix(self.id[:12])))
+        self._is_delivered(int(reply.id.removeprefix(self._reply_ids)))
 
     def _is_delivered(self, number: int) -> None:
         if self.tree.nodes[number].status != Status.UNDELIVERED:
@@ -214,6 +237,7 @@ class AgentSession:
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""
+        await self._tokenize(request)
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:

@@ -18,12 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
+from replay.errors import RunReplaced
 
 _log = logging.getLogger(__name__)
 PING_SECONDS = 15.0
@@ -31,7 +32,7 @@ PING_SECONDS = 15.0
 _TURNS = 20
 """Of the event loop: until the end of a connection that has been noticed in writing or reading is received. With four,
 a lost reply was taken, now and then, for one that was given."""
-_ANSWERED = (BadRequest, RenderError, GenerationFailed)
+_ANSWERED = (BadRequest, RenderError, GenerationFailed, RunReplaced)
 """What a client may be told of a request that has no reply."""
 
 
@@ -40,7 +41,7 @@ class ProviderProtocol(Protocol):
 
     PING: bytes
 
-    def read(self, body: Mapping[str, Any], /) -> AgentRequest: ...
+    def read(self, body: Mapping[str, Any], given: Given, /) -> AgentRequest: ...
     def answer(self, request: AgentRequest, reply: AgentReply, /) -> dict[str, Any]: ...
     def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]: ...
     def error_event(self, bad: BadRequest, /) -> bytes: ...
@@ -54,6 +55,9 @@ for _package in ("openai", "anthropic"):
 
 class OpenSessions(Protocol):
     """The episodes that may be asked for."""
+
+    async def check(self, episode: str, key: str) -> None:
+        """Raises as `authorize` for a wrong key, and opens nothing."""
 
     async def authorize(self, episode: str, key: str) -> AgentSession:
         """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
@@ -83,6 +87,8 @@ def _answered(error: Exception) -> BadRequest:
         return BadRequest(error.status_code, f"There is nothing at this address for this method: {error.detail}.")
     if isinstance(error, GenerationFailed):
         return BadRequest(503, f"The policy gave no reply: {error}")
+    if isinstance(error, RunReplaced):
+        return BadRequest(503, "Another gateway goes on with this recording: ask that one.")
     return BadRequest(500, "The gateway failed: its log says why. Ask again.")
 
 
@@ -109,7 +115,7 @@ class _Replies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, body = await _opened(self.sessions, Request(scope, receive))
         protocol = _protocol(self.module)
-        request = protocol.read(body)
+        request = protocol.read(body, session.given)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
         asked = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
@@ -173,7 +179,7 @@ async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
 
 async def _models(sessions: OpenSessions, request: Request) -> Response:
     """The models in the form of the provider whose client asks."""
-    await _session(sessions, request)
+    await sessions.check(*_asked_with(request))
     if _is_anthropics(request):
         from agentloop.gateway.anthropic_messages import model, model_list
     else:
@@ -204,18 +210,20 @@ async def _reward(sessions: OpenSessions, request: Request) -> Response:
 
 async def _opened(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
     """The session that a request asks, and its body."""
-    session = await _session(sessions, request)
-    return session, json_object(await read_body(request))
+    await sessions.check(*_asked_with(request))
+    body = json_object(await read_body(request))
+    return await sessions.authorize(*_asked_with(request)), body
 
 
-async def _session(sessions: OpenSessions, request: Request) -> AgentSession:
+def _asked_with(request: Request) -> tuple[str, str]:
+    """The episode and the key."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:
         raise BadRequest(
             401, "The key must stand in the header Authorization: Bearer KEY, or x-api-key.", code="invalid_api_key"
         )
-    return await sessions.authorize(request.path_params["episode"], key)
+    return request.path_params["episode"], key
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -3,14 +3,15 @@
 Thinking travels as the summary of a reasoning item, which clients send back.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from openai.types import responses as types
 from pydantic import BaseModel
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
 from agentloop.gateway.http_json import arguments_text, checked, kind_of, openai_error, sse
 from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, name_of, tool_of, wrong
 
@@ -18,19 +19,20 @@ PING = b": ping\n\n"
 _ASSISTANT = ("reasoning", "message", "function_call")
 """The items of one reply, in their order; there may be several calls."""
 _SEARCH = "web_search"
+_ITEM_ID = re.compile(r"(?:rs|msg)_(.{1,40})|fc_(.{1,40})_[0-9]+")
 
 
-def read(body: Mapping[str, Any]) -> AgentRequest:
-    rows = _rows(body.get("instructions"), body.get("input"))
-    given = body.get("tools")
-    tools = [tool for tool, _ in _tools("tools", given)]
+def read(body: Mapping[str, Any], given: Given) -> AgentRequest:
+    rows = _rows(body.get("instructions"), body.get("input"), lambda id: _given_item(id, given, body.get("tools")))
+    offered = body.get("tools")
+    tools = [tool for tool, _ in _tools("tools", offered)]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
         raise wrong(
             "tools", "functions of different names, in whatever namespaces", [tool["function"] for tool in tools]
         )
     others = ["input", "instructions"]
     request = agent_request(body, rows, tools, limits=["max_output_tokens"], read=others, field="input")
-    searches = any(tool["type"] == _SEARCH for tool in given or [])
+    searches = any(tool["type"] == _SEARCH for tool in offered or [])
     return replace(request, overruled=(*request.overruled, f"tools.{_SEARCH}")) if searches else request
 
 
@@ -45,8 +47,17 @@ def _tools(field: str, given: Any, namespace: str | None = None) -> Iterator[tup
             yield tool_of(where, tool, ["function"]), namespace
 
 
-def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
-    """Messages in OpenAI's older form: the items of a reply are one."""
+def _given_item(id: Any, given: Given, tools: Any) -> dict[str, Any] | None:
+    """The item of that id of a reply that was given; None: there is none."""
+    found = _ITEM_ID.fullmatch(id) if isinstance(id, str) else None
+    reply = found and given(found[1] or found[2])
+    return next((item for item in _items(reply, tools) if item["id"] == id), None) if reply else None
+
+
+def _rows(
+    instructions: Any, given: Any, item_of: Callable[[Any], dict[str, Any] | None]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Messages in OpenAI's older form: the items of a reply are one. `item_of`: what a reference stands for."""
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "text", instructions)
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -58,6 +69,11 @@ def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
         where = f"input[{index}]"
         if not isinstance(item, dict):
             raise wrong(where, "an object", item)
+        if item.get("type") == "item_reference":
+            referred = item_of(item.get("id"))
+            if referred is None:
+                raise wrong(f"{where}.id", "that of an item of a reply that this session was given", item.get("id"))
+            item = referred
         kind = item.get("type", "message")
         if kind == "function_call_output":
             row, place = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}, -1
@@ -101,7 +117,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     ended: dict[str, Any] = {"status": "completed", "incomplete_details": None}
     if reply.finish == "length":
         ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    return _response(request, reply, **ended, output=_items(request, reply), usage=usage)
+    return _response(request, reply, **ended, output=_items(reply, request.body.get("tools")), usage=usage)
 
 
 def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[str, Any]:
@@ -121,7 +137,7 @@ def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[s
     return checked(types.Response, {**head, **fields})
 
 
-def _items(request: AgentRequest, reply: AgentReply) -> list[dict[str, Any]]:
+def _items(reply: AgentReply, tools: Any) -> list[dict[str, Any]]:
     message = reply.message
     status = "incomplete" if reply.finish == "length" else "completed"
     items: list[dict[str, Any]] = []
@@ -132,7 +148,7 @@ def _items(request: AgentRequest, reply: AgentReply) -> list[dict[str, Any]]:
         content = [{"type": "output_text", "text": message.content, "annotations": []}]
         said = {"role": "assistant", "content": content, "status": status}
         items.append({"type": "message", "id": f"msg_{reply.id}", **said})
-    namespaces = {tool["function"]["name"]: space for tool, space in _tools("tools", request.body.get("tools"))}
+    namespaces = {tool["function"]["name"]: space for tool, space in _tools("tools", tools)}
     for place, call in enumerate(message.tool_calls):
         called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}
         if namespaces.get(call.name):

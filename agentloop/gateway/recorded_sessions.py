@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
 ENVIRONMENT = "gateway"
+MOST_OPEN = 4096
+"""Sessions: each is in memory."""
+_NAME = re.compile(r"[A-Za-z0-9._:~@+-]{1,128}")
 _rows = trajectories.c
 _log = logging.getLogger(__name__)
 
@@ -113,9 +117,11 @@ class RecordedSession(AgentSession):
 class RecordedSessions:
     """All sessions of a recording; whoever has the key may name one of their own."""
 
-    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
-        """`idle_s`: after so long without a request a session is over."""
-        self.recording, self._key, self._idle_s = recording, key, idle_s
+    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float, most: int = MOST_OPEN) -> None:
+        """`idle_s`: after so long without a request a session is over. At most `most` are open."""
+        self.recording, self._key, self._idle_s, self._most = recording, key, idle_s, most
+        self.refused = 0
+        """Requests for one more than may be open."""
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
 
@@ -133,9 +139,19 @@ class RecordedSessions:
             await asyncio.gather(looking, *self._sessions.values(), return_exceptions=True)
             self._writer.close()
 
+    async def check(self, episode: str, key: str) -> None:
+        self._key.check(key)
+
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         self._key.check(key)
-        id = content_hash([self.recording.run, episode])[:32]
+        if not _NAME.fullmatch(episode):
+            raise BadRequest(404, "The session's name must have at most 128 letters, digits and . _ : ~ @ + -")
+        id = f"{self.recording.run[:12]}:{episode}"
+        if id not in self._sessions and len(self._sessions) >= self._most:
+            self.refused += 1
+            raise BadRequest(
+                503, f"At most {self._most} sessions may be open, and all are. End some, or lower --idle-s."
+            )
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening
         try:

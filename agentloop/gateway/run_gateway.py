@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
@@ -22,6 +23,7 @@ from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.records import Completion
 from context.tokens.session_nodes import Node
+from replay.pages.guard import LOOPBACK, by_own_names
 from replay.pages.serve import address_of, bound_socket, quiet_server
 
 _Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -65,6 +67,9 @@ class RunGateway:
         self.opened[session.id] = session
         return session
 
+    async def check(self, episode: str, key: str) -> None:
+        await self.authorize(episode, key)
+
     async def authorize(self, episode: str, key: str) -> OpenedSession:
         self.keys.check(episode, key)
         if episode not in self.opened:
@@ -77,17 +82,20 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
     """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
-    with serving(app, host=section.host, port=section.port) as gateway.local_url:
+    with serving(app, host=section.host, port=section.port, public_url=section.public_url) as gateway.local_url:
         gateway.url = section.public_url or gateway.local_url
         yield gateway
 
 
 @contextmanager
-def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
+def serving(app: ASGIApp, *, host: str, port: int, public_url: str | None = None) -> Iterator[str]:
     """Serve the app within the block, and say at which URL; port 0: any that is free.
 
-    At its end, requests under way have the seconds of `quiet_server` to be answered in.
+    On an address of this machine alone it answers to this machine's names, and to that of `public_url`. At its end,
+    requests under way have the seconds of `quiet_server` to be answered in.
     """
+    if host in LOOPBACK:
+        app = by_own_names(app, *filter(None, [urlsplit(public_url or "").hostname]))
     try:
         listening = bound_socket(host, port)
     except OSError as problem:

@@ -26,7 +26,7 @@ class TextUpstream:
         self._key, self._model, self._renderer = key, model, renderer
 
     async def ask(self, request: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
-        """Its reply in the policy's tokens, without its thoughts. Raises GenerationFailed."""
+        """Its reply in the policy's tokens, `most` of them, without its thoughts. Raises GenerationFailed."""
         body: dict[str, Any] = {"messages": [_written(message) for message in request.messages]}
         if request.tools:
             body["tools"] = request.tools
@@ -40,7 +40,12 @@ class TextUpstream:
                 raise RenderError(choice.message.refusal or f"finish_reason {choice.finish_reason!r}")
             said = choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
             message = read_message(0, said)
+            if not (message.content.strip() or message.tool_calls):
+                raise RenderError("an empty one")
             ids = self._renderer.reply(message)
+            is_cut = choice.finish_reason == "length" or len(ids) > most
+            if message.tool_calls and is_cut:
+                raise RenderError("calls that a limit on tokens has cut off")
             if choice.finish_reason in _WHOLE and self._read(ids, request) != _compared(with_thought(message)):
                 raise RenderError("one that would be read as something else")
         except (OpenAIError, RenderError, AttributeError, TypeError, ValueError) as error:
@@ -48,7 +53,7 @@ class TextUpstream:
                 raise BadRequest(400, error.message, "messages", error.code) from None
             text = f"the upstream must give a reply that the model's template can write, got {one_line(error)}"
             raise GenerationFailed(text.replace(self._key, "***") if self._key else text) from None
-        ids = ids[:-1] if choice.finish_reason == "length" and len(ids) > 1 else ids
+        ids = ids[:-1][:most] if is_cut else ids
         return Completion(tuple(ids), (math.nan,) * len(ids), 0)
 
     def _read(self, ids: Sequence[int], request: AgentRequest) -> Any:

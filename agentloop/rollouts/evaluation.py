@@ -18,6 +18,7 @@ from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
+from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
@@ -37,6 +38,8 @@ class Outcome:
     turns: int
     stop_reason: str
     num_tool_calls: int
+    problem: str | None = None
+    """What was wrong with it, in words, where that was said."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,14 @@ class Attempts:
 
 
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
-    reward, reason = episode.environment_reward, str(episode.stop_reason)
-    return Outcome(succeeded(episode, config), reward, episode.num_turns, reason, episode.num_tool_calls)
+    return Outcome(
+        succeeded(episode, config),
+        episode.environment_reward,
+        episode.num_turns,
+        str(episode.stop_reason),
+        episode.num_tool_calls,
+        episode.problem,
+    )
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,13 @@ class Evaluation:
         remedy = "Show it how first: agentloop sft on demonstrations"
         if 2 * len(cut) > count and (4 * on_the_way > len(cut) or not self.has_tools):
             remedy = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
+        problems = Counter(one.problem for one in episodes if one.problem is not None)
+        if 2 * problems.total() > count:
+            remedy = "{1} of them: {0}".format(*problems.most_common(1)[0])
+        unsaid = problems[NO_REWARD]
         calls = f", {called} called a tool" if self.has_tools else ""
-        how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
+        unjudged = f"{unsaid} had no reward, " if unsaid else ""
+        how = f"{count - len(cut) - unsaid} answered wrong, {unjudged}{len(cut)} did not come to an answer{calls}"
         return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:

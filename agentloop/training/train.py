@@ -18,6 +18,7 @@ from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
 from agentloop.runs.checkpoint import Checkpoint, newest_checkpoint, readable, restore_random
 from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
+from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -34,7 +35,6 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.training.collecting.by_workers import Leadership
 from agentloop.training.components import Components, build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
@@ -192,7 +192,7 @@ def _leading(parts: Components) -> AbstractContextManager[None]:
     if section.by == "loop":
         return nullcontext()
     parts.store.add_run(_run_record(parts))
-    return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
+    return Leadership(parts.store, parts.run_id, str(parts.folder.path.resolve()), lease_s=section.lease_s).held()
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:

@@ -43,6 +43,7 @@ class EpisodeDesk:
         """`idle_s`: an agent that has not asked for so long has given its episode up."""
         self._tickets, self._authors = run.store.tickets, run.actors.authors
         self._key, self._idle_s, self._timeout_s = key, idle_s, run.config.rollout.episode_timeout_s
+        self._judged = bool(run.config.reward.functions)
         self._askers: deque[Future[tuple[OpenedSession, Task]]] = deque()
         self.is_over = False
         self.gateway: RunGateway | None = None
@@ -97,7 +98,7 @@ class EpisodeDesk:
         if not is_played:
             await asyncio.to_thread(self._tickets.give_back, [claim])
             raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
-        return episode_of(task, nodes, opened, AgentEnd(), stop_reason, authors=self._authors)
+        return episode_of(task, nodes, opened, AgentEnd(), stop_reason, authors=self._authors, judged=self._judged)
 
     def _tell(self, opened: OpenedSession, task: Task) -> bool:
         while self._askers:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,13 +29,15 @@ from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
-from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
+from agentloop.gateway.recorded_sessions import MOST_OPEN, RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
+from agentloop.runs.leadership import Leadership
 from agentloop.runs.signals import StopRequest
 from context import Renderer
 from context.templates.model_files import ModelFiles, load_model_files
+from replay.errors import ReplayError
 from replay.exchange.stored_rows import known_runs
 from replay.records import PolicyRecord, RunRecord
 from replay.storage.databases import Location
@@ -43,6 +46,8 @@ from replay.store import ReplayStore
 UPSTREAM_KEY = "AGENTLOOP_UPSTREAM_KEY"
 """Environment variable of the upstream's key."""
 _LOOK_S = 0.25
+_LEASE_S = 10.0
+"""After a crash, the next gateway waits for its end."""
 _LONGEST = 1 << 30
 """Tokens: the model's own limit is the upstream's to know."""
 
@@ -80,19 +85,22 @@ def record_sessions(
     longest = _LONGEST if server is None else server.max_model_len or _LONGEST
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
-    with closing(ReplayStore.create(location)) as store:
-        run = _run_of(store, options, renderer, fingerprint)
+    with closing(ReplayStore.create(location)) as store, ExitStack() as leading:
+        run = _run_of(store, options, renderer, fingerprint, leading)
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
         gc.set_threshold(20_000, 20, 20)  # sessions are few and large: to look through them more often finds nothing
         sys.setswitchinterval(0.0005)  # seconds: requests wait less for the thread that writes
-        with serving(app, host=section.host, port=section.port) as url, stop.working():
+        listening = serving(app, host=section.host, port=section.port, public_url=section.public_url)
+        with listening as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
             say(f"recording {options.name} in {store.url}: {kind}")
             say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
+        if sessions.refused:
+            say(f"{sessions.refused:,} requests were refused: {MOST_OPEN:,} sessions were open")
 
 
 def _server(options: RecordingOptions) -> ServerFacts | None:
@@ -105,7 +113,8 @@ def _server(options: RecordingOptions) -> ServerFacts | None:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
+        said = said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        raise UserError(f"{said} Another server than a vLLM is recorded with --text, to be imitated.") from None
 
 
 def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
@@ -157,9 +166,14 @@ def _files(model: Path) -> ModelFiles:
 
 
 def _run_of(
-    store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
+    store: ReplayStore,
+    options: RecordingOptions,
+    renderer: Renderer,
+    fingerprint: dict[str, str | int],
+    leading: ExitStack,
 ) -> str:
-    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another kind."""
+    """The id of the recording of that name, made if there is none, which no other gateway records until the end of
+    `leading`. Raises UserError for one of another kind."""
     model = str(options.model.resolve())
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
     with store.reading() as connection:
@@ -172,7 +186,24 @@ def _run_of(
     id = named[0].id if named else uuid.uuid4().hex
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
-    store.resume(id, 0)  # another gateway that still records it can store no more rows
+    _lead(store, run=id, name=options.name, leading=leading)
+    store.resume(id, 0)  # one that was replaced can store no more rows
     hashes = (renderer.codec.hash, renderer.template.hash)
     store.add_policy(PolicyRecord(id, 0, None if options.by_text else model, *hashes))
     return id
+
+
+def _lead(store: ReplayStore, *, run: str, name: str, leading: ExitStack) -> None:
+    """The end of the lease of a gateway that was killed is waited for."""
+    until = time.monotonic() + _LEASE_S + 2 * _LOOK_S
+    while True:
+        try:
+            leading.enter_context(Leadership(store, run, str(os.getpid()), lease_s=_LEASE_S).held())
+            return
+        except ReplayError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"--name must be of a recording that no other gateway goes on with, got {name} in {store.url}. "
+                    "End that gateway, or give another name."
+                ) from error
+            time.sleep(_LOOK_S)

@@ -80,6 +80,9 @@ class Colleague:
         self.asked.append((request, said))
         return AgentReply(id, said, "tool_calls" if calls else "stop", 0, 0, 0)
 
+    def given(self, id: str) -> None:
+        """Its agents name no reply by its id."""
+
     def delivered(self, reply: AgentReply) -> None:
         """Nothing is to be done."""
 
@@ -103,6 +106,9 @@ class Episodes:
     """Those that run, by their ids."""
 
     colleagues: Mapping[str, Colleague]
+
+    async def check(self, episode: str, key: str) -> None:
+        """Whoever asks on this machine may."""
 
     async def authorize(self, episode: str, key: str) -> Colleague:
         return self.colleagues[episode]

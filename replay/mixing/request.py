@@ -43,6 +43,8 @@ class Limits(LimitSection):
     """None: of every source."""
     hindsight_window: int | None = None
     """Most iterations since a row of source `hindsight` was made; None: any number."""
+    max_tokens: int | None = None
+    """Of a training sequence, `context.max_tokens`; None: any number."""
 
 
 @dataclass(frozen=True)

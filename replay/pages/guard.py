@@ -1,7 +1,7 @@
 """Who may look, and what a browser may do with what it gets.
 
-Pages show what agents said and saw. Without a token only this machine is answered, by its own names: a page of another
-site could bind its name to this address, but a browser then still asks for that name. With a token, whoever brings it.
+Pages show what agents said and saw. Without a token only this machine is answered, by its own names. With a token,
+whoever brings it.
 """
 
 from hmac import compare_digest
@@ -30,8 +30,7 @@ _HEADERS = {
 
 def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
     """The app that answers only whom it may, each answer with the headers. `host` is what the server listens on."""
-    trusted = [*LOOPBACK, "[::1]", host]
-    inner = TrustedHostMiddleware(app, trusted, www_redirect=False) if token is None else _with_token(app, token)
+    inner = by_own_names(app, host) if token is None else _with_token(app, token)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -44,6 +43,12 @@ def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) 
         await inner(scope, receive, send_with_headers)
 
     return answer
+
+
+def by_own_names(app: ASGIApp, *names: str) -> ASGIApp:
+    """The app that answers to this machine's own names and these: a page of another site could bind its name to this
+    address, but a browser then still asks for that name."""
+    return TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", *names], www_redirect=False)
 
 
 def is_own_form(headers: Headers) -> bool:

@@ -201,7 +201,8 @@ def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[M
 
 @contextmanager
 def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sampler: Sampler) -> Iterator[TrialDraw]:
-    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
+    limits = config.replay.limits.model_copy(update={"max_tokens": config.context.max_tokens})
+    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=limits)
     with ExitStack() as stack:
         try:
             trial = stack.enter_context(store.trial_draw(request, sampler))

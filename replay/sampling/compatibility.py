@@ -14,12 +14,10 @@ from replay.storage.format.schema import policies, runs
 
 RUN_FIELDS = ("tokenizer", "template", "model_family", "vocab_size")
 """Keys of `RunRecord.fingerprint`."""
-ROW_FIELDS = ("logprobs_mode", "top_p", "top_k")
-"""Fields of `TrajectoryRecord`."""
-MISMATCHES = (*RUN_FIELDS, *ROW_FIELDS)
-"""What `allow_mismatch` may name."""
-AUTHORS = 1 << len(MISMATCHES)
-"""The author codes of the run's tokens mean something else: never allowed."""
+MISMATCHES = (*RUN_FIELDS, "logprobs_mode", "top_p", "top_k")
+"""What `allow_mismatch` may name; the last of them are fields of `TrajectoryRecord`."""
+DIFFERENCES = (*MISMATCHES, "authors", "temperature")
+"""With what it may not: author codes that mean something else, and rows at temperature 0, which nothing can score."""
 
 _RUNS = sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
@@ -36,8 +34,8 @@ class TokenMeaning:
     """Hashes from its policies, for runs without a fingerprint."""
 
     def mismatch(self, other: TokenMeaning) -> int:
-        """Bits of RUN_FIELDS and AUTHORS."""
-        found = 0 if self.authors == other.authors else AUTHORS
+        """Bits of RUN_FIELDS and `authors`."""
+        found = 0 if self.authors == other.authors else bits(("authors",))
         mine, theirs = self.fingerprint, other.fingerprint
         if mine is None or theirs is None:
             return found | (0 if self.tokenizers == other.tokenizers else bits(("tokenizer",)))
@@ -45,27 +43,29 @@ class TokenMeaning:
 
 
 def bits(names: tuple[str, ...]) -> int:
-    return sum(1 << MISMATCHES.index(name) for name in names)
+    return sum(1 << DIFFERENCES.index(name) for name in names)
 
 
 def names_of(found: int) -> list[str]:
-    names = [name for place, name in enumerate(MISMATCHES) if found >> place & 1]
-    return [*names, "authors"] if found & AUTHORS else names
+    return [name for place, name in enumerate(DIFFERENCES) if found >> place & 1]
 
 
 def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
-    """Bits of ROW_FIELDS: log-probs, if any, that are not those of the whole distribution at the row's temperature."""
+    """Log-probs, if any, that are not those of the whole distribution at the row's temperature, which must be one."""
     known = rows.mean_behavior_log_prob.is_not(None)
-    total: sa.ColumnElement[int] = sa.literal(0)
-    for name, differs in zip(ROW_FIELDS, (rows.logprobs_mode != "full", rows.top_p < 1.0, rows.top_k > 0), strict=True):
-        total = total + sa.case((known & differs, bits((name,))), else_=0)
-    return total
+    differs = {
+        "logprobs_mode": known & (rows.logprobs_mode != "full"),
+        "top_p": known & (rows.top_p < 1.0),
+        "top_k": known & (rows.top_k > 0),
+        "temperature": rows.temperature <= 0.0,
+    }
+    return sum((sa.case((is_so, bits((name,))), else_=0) for name, is_so in differs.items()), sa.literal(0))
 
 
 def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:
-    """Bits of RUN_FIELDS and AUTHORS of `others`, against the run `mine`; an unknown run differs in both."""
+    """Bits of RUN_FIELDS and `authors` of `others`, against the run `mine`; an unknown run differs in both."""
     known = meanings(connection, [mine, *others])
-    unknown = AUTHORS | bits(("tokenizer",))
+    unknown = bits(("authors", "tokenizer"))
     return {run: known[run].mismatch(known[mine]) if {run, mine} <= known.keys() else unknown for run in others}
 
 

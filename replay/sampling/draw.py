@@ -17,11 +17,11 @@ from replay.errors import ReplayError
 from replay.mixing.mix_settings import SAME_TASK, Unit
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import OWN_SOURCES, REPLAY, BatchRow, Trajectory
-from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
+from replay.sampling.compatibility import DIFFERENCES, bits
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
-from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
+from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
 from replay.staleness import Mask
 from replay.storage.draws import release, reserve
 from replay.storage.format.rows import RUN_COLUMNS, run_of
@@ -202,7 +202,8 @@ class TrialDraw:
     def left(self) -> list[tuple[str, int]]:
         """How many rows are left once a rule has left some out, rule after rule; at first, every eligible one is.
 
-        Rules are keys of `replay`; iteration: rows of later ones; sampler: those it gives no weight.
+        Rules are keys of `replay`, `context.max_tokens`; iteration: rows of later ones; sampler: those it gives no
+        weight.
         """
         kept = np.ones(len(self.index), np.bool_)
         found = [("eligible", len(kept))]
@@ -233,7 +234,7 @@ class TrialDraw:
         for rule, allowed in rules(self._eligible, self._request):
             left = left & allowed
             if not left.any():
-                return f"replay.{rule} leaves out the last of {rows}"
+                return f"{rule if rule == TOO_LONG else f'replay.{rule}'} leaves out the last of {rows}"
         if self._weights.unknown[left].all():
             return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
         if not (self.drawable & left).any():
@@ -316,8 +317,7 @@ def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.N
 
 def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
     found = index.mismatches() & ~bits(limits.allow_mismatch)
-    if not found.any():
-        return {}
-    places = [*(1 << place for place in range(len(MISMATCHES))), AUTHORS]
-    counts = {names_of(place)[0]: int(np.count_nonzero(found & place)) for place in places}
+    counts = {name: int(np.count_nonzero(found & bits((name,)))) for name in DIFFERENCES}
+    if limits.max_tokens is not None:
+        counts[TOO_LONG] = int(np.count_nonzero(index.columns["longest_segment"] > limits.max_tokens))
     return {name: count for name, count in counts.items() if count}

@@ -33,6 +33,7 @@ _NUMBERS: dict[str, tuple[sa.ColumnElement[Any], type]] = {
     "advantage": (_rows.advantage, np.float64),
     "policy_version": (_rows.policy_version_min, np.int64),
     "num_action_tokens": (_rows.num_action_tokens, np.int64),
+    "longest_segment": (_rows.longest_segment, np.int64),
     "mean_entropy": (_rows.mean_entropy, np.float64),
     "group_size": (groups.c.size, np.int64),
     "group_success_rate": (groups.c.success_rate, np.float64),

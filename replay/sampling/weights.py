@@ -22,6 +22,8 @@ from replay.storage.format.schema import draws, groups, trajectories
 from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]
+TOO_LONG = "context.max_tokens"
+"""The one limit that is no key of `replay`."""
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
 _LATEST = sa.select(_TRAJECTORY).where(
@@ -121,6 +123,7 @@ def rules(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, M
     columns = index.columns
     own = columns["own"]
     yield "allow_mismatch", (index.mismatches() & ~bits(limits.allow_mismatch)) == 0
+    yield TOO_LONG, columns["longest_segment"] <= (np.inf if limits.max_tokens is None else limits.max_tokens)
     yield "iteration", ~own | (columns["iteration"] < iteration)
     if limits.successful_only:
         yield "successful_only", columns["success"]

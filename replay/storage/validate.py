@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 NOTHING_STORED = " Nothing of this call was stored."
 """How the text of an `InvalidRecord` ends."""
 SUMMARY = (
-    *("num_tokens", "num_action_tokens", "policy_version_min", "policy_version_max"),
+    *("num_tokens", "num_action_tokens", "longest_segment", "policy_version_min", "policy_version_max"),
     *("mean_behavior_log_prob", "min_behavior_log_prob"),
 )
 """Fields of `TrajectoryRecord` that follow from its tokens."""
@@ -70,6 +70,8 @@ class _Joined:
     """The log-probs of these tokens, at most 0; NaN for others."""
     starts: list[int]
     """Where each trajectory begins; it has at least one token."""
+    longest: list[int]
+    """Tokens of each one's longest segment."""
 
 
 def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Joined:
@@ -80,9 +82,9 @@ def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Joined
     sampled = authors.has_behavior(tokens.authors)
     behavior = sampled & plain
     log_probs = np.where(behavior, np.minimum(tokens.behavior_log_probs, np.float32(0.0)), np.float32(np.nan))
-    lengths = [sum(len(segment.tokens) for segment in trajectory.segments) for trajectory in trajectories]
-    starts = [0, *accumulate(lengths[:-1])]
-    return _Joined(tokens, authors.is_action(tokens.authors), sampled, behavior, log_probs, starts)
+    lengths = [[len(segment.tokens) for segment in trajectory.segments] for trajectory in trajectories]
+    starts, longest = [0, *accumulate(map(sum, lengths[:-1]))], [max(each, default=0) for each in lengths]
+    return _Joined(tokens, authors.is_action(tokens.authors), sampled, behavior, log_probs, starts, longest)
 
 
 def _summaries(tokens: _Joined) -> list[dict[str, Any]]:
@@ -94,6 +96,7 @@ def _summaries(tokens: _Joined) -> list[dict[str, Any]]:
     columns = (
         np.diff([*starts, len(tokens.sequence)]),
         np.add.reduceat(tokens.action, starts, dtype=np.int64),
+        np.array(tokens.longest),
         np.minimum.reduceat(np.where(tokens.sampled, versions, np.iinfo(np.int32).max), starts),
         np.maximum.reduceat(np.where(tokens.sampled, versions, NOT_SAMPLED), starts),
         means,

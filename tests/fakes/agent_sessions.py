@@ -27,6 +27,7 @@ class ScriptedSession:
     cut: bool = False
     """True: its replies have reached their limit."""
     requests: list[AgentRequest] = field(default_factory=list)
+    replies: dict[str, AgentReply] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     rewards: list[tuple[dict[str, float], bool]] = field(default_factory=list)
     asked: threading.Event = field(default_factory=threading.Event)
@@ -53,7 +54,13 @@ class ScriptedSession:
         self.log.append(f"stored {number}")
         self.stored.set()
         finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
-        return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
+        self.replies[f"1_{number}"] = AgentReply(
+            f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4
+        )
+        return self.replies[f"1_{number}"]
+
+    def given(self, id: str) -> AgentReply | None:
+        return self.replies.get(id)
 
     def delivered(self, reply: AgentReply) -> None:
         self.log.append(f"delivered {reply.id.rpartition('_')[2]}")
@@ -75,6 +82,9 @@ class ScriptedSessions:
 
     def key(self, episode: str = EPISODE) -> str:
         return self._keys.key(episode)
+
+    async def check(self, episode: str, key: str) -> None:
+        self._keys.check(episode, key)
 
     async def authorize(self, episode: str, key: str) -> ScriptedSession:
         self._keys.check(episode, key)

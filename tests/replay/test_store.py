@@ -63,9 +63,9 @@ def test_numbers_that_follow_from_the_tokens_are_filled_in(store: ReplayStore) -
     found = [row.record for row in store.read([row.id for row in given])]
     # SHORT has 6 tokens, 3 of them sampled by version 0 with log-probs -0.5, -1 and -1.5.
     numbers = [[getattr(record, name) for name in SUMMARY] for record in found]
-    assert numbers[0] == numbers[1] == [6, 3, 0, 0, -1.0, -1.5]
-    assert numbers[2] == [12, 6, 0, 0, -1.0, -1.5]
-    assert numbers[3][:4] == [3, 3, 3, 4] and np.isnan(numbers[3][4:]).all()
+    assert numbers[0] == numbers[1] == [6, 3, 6, 0, 0, -1.0, -1.5]
+    assert numbers[2] == [12, 6, 6, 0, 0, -1.0, -1.5]
+    assert numbers[3][:5] == [3, 3, 3, 3, 4] and np.isnan(numbers[3][5:]).all()
     assert repr([r.record for r in summarised(given, AUTHORS)]) == repr([replace(r, content_hash="") for r in found])
     report = store.append([], [], given)
     assert (report.inserted, report.duplicates) == (0, 4)

@@ -13,8 +13,9 @@ from context.strategies import STRATEGIES, Strategy
 from context.templates.model_files import BUILT_IN_TEMPLATES, template_source
 from context.tokens.training_sequence import TrainingControl
 from context.wording import suggest
+from replay.config import ContextLength
 from replay.errors import first_problem
-from replay.setting_types import Positive, Section
+from replay.setting_types import Section
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
@@ -76,8 +77,7 @@ def author_table(registered: Iterable[Author]) -> AuthorTable:
     return AuthorTable(rows)
 
 
-class ContextSection(Section):
-    max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
+class ContextSection(ContextLength, Section):
     strategy: Literal[
         "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
     ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")

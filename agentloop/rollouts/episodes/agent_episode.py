@@ -6,7 +6,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from agentloop.config.sections.rollout import RolloutSection
+from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -30,14 +30,15 @@ async def play_agent(
     ask: AskAny,
     *,
     authors: AuthorTable,
-    limits: RolloutSection,
+    config: RunConfig,
     threads: WorkerThreads,
 ) -> Episode:
     """A finished episode; one in which the policy was asked nothing, or whose engine failed it, says nothing of it."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
     address = AgentAddress(opened.url, opened.key, opened.local_url)
-    running = asyncio.ensure_future(run_agent(agent, task, address, threads, timeout_s=limits.episode_timeout_s))
+    timeout_s = config.rollout.episode_timeout_s
+    running = asyncio.ensure_future(run_agent(agent, task, address, threads, timeout_s=timeout_s))
     over = asyncio.wrap_future(opened.ended)
     both: list[asyncio.Future[Any]] = [running, over]
     try:
@@ -59,7 +60,8 @@ async def play_agent(
         stop_reason = StopReason.ANSWERED  # however it ended then
     elif end.problem is not None:
         stop_reason = StopReason.AGENT_FAILED
-    return episode_of(task, nodes, opened, end, stop_reason, authors=authors)
+    judged = bool(config.reward.functions)
+    return episode_of(task, nodes, opened, end, stop_reason, authors=authors, judged=judged)
 
 
 def episode_of(
@@ -70,13 +72,16 @@ def episode_of(
     stop_reason: StopReason,
     *,
     authors: AuthorTable,
+    judged: bool,
 ) -> Episode:
     """The episode behind the nodes of a session that was closed; what was posted there counts before `end`'s rewards.
 
-    The episode's own reward is the mean of its agents' where nobody says it.
+    The episode's own reward is the mean of its agents' where nobody says it. `judged`: a function of the run's does.
     """
-    segments, problem = segments_of(nodes, authors), end.problem
+    segments, last = segments_of(nodes, authors), end.output.strip().rpartition("\n")[2]
+    why = ": ".join(filter(None, (end.problem, last)))
     rewards = {**end.rewards, **opened.rewards}
+    problem = why if end.problem else None if rewards or judged else NO_REWARD
     own = {agent: reward for agent, reward in rewards.items() if agent}
     unknown = sorted(own.keys() - {node.agent for node in nodes if node.is_trained})
     if unknown and stop_reason == StopReason.ANSWERED:
@@ -86,9 +91,7 @@ def episode_of(
     reward = rewards.get("", math.fsum(own.values()) / max(len(own), 1))
     if not segments:
         stop_reason, reward = StopReason.ENGINE_FAILURE, math.nan
-        last = end.output.strip().rpartition("\n")[2]
-        why = ", ".join(filter(None, (end.problem, last))) or "it asked for none"
-        problem = opened.problem or f"the agent was given no reply of the policy: {why}"
+        problem = opened.problem or f"the agent was given no reply of the policy: {why or 'it asked for none'}"
     replies = [node.messages[-1] for node in nodes if node.num_sampled]
     said = [message for node in nodes for message in node.messages]
     ending = "\n".join(filter(None, (end.problem, end.output)))
@@ -107,5 +110,9 @@ def episode_of(
     )
 
 
+NO_REWARD = (
+    'it said no reward, which counts as 0. Let the agent end with a line {"reward": NUMBER}, return or post it, or set '
+    "reward.functions"
+)
 PROGRAM = "agent"
 """Who is said to have written an agent's output, behind all that was said in its session."""

@@ -184,8 +184,8 @@ async def play_episode(
     environment = factory.create()
     if isinstance(environment, AgentEnvironment):
         assert actors.gateway is not None
-        gateway, authors, limits = actors.gateway, actors.authors, config.rollout
-        return await play_agent(environment, task, gateway, ask, authors=authors, limits=limits, threads=threads)
+        gateway, authors = actors.gateway, actors.authors
+        return await play_agent(environment, task, gateway, ask, authors=authors, config=config, threads=threads)
     own = WorkerThreads(1) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
     tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)

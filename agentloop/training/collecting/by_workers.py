@@ -1,15 +1,9 @@
 """Workers run the episodes: the learner issues tickets for batches ahead, and learns from each batch that is whole."""
 
 import math
-import os
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
@@ -20,7 +14,6 @@ from agentloop.training.collecting.issued_batches import IssuedBatches, issue_gr
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.errors import DatabaseFailed, RunReplaced
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
 from replay.staleness import may_be_fresh
@@ -228,44 +221,3 @@ class WorkerCollection(Collection):
         """What is still under way is wanted no more, and everybody leaves."""
         self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
         self._store.roles.end_run(self._run)
-
-
-class Leadership:
-    """The lease of one learner, which a thread extends while the learner updates."""
-
-    def __init__(self, store: ReplayStore, run: str, folder: Path, *, lease_s: float) -> None:
-        """`folder` is locked by this process: whoever led from there before, on this machine, is gone."""
-        self._store, self._run, self._lease_s = store, run, lease_s
-        self._name = f"{socket.gethostname()}:{folder.resolve()}"
-        self._ended = threading.Event()
-        self._replaced: RunReplaced | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within, this is the run's learner. Raises ReplayError while another one leads, RunReplaced once one does."""
-        self._store.roles.lead(self._run, self._name, lease_s=self._lease_s)
-        # Not before: workers of a run that has ended must leave it, whoever is refused.
-        self._store.roles.end_run(self._run, ended=False)
-        thread = threading.Thread(target=self._extend, name="leadership", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
-            if self._replaced is not None:
-                raise self._replaced
-        self._store.roles.stop_leading(self._run, self._name)
-
-    def _extend(self) -> None:
-        while not self._ended.wait(self._lease_s / 3):
-            try:
-                self._store.roles.still_leads(self._run, self._name, lease_s=self._lease_s)
-            except RunReplaced as error:
-                self._replaced = error
-                # As a person would ask it to stop: whatever it is about to write is refused anyhow.
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            except DatabaseFailed:
-                # The database may be away for a moment; who leads is seen at the next write.
-                continue

@@ -63,7 +63,8 @@ class Collection(ABC):
     def _request(self, iteration: int) -> tuple[DrawRequest, Availability]:
         """What an iteration may ask of the buffer, and what the buffer has for it."""
         parts = self._components
-        request = DrawRequest(self._run, iteration, parts.generator.policy_version, limits=parts.config.replay.limits)
+        limits = parts.config.replay.limits.model_copy(update={"max_tokens": parts.config.context.max_tokens})
+        request = DrawRequest(self._run, iteration, parts.generator.policy_version, limits=limits)
         replays = parts.mixer.rule.highest_fraction > 0
         return request, self._store.available(request, parts.sampler) if replays else Availability()
 

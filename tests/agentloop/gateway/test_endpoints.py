@@ -26,7 +26,7 @@ PINGS = {CHAT: ": ping", RESPONSES: ": ping", MESSAGES: "event: ping"}
 def sent(gateway: Gateway, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
     """A connection whose request has been sent and is being answered."""
     content = json.dumps(body)
-    head = f"POST /e/{EPISODE}{path} HTTP/1.1\r\nHost: x\r\nx-api-key: {gateway.sessions.key()}\r\n"
+    head = f"POST /e/{EPISODE}{path} HTTP/1.1\r\nHost: localhost\r\nx-api-key: {gateway.sessions.key()}\r\n"
     with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
         gateway.session.asked.wait()
@@ -203,6 +203,27 @@ def test_server_says_an_address_that_clients_read_as_one() -> None:
         gateway = Gateway(url, sessions)
         assert url == f"http://[::1]:{gateway.port}"
         assert httpx2.get(f"{gateway.url}/v1/models", headers=gateway.headers).status_code == 200
+
+
+def test_client_that_hangs_up_within_its_body_is_not_our_mistake(capfd: pytest.CaptureFixture[str]) -> None:
+    with scripted_gateway() as gateway:
+        head = f"POST /e/{EPISODE}{CHAT} HTTP/1.1\r\nHost: localhost\r\nx-api-key: {gateway.sessions.key()}\r\n"
+        with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+            connection.sendall(f"{head}Content-Length: 9\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # it reads
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_server_of_this_machine_answers_to_its_own_names_alone() -> None:
+    sessions = ScriptedSessions()
+    with serving(create_app(sessions), host="127.0.0.1", port=0, public_url="http://trainer.lan:80/a") as url:
+        gateway = Gateway(url, sessions)
+
+        def status(host: str) -> int:
+            return httpx2.get(f"{gateway.url}/v1/models", headers={**gateway.headers, "host": host}).status_code
+
+        assert [status(host) for host in ("localhost:1", f"127.0.0.1:{gateway.port}", "trainer.lan")] == [200] * 3
+        assert [status(host) for host in ("evil.example", "lan", "localhost.evil:1")] == [400] * 3
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])

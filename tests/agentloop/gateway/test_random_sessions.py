@@ -25,7 +25,6 @@ from agentloop.gateway.recorded_sessions import RecordedSession, RecordedSession
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
-from context.messages import content_hash
 from context.tokens.session_nodes import conversation_of
 from replay.storage.databases import Location
 from replay.store import ReplayStore
@@ -249,7 +248,7 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
     A reply may be given, but not known to be, where another gateway took the place of the one that gave it: it is
     trained if the agent went on from it.
     """
-    nodes = next(iter(store.read([content_hash([RUN, session.name])[:32]]))).nodes if session.is_row else ()
+    nodes = next(iter(store.read([f"{RUN[:12]}:{session.name}"]))).nodes if session.is_row else ()
     given, trained = session.given.keys() - session.asides, {node.number for node in nodes if node.is_trained}
     doubtful = given - trained
     assert session.followed - session.asides <= trained <= given and bool(trained) == session.is_row, session.name

@@ -7,15 +7,19 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from agentloop.config import RunConfig
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
+from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
+from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from context import Message, RenderError, TrainingControl, choose_parser
@@ -262,6 +266,25 @@ def test_a_lost_reply_is_for_requests_that_allow_as_much() -> None:
     asyncio.run(play())
 
 
+def test_others_are_answered_while_a_long_prompt_is_tokenized_and_far_too_long_ones_are_not() -> None:
+    async def play() -> None:
+        sampler, line, numbers = Sampler(), "Line of a log, 42 things.\n", iter(range(3))
+        sessions = [AgentSession(f"s{number}", POLICY, sampler.ask, now=TODAY) for number in numbers]
+        texts = (line * 8000, "Where?", line * 12000)  # 208,000 and 312,000 characters; 64 x 4,096 are 262,144
+        long, short, longest = (
+            asyncio.ensure_future(session.reply(request(Message("user", text)), asyncio.Future()))
+            for session, text in zip(sessions, texts, strict=True)
+        )
+        done, _ = await asyncio.wait({long, short}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {short}
+        for waiting, tokens in ((long, "[0-9]{6}"), (longest, "4875")):  # 312,002 // 64
+            with pytest.raises(BadRequest, match=f"resulted in {tokens} tokens"):
+                await waiting
+        assert [[node.status for node in session.tree.nodes] for session in sessions[::2]] == [["refused"], []]
+
+    asyncio.run(play())
+
+
 def test_tools_whose_calls_no_parser_reads_are_what_the_agent_can_not_offer() -> None:
     source = "{{ tools|tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     policy = agents_policy(RunConfig(), MODEL.renderer(source))
@@ -300,6 +323,24 @@ def test_a_reply_that_was_not_delivered_is_not_trained_after_a_restart(tmp_path:
     recorded(path, end)
     assert sql(path, "select status from nodes order by number") == [("trained",), ("undelivered",)]
     assert sql(path, "select num_action_tokens = num_sampled from trajectories, nodes where number = 0") == [(1,)]
+
+
+def test_only_what_asks_for_a_reply_opens_a_session_and_so_many_are_open(tmp_path: Path) -> None:
+    path, body = tmp_path / "replay.sqlite", {"model": "policy", "messages": [{"role": "user", "content": "Where?"}]}
+    with closing(new_store(path)) as store:
+        recording = Recording(store, RUN, POLICY, Sampler().ask, by_text=False, temperature=1.0)
+        sessions = RecordedSessions(recording, SharedKey(None), idle_s=600, most=2)
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        with serving(app, host="127.0.0.1", port=0) as url, httpx2.Client(headers={"x-api-key": "any"}) as client:
+
+            def status(name: str) -> int:
+                return client.post(f"{url}/e/{name}/v1/chat/completions", json=body).status_code
+
+            assert client.get(f"{url}/e/a/v1/models").status_code == 200
+            assert client.post(f"{url}/e/b/v1/chat/completions", content=b"{").status_code == 400
+            assert sql(path, "select * from sessions") == []
+            assert [status(name) for name in "ababcd"] == [200] * 4 + [503] * 2
+            assert (sessions.refused, sql(path, "select count(*) from sessions")) == (2, [(2,)])
 
 
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:

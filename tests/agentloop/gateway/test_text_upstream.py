@@ -14,7 +14,7 @@ from tests.fakes.families import family
 from tests.fakes.random_agents import TOOLS
 from tests.fakes.scripted_http import scripted_server
 
-MODEL = family("chatml")
+MODEL, MOST = family("chatml"), 400
 _LOOKUP = {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'}
 CALL = {"id": "call_up", "type": "function", "function": _LOOKUP}
 
@@ -29,7 +29,7 @@ def read(status: int, answer: Any) -> Completion:
     with scripted_server() as server:
         server.answers["/v1/chat/completions"] = (status, answer)
         upstream = TextUpstream(f"{server.url}/v1", key=None, model="large", renderer=MODEL.renderer())
-        return asyncio.run(upstream.ask(request, 0, [], 50))
+        return asyncio.run(upstream.ask(request, 0, [], MOST))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,10 @@ def read(status: int, answer: Any) -> Completion:
         ("stop", {"refusal": "I can't help with that."}, "I can't help with that."),
         ("content_filter", {"content": "It is"}, "finish_reason 'content_filter'"),
         (None, {"content": "It is"}, "finish_reason None"),
+        *(("stop", {"content": empty}, "an empty one") for empty in ("", " \n", None)),
+        ("length", {"content": ""}, "an empty one"),
+        ("length", {"tool_calls": [CALL]}, "calls that a limit on tokens has cut off"),
+        ("tool_calls", {"tool_calls": [CALL] * 40}, "calls that a limit on tokens has cut off"),
         ("stop", {"content": f"One says {MODEL.call} for this."}, "one that would be read as something else"),
     ],
 )
@@ -57,6 +61,11 @@ def test_upstream_without_room_for_a_reply_is_what_agents_shorten_their_conversa
         read(400, {"error": {"message": "It is too long.", "code": "context_length_exceeded"}})
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
     assert anthropic_messages.error(refusal.value)["error"]["message"].startswith("prompt is too long: ")
+
+
+def test_a_reply_longer_than_was_asked_for_is_cut_as_the_policys_own() -> None:
+    ids = answered("stop", content="It is " + "78 " * MOST).token_ids
+    assert (len(ids), MODEL.end_id in ids) == (MOST, False)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import UserError
+from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from tests.fakes.agents import looking_up
 from tests.fakes.agents.played import play
@@ -132,6 +133,12 @@ def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> N
     last = episode.messages[-1]
     assert (last.role, last.name, last.content) == ("tool", "agent", "exit code 2\nthe end\n")
     assert json.loads(json.dumps(last.content)) == last.content
+    assert (episode.stop_reason, episode.problem) == ("agent_failed", "exit code 2: the end")
+
+
+def test_an_agent_that_says_no_reward_is_told_of(tmp_path: Path) -> None:
+    (episode,), _ = play(script(tmp_path, "print('the end')"), lambda prompt: "y")
+    assert (episode.stop_reason, episode.environment_reward, episode.problem) == ("answered", 0.0, NO_REWARD)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, as_table, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
@@ -101,11 +102,12 @@ def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has()
 # What is said where no episode is a success
 
 
-def failed(stop_reason: str, calls: int) -> Outcome:
-    return Outcome(False, 0.0, 2, stop_reason, calls)
+def failed(stop_reason: str, calls: int, problem: str | None = None) -> Outcome:
+    return Outcome(False, 0.0, 2, stop_reason, calls, problem)
 
 
 _WRONG, _SILENT, _CUT, _CUT_SILENT = (failed(reason, calls) for reason in ("answered", "truncated") for calls in (2, 0))
+_CRASH = [failed("agent_failed", 1, f"exit code 3: {why}") for why in ("no module", "no module", "no key")]
 _OPEN = "did not come to an answer"
 _SFT = "Show it how first: agentloop sft on demonstrations"
 _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
@@ -119,6 +121,8 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
         ([_SILENT, *[_CUT_SILENT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 0 called a tool. {_SFT}"),
         ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 3 called a tool. {_ROOM}"),
         ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 {_OPEN}. {_ROOM}"),
+        ([_WRONG, *_CRASH], False, f"1 answered wrong, 3 {_OPEN}. 2 of them: exit code 3: no module"),
+        ([failed("answered", 0, NO_REWARD)] * 4, False, f"0 answered wrong, 4 had no reward, 0 {_OPEN}. 4 of them: it"),
     ],
 )
 def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:
@@ -127,7 +131,7 @@ def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome
         as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]
         for version in (None, 12)
     )
-    assert plain == f"none of 4 episodes succeeded: {said}"
+    assert plain.startswith(f"none of 4 episodes succeeded: {said}")
     assert trained.startswith(f"{plain}. Where it succeeded before training, begin again with a tenth of optimizer.")
 
 

@@ -10,9 +10,9 @@ import pytest
 from agentloop.config import ModelSection
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import load_model
+from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.signals import graceful_stop
-from agentloop.training.collecting.by_workers import Leadership
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.train import train
 from replay.errors import ReplayError, RunReplaced
@@ -32,12 +32,12 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 @pytest.fixture
-def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
-    return Leadership(store, RUN, tmp_path, lease_s=LEASE_S)
+def leadership(store: ReplayStore) -> Leadership:
+    return Leadership(store, RUN, "here", lease_s=LEASE_S)
 
 
-def test_a_refused_learner_does_not_call_workers_of_an_ended_run_back(store: ReplayStore, tmp_path: Path) -> None:
-    leadership = Leadership(store, RUN, tmp_path, lease_s=600)
+def test_a_refused_learner_does_not_call_workers_of_an_ended_run_back(store: ReplayStore) -> None:
+    leadership = Leadership(store, RUN, "here", lease_s=600)
     store.roles.lead(RUN, "elsewhere", lease_s=600)
     store.roles.end_run(RUN)
     with pytest.raises(ReplayError, match="while 'elsewhere' leads"), leadership.held():

@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI, PermissionDeniedError
+from openai import InternalServerError, OpenAI, PermissionDeniedError
 
 from agentloop.training.train import train
 from context.authors import DEMONSTRATION, default_authors
@@ -26,7 +26,7 @@ from replay.store import ReplayStore
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import Program, until
-from tests.fakes.records import a_run
+from tests.fakes.records import a_run, sql
 from tests.fakes.runs import SilentDisplay, rows, small_config
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
@@ -108,6 +108,7 @@ def test_sessions_are_rows_with_the_engines_log_probs(location: Location, server
     seen = [(row.record.reward, row.record.success, row.record.num_turns) for row in found]
     assert seen == [*((1.0, True, 3), (0.25, False, 3), (2.0, True, 1))]
     assert [row.messages[-1].content for row in found[:1]] == [talks[0][-1]["content"]]
+    assert [row.id.partition(":")[2] for row in found] == ["first", "second", "third"]
     sampled = 0
     for row in found:
         assert {row.record.source, row.record.stop_reason} == {"gateway", "answered"}
@@ -170,7 +171,7 @@ def test_a_session_that_nobody_ends_is_stored_unrewarded(tmp_path: Path, server:
     with Recorder(buffer, server.address, qwen2, "--idle-s", "0.4") as recorder:
         until(lambda: no_session_is_left(buffer))
         with pytest.raises(PermissionDeniedError, match="got one that has ended"):
-            recorder.agent("left-open").models.list()
+            talk(recorder.agent("left-open"))
     (row,) = stored(buffer).values()
     assert (row.record.stop_reason, row.record.reward, row.record.success) == ("unrewarded", 0.0, False)
     assert len(row.nodes) == 2
@@ -282,6 +283,7 @@ def test_what_it_can_not_do_is_one_line(
     cases: list[tuple[list[str | Path], str]] = [
         (["gateway"], "--record, --upstream and --model must be given, or --run alone, got None, None, None, None. "),
         ([*words, "--run", "r"], "--record, --upstream and --model must be given, or --run alone, got h.sqlite, "),
+        ([*words, "--temperature", "0"], "--temperature must be above 0, got 0: "),
         ([*words, "--host", "0.0.0.0"], "AGENTLOOP_GATEWAY_KEY must be set where others reach --host, got none for 0"),
         (words, "AGENTLOOP_UPSTREAM_KEY must hold the engine's key, got status 401"),
         ([*words, "--public-url", "x:1"], "--public-url must begin with http:// or https://, got 'x:1'."),
@@ -295,6 +297,7 @@ def test_what_it_can_not_do_is_one_line(
     assert refused.startswith("--model must hold a tokenizer that transformers loads, got ")
     refused = shell.refusal([*words, "--upstream-model", "other"], tmp_path)
     assert refused.startswith("--upstream-model must be a model that ")
+    assert refused.rstrip().endswith("Another server than a vLLM is recorded with --text, to be imitated.")
     with closing(ReplayStore.create(tmp_path / "h.sqlite")) as store:
         store.add_run(replace(a_run(), name="gateway"))
     assert shell.refusal(words, tmp_path).startswith("--name must be of a recording of this model, got gateway, ")
@@ -321,12 +324,17 @@ def test_recording_goes_on_with_what_it_was_made_with_alone(
 
 
 @pytest.mark.slow
-def test_of_two_gateways_of_one_name_the_later_stores_rows(tmp_path: Path, server: EngineServer, qwen2: Path) -> None:
+def test_a_recording_that_a_gateway_goes_on_with_is_refused_to_another(
+    tmp_path: Path, server: EngineServer, qwen2: Path
+) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, qwen2) as first:
+        with pytest.raises(AssertionError, match="--name must be of a recording that no other gateway goes on with, "):
+            Recorder(buffer, server.address, qwen2)
         talk(first.agent("a"))
-        with Recorder(buffer, server.address, qwen2) as second:
-            said_last = talk(second.agent("b"))[-1]["content"]
-            assert [one.end(name, reward=1.0).status_code for one, name in ((first, "a"), (second, "b"))] == [500, 200]
-    (row,) = stored(buffer).values()
-    assert row.messages[-1].content == said_last
+        assert first.end("a", reward=1.0).status_code == 200
+        sql(buffer, "update runs set epoch = epoch + 1")  # as one does that found the lease over
+        with pytest.raises(InternalServerError, match="503 .*Another gateway goes on with this recording: ask that"):
+            talk(first.agent("b"))
+        assert "Traceback" not in first.output
+    assert len(stored(buffer)) == 1

@@ -55,6 +55,7 @@ def test_rules_count_what_each_rule_leaves_out(tmp_path: Path) -> None:
         ("stored", 24, 0),
         ("eligible", 23, 1),
         ("allow_mismatch", 23, 0),
+        ("context.max_tokens", 23, 0),
         ("iteration", 23, 0),
         ("successful_only", 9, 14),
         ("max_staleness", 6, 3),

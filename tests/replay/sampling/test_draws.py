@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from context.authors import LLM, USER, Author, AuthorTable
-from context.tokens.token_sequence import Segment
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
 from tests.fakes.records import (
     AUTHORS,
     RUN,
+    SHORT,
     Fresh,
     a_run,
     add_run,
@@ -401,3 +402,16 @@ def test_draws_are_the_same_after_a_restart_and_after_refreshes(
         store.close()
     assert outcomes[0] == outcomes[1]
     assert sum(map(len, outcomes[0])) > 15
+
+
+def test_rows_that_nothing_can_score_or_the_context_has_no_room_for_are_not_drawn_and_counted(
+    store: ReplayStore,
+) -> None:
+    one, two = (tuple(Segment(SHORT) for _ in range(count)) for count in (1, 2))
+    long = (Segment(SHORT), Segment(TokenSequence.concatenate([SHORT, SHORT])))
+    rows = [trajectory("one", segments=one), trajectory("two", segments=two), trajectory("long", segments=long)]
+    put(store, *rows, trajectory("greedy", temperature=0.0))
+    assert {row.trajectory.id for row in draw(store, 2, max_tokens=len(SHORT))} == {"one", "two"}
+    found = store.available(asked(2, max_tokens=len(SHORT)), make_sampler("uniform", 0))
+    assert (found.rows, found.incomparable) == (2, {"temperature": 1, "context.max_tokens": 1})
+    assert {row.trajectory.id for row in draw(store, 3, max_tokens=2 * len(SHORT))} == {"one", "two", "long"}
