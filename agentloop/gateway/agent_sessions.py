@@ -22,7 +22,7 @@ from context.tokens.session_nodes import Node, Status
 from replay.errors import SessionForgotten
 
 Tools = Sequence[Mapping[str, Any]]
-Ask = Callable[[AgentRequest, int, Sequence[int], int], Awaitable[Completion]]
+Ask = Callable[[AgentRequest, int, Prompt, int], Awaitable[Completion]]
 """Called with what the agent asks, a number that prompts have in common of which each goes on from the reply to the one
 before, a prompt and the most new tokens; raises GenerationFailed. Awaited in the server's event loop."""
 Finish = Literal["stop", "tool_calls", "length"]
@@ -172,7 +172,7 @@ class AgentSession:
         line = self._lines.pop(at, None) if at is not None and prompt.place.fork is None else None
         line = next(_LINES) if line is None else line
         try:
-            completion = await self._ask(request, line, prompt.ids, most)
+            completion = await self._ask(request, line, prompt, most)
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise

@@ -22,6 +22,7 @@ from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.records import Completion
+from context.conversation_tree import Prompt
 from context.tokens.session_nodes import Node
 from replay.pages.guard import LOOPBACK, by_own_names
 from replay.pages.serve import address_of, bound_socket, quiet_server
@@ -60,8 +61,8 @@ class RunGateway:
         """A session whose replies `ask` gives, in the event loop that runs now."""
         playing = asyncio.get_running_loop()
 
-        async def asked(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(line, prompt_ids, most), playing))
+        async def asked(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(line, prompt.ids, most), playing))
 
         session = OpenedSession(self, asked)
         self.opened[session.id] = session

@@ -2,7 +2,6 @@
 say them with, and have no log-probs."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from openai import AsyncOpenAI, BadRequestError, OpenAIError
@@ -11,9 +10,10 @@ from agentloop.errors import one_line
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.chat_completions import written_calls
 from agentloop.records import Completion, GenerationFailed
-from context import Message, Renderer, RenderError, choose_parser
+from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
-from context.templates.rendering.contents import with_thought
+from context.conversation_tree import Prompt
+from context.messages import calls_named_by_ids
 
 _WHOLE = {"stop", "tool_calls"}
 """Reasons for which a reply ends that are its model's own."""
@@ -25,7 +25,7 @@ class TextUpstream:
         self._client = AsyncOpenAI(base_url=url, api_key=key or "none")
         self._key, self._model, self._renderer = key, model, renderer
 
-    async def ask(self, request: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+    async def ask(self, request: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
         """Its reply in the policy's tokens, `most` of them, without its thoughts. Raises GenerationFailed."""
         body: dict[str, Any] = {"messages": [_written(message) for message in request.messages]}
         if request.tools:
@@ -42,12 +42,13 @@ class TextUpstream:
             message = read_message(0, said)
             if not (message.content.strip() or message.tool_calls):
                 raise RenderError("an empty one")
-            ids = self._renderer.reply(message)
+            rendering = prompt.rendering
+            if self._renderer.template.names_calls_by_ids:
+                *_, message = calls_named_by_ids((*rendering.given, message))
+            ids = self._renderer.reply(rendering, message)
             is_cut = choice.finish_reason == "length" or len(ids) > most
             if message.tool_calls and is_cut:
                 raise RenderError("calls that a limit on tokens has cut off")
-            if choice.finish_reason in _WHOLE and self._read(ids, request) != _compared(with_thought(message)):
-                raise RenderError("one that would be read as something else")
         except (OpenAIError, RenderError, AttributeError, TypeError, ValueError) as error:
             if isinstance(error, BadRequestError) and error.code == "context_length_exceeded":
                 raise BadRequest(400, error.message, "messages", error.code) from None
@@ -55,17 +56,6 @@ class TextUpstream:
             raise GenerationFailed(text.replace(self._key, "***") if self._key else text) from None
         ids = ids[:-1][:most] if is_cut else ids
         return Completion(tuple(ids), (math.nan,) * len(ids), 0)
-
-    def _read(self, ids: Sequence[int], request: AgentRequest) -> Any:
-        """What the policy would be taken to say by these tokens."""
-        opened = self._renderer.render([Message("user", "x")], ()).opened_thought
-        parser = choose_parser("auto", self._renderer.template, tools=request.tools)
-        return _compared(parser.parse(opened + self._renderer.said(ids)[0].text, stopped=True).message)
-
-
-def _compared(message: Message) -> Any:
-    calls = [(call.name, dict(call.arguments)) for call in message.tool_calls]
-    return (message.reasoning or "").strip(), message.content.strip(), calls
 
 
 def _written(message: Message) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -36,6 +35,7 @@ from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.signals import StopRequest
 from context import Renderer
+from context.conversation_tree import Prompt
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import ReplayError
 from replay.exchange.stored_rows import known_runs
@@ -128,8 +128,8 @@ def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: R
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
 
-    async def ask(_: AgentRequest, line: int, prompt_ids: Any, most: int) -> Completion:
-        return await engine.reply(GenerationRequest(line, prompt_ids, most))
+    async def ask(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
+        return await engine.reply(GenerationRequest(line, prompt.ids, most))
 
     return ask
 

@@ -19,7 +19,6 @@ from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory,
 from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
-from replay.store import ReplayStore
 from replay.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
 
 _LOOK_AGAIN_S = 0.1

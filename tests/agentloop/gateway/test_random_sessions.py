@@ -100,7 +100,7 @@ class RandomPolicy:
     held: dict[str, tuple[threading.Event, threading.Event]] = field(default_factory=dict)
     """Of requests by number: set once it is asked, and once it may be answered."""
 
-    async def ask(self, request: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+    async def ask(self, request: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
         number = str(next(iter(request.body["metadata"].values())))
         if number in self.held:
             asked, free = self.held[number]
@@ -110,7 +110,7 @@ class RandomPolicy:
             await asyncio.sleep(0)
         await self.gateways.end_now_and_then()
         assert number not in self.sampled
-        whole = sampled_reply(self.rng, self.model, prompt_ids, len(self.sampled), mark=f" {number}")
+        whole = sampled_reply(self.rng, self.model, prompt.ids, len(self.sampled), mark=f" {number}")
         said = replace(whole, token_ids=whole.token_ids[:most], log_probs=whole.log_probs[:most])
         self.sampled[number] = said
         self.asked[np.float32(said.log_probs).tobytes()] = request.messages

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from context import Message, RenderError, TrainingControl, choose_parser
+from context.conversation_tree import Prompt
 from replay.errors import DatabaseFailed, SessionForgotten
 from replay.storage.sessions import OpenSession
 from tests.fakes.families import family
@@ -48,7 +49,7 @@ class Sampler:
         self.count, self.free = 0, asyncio.Event()
         self.free.set()
 
-    async def ask(self, _: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+    async def ask(self, _: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
         self.count += 1
         ids = (*MODEL.codec.encode(f"It is {self.count}."), MODEL.end_id)
         await self.free.wait()
@@ -97,7 +98,7 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
     ids = (*MODEL.codec.encode("It is coral."), MODEL.end_id)
     sampled = []
 
-    async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+    async def ask(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
         sampled.append(line)
         return Completion(ids, (-0.5,) * len(ids), 0)
 
@@ -188,7 +189,7 @@ def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_st
 
 
 def test_an_agent_that_goes_on_says_nothing_of_what_others_were_given() -> None:
-    async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+    async def ask(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
         return Completion((MODEL.end_id,), (-0.5,), 0)
 
     async def play() -> None:

@@ -10,11 +10,14 @@ from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.text_upstream import TextUpstream
 from agentloop.records import Completion, GenerationFailed
 from context import Message
+from context.conversation_tree import ConversationTree
+from context.parse import PARSERS
 from tests.fakes.families import family
-from tests.fakes.random_agents import TOOLS
+from tests.fakes.random_agents import TODAY, TOOLS
 from tests.fakes.scripted_http import scripted_server
 
 MODEL, MOST = family("chatml"), 400
+TREE = ConversationTree(MODEL.renderer(), PARSERS["hermes"], now=TODAY)
 _LOOKUP = {"name": "lookup", "arguments": '{"key": "pearl", "depth": 3}'}
 CALL = {"id": "call_up", "type": "function", "function": _LOOKUP}
 
@@ -29,7 +32,7 @@ def read(status: int, answer: Any) -> Completion:
     with scripted_server() as server:
         server.answers["/v1/chat/completions"] = (status, answer)
         upstream = TextUpstream(f"{server.url}/v1", key=None, model="large", renderer=MODEL.renderer())
-        return asyncio.run(upstream.ask(request, 0, [], MOST))
+        return asyncio.run(upstream.ask(request, 0, TREE.prompt(request.messages, TOOLS), MOST))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def read(status: int, answer: Any) -> Completion:
         ("length", {"content": ""}, "an empty one"),
         ("length", {"tool_calls": [CALL]}, "calls that a limit on tokens has cut off"),
         ("tool_calls", {"tool_calls": [CALL] * 40}, "calls that a limit on tokens has cut off"),
-        ("stop", {"content": f"One says {MODEL.call} for this."}, "one that would be read as something else"),
+        ("stop", {"content": f"One says {MODEL.call} for this."}, "chat template must show all of a learned reply"),
     ],
 )
 def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
