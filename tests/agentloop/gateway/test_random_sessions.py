@@ -25,6 +25,7 @@ from agentloop.gateway.recorded_sessions import RecordedSession, RecordedSession
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from context import Message, TrainingControl, choose_parser
+from context.conversation_tree import Prompt
 from context.tokens.session_nodes import conversation_of
 from replay.storage.databases import Location
 from replay.store import ReplayStore

@@ -46,6 +46,7 @@ def read(status: int, answer: Any) -> Completion:
         ("length", {"tool_calls": [CALL]}, "calls that a limit on tokens has cut off"),
         ("tool_calls", {"tool_calls": [CALL] * 40}, "calls that a limit on tokens has cut off"),
         ("stop", {"content": f"One says {MODEL.call} for this."}, "chat template must show all of a learned reply"),
+        ("stop", {"content": "One begins with <tool_call> here."}, "chat template must write a learned reply"),
     ],
 )
 def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
@@ -76,9 +77,8 @@ def test_a_reply_longer_than_was_asked_for_is_cut_as_the_policys_own() -> None:
     [
         ("stop", {"content": " It is 78.\n"}),
         ("stop", {"content": "<think>\nhm\n</think>\n\nIt is 78."}),
-        ("stop", {"content": "One begins with <tool_call> here."}),
         ("tool_calls", {"content": "I look.", "tool_calls": [CALL, CALL]}),
-        ("length", {"content": "One begins with <tool_call>"}),
+        ("length", {"content": "One begins with"}),
     ],
 )
 def test_what_is_said_in_the_policys_tokens_is_a_reply(finish: str, message: dict[str, Any]) -> None:
