@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
@@ -74,7 +74,7 @@ def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) ->
         Route("/v1/models/{model:path}", partial(_models, sessions)),
         Route("/reward", partial(_reward, sessions), methods=["POST"]),
     ]
-    handlers = dict.fromkeys((*_ANSWERED, HTTPException, Exception), _refused)
+    handlers = dict.fromkeys((*_ANSWERED, HTTPException, ClientDisconnect, Exception), _refused)
     return Starlette(routes=[Mount("/e/{episode}", routes=routes)], exception_handlers=handlers)
 
 

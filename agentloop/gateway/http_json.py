@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from agentloop.gateway.agent_request import BadRequest
 from context.parse.json_calls import strict_json
@@ -17,13 +17,10 @@ MAX_BODY_BYTES = 32 * 2**20
 async def read_body(request: Request) -> bytes:
     """A request's body. The server reads and forgets what is left of one that is refused."""
     body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more.")
-    except ClientDisconnect:
-        raise BadRequest(400, "The body must be whole, got a connection that ended within it.") from None
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more.")
     return bytes(body)
 
 

@@ -69,14 +69,8 @@ class Attempts:
 
 
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
-    return Outcome(
-        succeeded(episode, config),
-        episode.environment_reward,
-        episode.num_turns,
-        str(episode.stop_reason),
-        episode.num_tool_calls,
-        episode.problem,
-    )
+    how = (episode.num_turns, str(episode.stop_reason), episode.num_tool_calls, episode.problem)
+    return Outcome(succeeded(episode, config), episode.environment_reward, *how)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,11 @@ def record_sessions(
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
     with closing(ReplayStore.create(location)) as store, ExitStack() as leading:
-        run = _run_of(store, options, renderer, fingerprint, leading)
+        run = _run_of(store, options, renderer, fingerprint)
+        _lead(store, run=run, name=options.name, leading=leading)
+        store.resume(run, 0)  # a gateway that was replaced can store no more rows
+        hashes = (renderer.codec.hash, renderer.template.hash)
+        store.add_policy(PolicyRecord(run, 0, None if options.by_text else str(options.model.resolve()), *hashes))
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
@@ -166,14 +170,9 @@ def _files(model: Path) -> ModelFiles:
 
 
 def _run_of(
-    store: ReplayStore,
-    options: RecordingOptions,
-    renderer: Renderer,
-    fingerprint: dict[str, str | int],
-    leading: ExitStack,
+    store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
 ) -> str:
-    """The id of the recording of that name, made if there is none, which no other gateway records until the end of
-    `leading`. Raises UserError for one of another kind."""
+    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another kind."""
     model = str(options.model.resolve())
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
     with store.reading() as connection:
@@ -186,10 +185,6 @@ def _run_of(
     id = named[0].id if named else uuid.uuid4().hex
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
-    _lead(store, run=id, name=options.name, leading=leading)
-    store.resume(id, 0)  # one that was replaced can store no more rows
-    hashes = (renderer.codec.hash, renderer.template.hash)
-    store.add_policy(PolicyRecord(id, 0, None if options.by_text else model, *hashes))
     return id
 
 

@@ -27,7 +27,6 @@ class ScriptedSession:
     cut: bool = False
     """True: its replies have reached their limit."""
     requests: list[AgentRequest] = field(default_factory=list)
-    replies: dict[str, AgentReply] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     rewards: list[tuple[dict[str, float], bool]] = field(default_factory=list)
     asked: threading.Event = field(default_factory=threading.Event)
@@ -54,13 +53,10 @@ class ScriptedSession:
         self.log.append(f"stored {number}")
         self.stored.set()
         finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
-        self.replies[f"1_{number}"] = AgentReply(
-            f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4
-        )
-        return self.replies[f"1_{number}"]
+        return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
 
-    def given(self, id: str) -> AgentReply | None:
-        return self.replies.get(id)
+    def given(self, id: str) -> None:
+        """It remembers no reply."""
 
     def delivered(self, reply: AgentReply) -> None:
         self.log.append(f"delivered {reply.id.rpartition('_')[2]}")

@@ -81,7 +81,9 @@ def episode_of(
     segments, last = segments_of(nodes, authors), end.output.strip().rpartition("\n")[2]
     why = ": ".join(filter(None, (end.problem, last)))
     rewards = {**end.rewards, **opened.rewards}
-    problem = why if end.problem else None if rewards or judged else NO_REWARD
+    problem = why if end.problem else None
+    if stop_reason == StopReason.ANSWERED and not (rewards or judged):
+        problem = NO_REWARD
     own = {agent: reward for agent, reward in rewards.items() if agent}
     unknown = sorted(own.keys() - {node.agent for node in nodes if node.is_trained})
     if unknown and stop_reason == StopReason.ANSWERED:

@@ -145,14 +145,6 @@ def test_calls_of_namespaces_name_them(gateway: Gateway) -> None:
     assert [tool["function"]["name"] for tool in request.tools] == ["look", "dig"]
 
 
-def test_references_stand_for_the_items_that_were_given(gateway: Gateway) -> None:
-    gateway.session.says = said("I look.", CALL, reasoning="Deep?")
-    _, items = _responses(gateway, [])
-    assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
-    _responses(gateway, [*({"type": "item_reference", "id": item["id"]} for item in items), QUESTION])
-    assert plain(gateway.session.requests[-1].messages[1]) == plain(gateway.session.says)
-
-
 def test_reply_that_reached_its_limit_says_so_streamed_and_whole(gateway: Gateway, protocol: str) -> None:
     gateway.session.cut = True
     for stream in (False, True):
