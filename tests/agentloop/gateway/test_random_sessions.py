@@ -70,6 +70,9 @@ class Gateways:
             await self._begin()
             yield
 
+    async def check(self, episode: str, key: str) -> None:
+        await self._sessions.check(episode, key)
+
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         await self.end_now_and_then()
         return await self._sessions.authorize(episode, key)

@@ -225,8 +225,9 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(
     authors, renderer = default_authors(), load_model_files(qwen2).renderer(default_authors())
     (part,) = row.segments
     ours = part.tokens.authors == authors.code(DEMONSTRATION)
-    found = part.tokens.token_ids[ours].tolist()[-len(renderer.reply(row.messages[-1])) :]
-    assert found == renderer.reply(row.messages[-1])
+    *before, answer = row.messages
+    written = renderer.reply(renderer.render(before, [TOOL]), answer)
+    assert part.tokens.token_ids[ours].tolist()[-len(written) :] == written
     assert np.isnan(part.tokens.behavior_log_probs).all()
     assert (row.record.logprobs_mode, row.record.num_action_tokens) == ("none", ours.sum())
     assert row.record.advantage == 1.0
