@@ -66,7 +66,7 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
                 assert sampled.any() and not np.isnan(tokens.behavior_log_probs[sampled]).any()
                 assert np.abs(tokens.behavior_log_probs - scored)[sampled].max() < 1e-4
         outcomes = [one.outcome for each in run.store.tickets.ended_groups(run.id, EVALUATION) for one in each.members]
-        names = {"success", "reward", "turns", "num_tool_calls", "stop_reason"}
+        names = {"success", "reward", "turns", "num_tool_calls", "stop_reason", "problem"}
         assert len(outcomes) == 6 and all(outcome and names == outcome.keys() for outcome in outcomes)
         kept = questions.held_out(run.store, run.id)["rows"]
         assert [row["success"] for row in kept] == [outcome["success"] for outcome in outcomes if outcome]
