@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from itertools import repeat
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -83,14 +82,12 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
             )
         at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, taken // max(1, group.num_rows))))
         for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
-            is_large = _num_bytes(pa, batch.to_struct_array()) > MOST_BYTES
-            for part in map(batch.slice, range(batch.num_rows), repeat(1)) if is_large else [batch]:
-                if is_large and (size := _num_bytes(pa, part.to_struct_array())) > MOST_BYTES:
-                    raise BadRow(
-                        f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,}. "
-                        "Leave it out where the file was made."
-                    )
-                yield from part.to_pylist()
+            if (size := _num_bytes(pa, batch.to_struct_array())) > MOST_BYTES:
+                raise BadRow(
+                    f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,} for {batch.num_rows}. "
+                    "Leave it out where the file was made."
+                )
+            yield from batch.to_pylist()
 
 
 def _num_bytes(pa: Any, array: Any) -> int:

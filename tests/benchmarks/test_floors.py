@@ -8,6 +8,7 @@ import pytest
 from benchmarks.__main__ import names, verdict
 from benchmarks.context import measure as measure_context
 from benchmarks.gateway import measure as measure_gateway
+from benchmarks.sessions import measure as measure_sessions
 from benchmarks.train_step import measure as measure_train_step
 from benchmarks.vs_trl import Run, figures
 from tests.fakes.records import sql
@@ -36,6 +37,16 @@ def test_a_step_by_length_is_a_fifth_faster_than_in_one_padded_batch_and_learns_
         if best >= 1.2:
             return
     raise AssertionError(f"{best:.2f}x the speed of one padded batch in the best of {ATTEMPTS} attempts")
+
+
+def test_a_session_four_times_as_long_costs_at_most_six_times_as_much(tmp_path: Path) -> None:
+    # What is done with every pair of requests costs sixteen times as much.
+    for attempt in range(ATTEMPTS):
+        (folder := tmp_path / str(attempt)).mkdir()
+        found = measure_sessions(folder, requests=(150, 600), rounds=1)
+        if max(found["row_growth"], found["under_way_growth"]) <= 6:
+            return
+    raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 
 
 @pytest.mark.slow
