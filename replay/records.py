@@ -87,11 +87,11 @@ def _words(text: str) -> str:
     return text
 
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def _single(number: float) -> float:
-    if abs(number) > _LARGEST:
+    if abs(number) > LARGEST_FLOAT32:
         raise ValueError("should be a number that float32 can hold")
     return number
 

@@ -1,7 +1,6 @@
 """Sessions of agents: each reply is sampled from the policy, kept with its tokens, and then given."""
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -20,6 +19,7 @@ from context.messages import canonical_json, content_hash
 from context.templates.rendering.contents import contents
 from context.tokens.session_nodes import Node, Status
 from replay.errors import SessionForgotten
+from replay.records import LARGEST_FLOAT32
 
 Tools = Sequence[Mapping[str, Any]]
 Ask = Callable[[AgentRequest, int, Prompt, int], Awaitable[Completion]]
@@ -242,9 +242,9 @@ class AgentSession:
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
         """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
-        bad = next((agent for agent, reward in rewards.items() if not math.isfinite(reward)), None)
+        bad = next((agent for agent, reward in rewards.items() if not abs(reward) <= LARGEST_FLOAT32), None)
         if bad is not None:
-            raise BadRequest(400, f"The reward must be finite, got {rewards[bad]}.", "reward")
+            raise BadRequest(400, f"The reward must be a number that float32 can hold, got {rewards[bad]}.", "reward")
         self.rewards |= rewards
         if end:
             with suppress(InvalidStateError):  # said twice

@@ -1,6 +1,7 @@
 """Nothing is given to an agent that is not stored, and what it goes on from was given."""
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -304,6 +305,9 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
         assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
         session = await sessions.authorize("mistyped", "")
         await given(session)
+        for reward in (math.inf, 1e300):
+            with pytest.raises(BadRequest, match="must be a number that float32 can hold"):
+                await session.reward({"": reward}, end=True)
         await session.reward({"": 0.5}, end=True)
 
     recorded(tmp_path / "replay.sqlite", play)
