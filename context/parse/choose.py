@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -96,6 +97,11 @@ def auto_parser(template: Template, tools: Tools) -> str:
     A template that writes no calls gets `react`, or what reads its tags around answers. Raises ValueError where no
     parser can read them, and where the template shows the tools and writes no calls.
     """
+    return _auto_parser(template, bool(tools))  # type: ignore[arg-type]  # any object that is no value has a hash
+
+
+@lru_cache(64)  # asked for each reply of a file of demonstrations
+def _auto_parser(template: Template, has_tools: bool) -> str:
     written = written_calls(template)
     for name, kind in PARSERS.items():
         if written and _reads(kind((_TOOL,)), written):
@@ -106,7 +112,7 @@ def auto_parser(template: Template, tools: Tools) -> str:
             f"got 'auto' and {_start(written)!r}. Give path/to/file.py:ClassName, or react if the prompt describes the "
             "tools."
         )
-    if tools and _NAME in _text(template, _USER):
+    if has_tools and _NAME in _text(template, _USER):
         raise ValueError(
             "context.parser must be named for a chat template that shows tools and leaves calls out, got 'auto'. Name "
             "the one that reads the model's calls, or set context.template: hermes (or llama3, mistral, a .jinja file)."
