@@ -103,8 +103,9 @@ class Reference:
             elif shared <= len(self.ids(unasked)) < len(asked):
                 return None
         if not stops.intersection(found):
-            more = self.text([*before, reply, *after], tools, prompted=False) or ""
-            header = [token for token in self.ids(more[: more.rfind(after[0].content)]) if token in stops][-1:]
+            following = replace(after[0], content="q3following3q")
+            more = self.text([*before, reply, following], tools, prompted=False) or ""
+            header = [token for token in self.ids(more[: more.rfind(following.content)]) if token in stops][-1:]
             found = [*self.ids(whole.rstrip())[len(ids) - len(found) :], *header]
         end = next((n for n, token in enumerate(found, 1) if token in stops), None)
         return None if end is None or not self._says(found[:end], reply) else found[:end]
