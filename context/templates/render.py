@@ -255,7 +255,7 @@ class Renderer:
         if ids[: len(asked)] == asked:
             return ids[len(asked) :]
         # Its first token would begin in the prompt, which a policy can't sample.
-        behind = [Control(c.token, c.first - cut, c.end - cut) for c in controls if c.first >= cut]
+        behind = [Control(c.token, max(c.first - cut, 0), c.end - cut) for c in controls if c.end > cut]
         found: list[int] = self._encode(text[cut:], behind, [], opens=False).token_ids.tolist()
         return found
 
