@@ -12,9 +12,9 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
-from replay.exchange import hub, import_file
+from replay.exchange import import_file
 from replay.exchange.files import JSONL, PARQUET, ExchangeError, is_parquet, lines
-from replay.exchange.hub_folder import ROWS, files_of
+from replay.exchange.hub_folder import ROWS, files_of, local_path
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
 from replay.exchange.row_format import BadRow, json_line
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
@@ -90,10 +90,8 @@ def attach(
 
 
 def _file_of_rows(place: str) -> Path | None:
-    """The file or folder that `place` names, fetched if it is on the hub; None: `place` is a buffer."""
-    if hub.is_on_hub(place):
-        return hub.fetched(place)
-    path = Path(place)
+    """The file or folder that `place` names; None: `place` is a buffer."""
+    path = local_path("replay.attach", place)
     return path if place.lower().endswith((PARQUET, *JSONL)) or (path / ROWS).is_file() else None
 
 

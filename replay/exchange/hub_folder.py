@@ -20,6 +20,7 @@ from replay.store import ReplayStore
 
 ROWS = Path("data", "trajectories.parquet")
 UNKNOWN = "unknown"
+_ON_HUB = "hf:"
 
 
 def export_folder(
@@ -52,6 +53,18 @@ def export_folder(
         parquet.write(target, contents.counted(kept))
         card.write_text(contents.card(license, labels=labels), encoding="utf-8")
     return report
+
+
+def local_path(field: str, place: str) -> Path:
+    """Raises ExchangeError for a name of the hub, whose own client brings it here."""
+    if place.startswith(_ON_HUB):
+        name, _, revision = place.removeprefix(_ON_HUB).partition("@")
+        version = f" --revision {revision}" if revision else ""
+        raise ExchangeError(
+            f"{field} must be a file or folder here, got {place!r}. Bring it with: hf download {name} "
+            f"--repo-type dataset{version} --local-dir FOLDER"
+        )
+    return Path(place)
 
 
 def files_of(path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """`replay export | import | demonstrations`: experience to files and back."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,9 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
-from replay.exchange import ExportReport, ImportReport, export_file, export_folder, hub, import_file
+from replay.exchange import ExportReport, ImportReport, export_file, export_folder, import_file
 from replay.exchange.files import JSONL, PARQUET
-from replay.exchange.hub_folder import ROWS, UNKNOWN
+from replay.exchange.hub_folder import ROWS, UNKNOWN, local_path
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.questions import chosen
@@ -36,15 +36,13 @@ def export(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")] = None,
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER|hf:NAME", help="In place of FILE: Parquet with a card, in a folder or on the hub."
-        ),
+        typer.Option(metavar="FOLDER", help="In place of FILE: Parquet with a card, as a dataset repository has it."),
     ] = None,
     license: Annotated[
         str | None, typer.Option(help="--to: the license that the card names, as mit; unknown when left out.")
     ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="--to: leave labels out, and let everybody read hf:NAME.")
+    without_labels: Annotated[
+        bool, typer.Option("--without-labels", help="--to: leave labels and notes out, as for a public repository.")
     ] = False,
     filter: Filter = None,
     limit: MostRows = None,
@@ -53,35 +51,36 @@ def export(
 ) -> None:
     """Write rows with all they refer to: tokens, authors, log-probs, messages, rewards, task, group and run.
 
-    A repository on the hub is made where there is none, and is private without --public. Exit code 1 if a row is
-    corrupt and was left out.
+    Exit code 1 if a row is corrupt and was left out.
     """
     if (file is None) == (to is None):
         fail(f"FILE or --to must be given, and one of them, got {'neither' if to is None else 'both'}.")
-    if to is None and (license is not None or public):
-        fail("--license and --public must come with --to, got a file. A folder or hf:NAME has a card.")
+    if to is None and (license is not None or without_labels):
+        fail("--license and --without-labels must come with --to, got a file. A folder has a card.")
     if to is not None and to.lower().endswith((PARQUET, *JSONL)):
-        fail(f"--to must be a folder or hf:NAME, got {to!r}. For a file leave --to out.")
+        fail(f"--to must be a folder, got {to!r}. For a file leave --to out.")
+    if to is not None and to.startswith("hf:"):
+        name = to.removeprefix("hf:")
+        fail(
+            f"--to must be a folder, got {to!r}. Export to one, then: hf upload {name} FOLDER --repo-type dataset --private"
+        )
     with opened(run) as buffer, _progress_line() as show:
         where = chosen(buffer.run, filter)
         asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
         if file is not None:
             report, size = export_file(buffer.store, file, **asked), file.stat().st_size
         elif to is not None:
-            place = hub.published(to, public=public, force=force) if hub.is_on_hub(to) else nullcontext(Path(to))
-            with place as folder:
-                report = export_folder(buffer.store, folder, **asked, license=license or UNKNOWN, labels=not public)
-                size = (folder / ROWS).stat().st_size
-    _end_with(report, str(file or to), size, as_json=as_json, license=license or UNKNOWN if to else None)
+            folder, license = Path(to), license or UNKNOWN
+            report = export_folder(buffer.store, folder, **asked, license=license, labels=not without_labels)
+            size = (folder / ROWS).stat().st_size
+    _end_with(report, str(file or to), size, as_json=as_json, license=license)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
 def import_(
     place: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help=f"An exported file, which ends in {_ENDINGS}; a folder; or hf:NAME[@REVISION]."
-        ),
+        typer.Argument(metavar="FILE", help=f"An exported file, which ends in {_ENDINGS}, or a folder of them."),
     ],
     run: Run = None,
     form: Annotated[
@@ -108,7 +107,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the rows of a file, a folder or a repository on the hub. Rows that are stored already stay as they are.
+    """Store the rows of a file or a folder. Rows that are stored already stay as they are.
 
     Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
@@ -122,7 +121,7 @@ def import_(
     report: ImportReport
     refused = 0
     with opened(run, read_only=False) as buffer, _progress_line() as show:
-        file = hub.fetched(place) if hub.is_on_hub(place) else Path(place)
+        file = local_path("FILE", place)
         learner = buffer.own_run
         if are_conversations:
             own = None if buffer.folder is None else start_folder(buffer.folder)

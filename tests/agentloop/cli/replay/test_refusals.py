@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
-        ("export RUN --to x.jsonl", "--to must be a folder or hf:NAME, got 'x.jsonl'. For a file leave --to out."),
+        ("export RUN --to x.jsonl", "--to must be a folder, got 'x.jsonl'. For a file leave --to out."),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
