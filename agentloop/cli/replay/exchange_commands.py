@@ -60,10 +60,8 @@ def export(
     if to is not None and to.lower().endswith((PARQUET, *JSONL)):
         fail(f"--to must be a folder, got {to!r}. For a file leave --to out.")
     if to is not None and to.startswith("hf:"):
-        name = to.removeprefix("hf:")
-        fail(
-            f"--to must be a folder, got {to!r}. Export to one, then: hf upload {name} FOLDER --repo-type dataset --private"
-        )
+        upload = f"hf upload {to.removeprefix('hf:')} FOLDER --repo-type dataset --private"
+        fail(f"--to must be a folder, got {to!r}. Export to one, then: {upload}")
     with opened(run) as buffer, _progress_line() as show:
         where = chosen(buffer.run, filter)
         asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
