@@ -32,7 +32,6 @@ LEFT_OUT = {
 }
 CALL = ToolCall("lookup", {"key": "pearl-0417"}, "call00001")
 WITHOUT_TEXTS = ToolCall("lookup", {"n": 48151}, "call00001")
-REFUSALS = ("every call", "every thought", "all of a learned reply", "must close the thought that its prompt opens")
 
 
 def answer(made: Renderer, message: Message) -> list[int]:
@@ -50,29 +49,6 @@ def test_what_a_template_leaves_out_is_said_with_the_key_that_mends_it(name: str
     for part, why in hidden.items():
         assert any(word in why for word in KINDS[part]) and "context.template: hermes" in why
     assert report.state != "unsupported"
-
-
-REPLIES = {
-    "call": (Message("assistant", "", tool_calls=(CALL,)), ("lookup", "pearl-0417")),
-    "call of numbers": (Message("assistant", "", tool_calls=(WITHOUT_TEXTS,)), ("lookup", "48151")),
-    "thought apart": (Message("assistant", "78.", reasoning="Which zebra?"), ("Which zebra?", "78.")),
-    "thought in the content": (Message("assistant", SPELLED + "78."), ("Which zebra?", "78.")),
-    "text beside a call": (Message("assistant", "A zebra.", tool_calls=(CALL,)), ("A zebra.", "pearl-0417")),
-}
-
-
-@pytest.mark.parametrize("kind", REPLIES)
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_demonstrated_reply_is_written_whole_or_refused(name: str, kind: str) -> None:
-    made, (message, texts) = renderer(name), REPLIES[kind]
-    try:
-        written = made.codec.decode(answer(made, message))
-    except RenderError as refused:
-        assert any(words in str(refused) for words in REFUSALS)
-        if not message.content and "must close" not in str(refused):
-            assert ("calls" in LEFT_OUT[name]) == ("every call" in str(refused))
-    else:
-        assert all(text in written for text in texts)
 
 
 def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
