@@ -20,38 +20,27 @@ Files = dict[str, bytes]
 
 
 class HubServer:
-    """Repositories by name; each commit has all its files. They come in the commits themselves, as small ones do."""
+    """Repositories by name, with their files. They come in the commits themselves, as small ones do."""
 
     def __init__(self) -> None:
         self.private: dict[str, bool] = {}
-        self.commits: dict[str, list[tuple[str, Files]]] = {}
-        """Ids and files, oldest first."""
+        self.files: dict[str, Files] = {}
         self.url = ""
-
-    def add(self, name: str, files: Files, *, private: bool = True) -> None:
-        self.private.setdefault(name, private)
-        commits = self.commits.setdefault(name, [])
-        commits.append((hashlib.sha1(f"{name} {len(commits)}".encode()).hexdigest(), files))
 
     async def create(self, request: Request) -> Response:
         given = await request.json()
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "Invalid username or password."}, 401)
-        name = f"{given['organization'] or 'jane'}/{given['name']}"
-        status = 409 if name in self.private else 200
-        if status == 200:
-            self.add(name, {}, private=given["visibility"] == "private")
-        return JSONResponse({"url": f"{self.url}/datasets/{name}"}, status)
+        name = f"{given['organization']}/{given['name']}"
+        self.private[name], self.files[name] = given["visibility"] == "private", {}
+        return JSONResponse({"url": f"{self.url}/datasets/{name}"})
 
     def _found(self, request: Request) -> tuple[str, str, Files]:
         """Name, commit and files of what is asked for, where the asker may read it."""
         name = "{owner}/{name}".format(**request.path_params)
-        is_open = request.headers.get("authorization") == f"Bearer {TOKEN}" or not self.private.get(name, True)
-        wanted = request.path_params.get("revision", "main")
-        for id, files in reversed(self.commits.get(name, []) if is_open else []):
-            if wanted in ("main", id):
-                return name, id, files
-        raise HTTPException(401, headers={"x-error-code": "RepoNotFound"})
+        if request.headers.get("authorization") != f"Bearer {TOKEN}" or name not in self.files:
+            raise HTTPException(401, headers={"x-error-code": "RepoNotFound"})
+        return name, _commit_of(self.files[name]), self.files[name]
 
     async def info(self, request: Request) -> Response:
         name, id, files = self._found(request)
@@ -67,24 +56,22 @@ class HubServer:
         return JSONResponse({"files": [file | mode for file in (await request.json())["files"]]})
 
     async def commit(self, request: Request) -> Response:
-        name, _, before = self._found(request)
-        files = dict(before)
+        name, _, files = self._found(request)
         for line in (await request.body()).splitlines():
-            key, value = (part := json.loads(line))["key"], part["value"]
-            if key == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "deletedFile":
-                del files[value["path"]]
-        self.add(name, files)
-        return JSONResponse(
-            {"commitUrl": f"{self.url}/datasets/{name}/commit/0", "commitOid": self.commits[name][-1][0]}
-        )
+            if (part := json.loads(line))["key"] == "file":
+                files[part["value"]["path"]] = base64.b64decode(part["value"]["content"])
+        id = _commit_of(files)
+        return JSONResponse({"commitUrl": f"{self.url}/datasets/{name}/commit/{id}", "commitOid": id})
 
     async def resolve(self, request: Request) -> Response:
         _, id, files = self._found(request)
         content = files[request.path_params["path"]]
         tags = {"x-repo-commit": id, "etag": f'"{hashlib.sha256(content).hexdigest()}"'}
         return Response(content, headers=tags)
+
+
+def _commit_of(files: Files) -> str:
+    return hashlib.sha1(repr(files).encode()).hexdigest()
 
 
 @contextmanager
