@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import starmap
 from pathlib import Path
 
 import pytest
