@@ -152,11 +152,6 @@ class TokenCodec:
         found: int | None = self._full.token_to_id(token)
         return found
 
-    def boundary(self, text: str, at: int) -> int:
-        """The last border between tokens of template text at or before character `at`."""
-        offsets = self._full.encode(text, add_special_tokens=False).offsets
-        return max((end for _, end in offsets if end <= at), default=0)
-
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
     """As `encode` does, but other threads go on meanwhile: it takes a second for each 500,000 characters."""

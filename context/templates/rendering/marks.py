@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from context.tokens.codec import Control, TokenCodec
+from context.tokens.codec import Control
 
 _OPEN, _CLOSE = "\ud800", "\udfff"
 _OWN = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
@@ -75,15 +75,6 @@ class Written:
             return Written(self.marked[len(before.marked) :])
         return self.behind(len(before.text)) if self.text.startswith(before.text) else None
 
-    def __add__(self, other: Written) -> Written:
-        return Written(self.marked + other.marked, self)
-
-    def find(self, token: str, start: int, codec: TokenCodec) -> int:
-        """Where the template wrote a text first, from `start` on; -1: nowhere. A control token, it wrote itself."""
-        if not codec.controls(token):
-            return self.text.find(token, start)
-        return next((a for a, b in self.own if a >= start and self.text[a:b] == token), -1)
-
 
 def _plain(marked: str) -> str:
     return marked.replace(_OPEN, "").replace(_CLOSE, "")
@@ -109,15 +100,3 @@ def numbered_spans(marked: str) -> tuple[str, dict[int, tuple[int, int]]]:
             found.setdefault(int(number), (begun[number], len(text)))
         text += behind
     return text, found
-
-
-def last_end(marked: str) -> str:
-    """The mark behind the content written last; empty if there is none."""
-    found = [match[0] for match in _NUMBERED.finditer(marked) if match[1] == "e"]
-    return found[-1] if found else ""
-
-
-def next_begin(marked: str, start: int) -> int:
-    """Where the first content at or behind `start` begins; the text's length if there is none."""
-    found = next((match for match in _NUMBERED.finditer(marked, start) if match[1] == "b"), None)
-    return len(marked) if found is None else found.start()
