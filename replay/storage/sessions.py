@@ -123,7 +123,7 @@ def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
         said: list[Message] = []
         for *node, text, checksum, of_node in stored:
             if node_checksum(id, node, checksum) != of_node:
-                raise BlobError("messages of another checksum")
+                raise BlobError("a request of another checksum")
             said += messages_of(node[place], text, checksum)
         return list(checked_nodes(nodes_of([row[: len(_COLUMNS)] for row in stored], said)))
     except (TypeError, ValueError) as error:
