@@ -1,4 +1,4 @@
-"""Of a run's learners, or its gateways, one leads it, for as long as it says so."""
+"""One learner of a run leads it, or one gateway, for as long as it says so."""
 
 import os
 import signal
