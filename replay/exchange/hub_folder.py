@@ -56,13 +56,12 @@ def export_folder(
 
 
 def local_path(field: str, place: str) -> Path:
-    """Raises ExchangeError for a name of the hub, whose own client brings it here."""
+    """Raises ExchangeError for a name of the hub: its own client takes folders there, and brings them here."""
     if place.startswith(_ON_HUB):
-        name, _, revision = place.removeprefix(_ON_HUB).partition("@")
-        version = f" --revision {revision}" if revision else ""
+        name = place.removeprefix(_ON_HUB).partition("@")[0]
         raise ExchangeError(
-            f"{field} must be a file or folder here, got {place!r}. Bring it with: hf download {name} "
-            f"--repo-type dataset{version} --local-dir FOLDER"
+            f"{field} must be a file or folder here, got {place!r}. Move it by itself: hf upload {name} FOLDER "
+            f"--repo-type dataset, or hf download {name} --repo-type dataset --local-dir FOLDER"
         )
     return Path(place)
 

@@ -59,16 +59,13 @@ def export(
         fail("--license and --without-labels must come with --to, got a file. A folder has a card.")
     if to is not None and to.lower().endswith((PARQUET, *JSONL)):
         fail(f"--to must be a folder, got {to!r}. For a file leave --to out.")
-    if to is not None and to.startswith("hf:"):
-        upload = f"hf upload {to.removeprefix('hf:')} FOLDER --repo-type dataset --private"
-        fail(f"--to must be a folder, got {to!r}. Export to one, then: {upload}")
     with opened(run) as buffer, _progress_line() as show:
         where = chosen(buffer.run, filter)
         asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
         if file is not None:
             report, size = export_file(buffer.store, file, **asked), file.stat().st_size
         elif to is not None:
-            folder, license = Path(to), license or UNKNOWN
+            folder, license = local_path("--to", to), license or UNKNOWN
             report = export_folder(buffer.store, folder, **asked, license=license, labels=not without_labels)
             size = (folder / ROWS).stat().st_size
     _end_with(report, str(file or to), size, as_json=as_json, license=license)

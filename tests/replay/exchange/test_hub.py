@@ -58,10 +58,13 @@ def test_folder_goes_to_the_hub_and_back_by_its_own_client(run: Path, tmp_path: 
         ("export RUN x.jsonl --without-labels", "--license and --without-labels must come with --to, got a file."),
         ("export RUN --to .", "FILE must not exist, got 'README.md'. Choose another name, or overwrite"),
         ("export RUN --to README.md/a", "FOLDER must be writable, got 'README.md/a' (Not a directory)."),
-        ("export RUN --to hf:jane/a", "--to must be a folder, got 'hf:jane/a'. Export to one, then: hf upload jane/a"),
+        (
+            "export RUN --to hf:jane/a",
+            "--to must be a file or folder here, got 'hf:jane/a'. Move it by itself: hf upload jane/a FOLDER",
+        ),
         (
             "import hf:jane/a@v1 RUN",
-            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Bring it with: ",
+            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Move it by itself: hf upload jane/a FOLDER",
         ),
     ],
 )
