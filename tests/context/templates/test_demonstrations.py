@@ -131,6 +131,8 @@ def test_reply_begins_at_a_control_token_behind_a_thought_that_the_prompt_alone_
         '<|tool_call>call:lookup{key:<|"|>pearl<|"|>}<tool_call|><|tool_response>',
         "It is 78.<turn|>",
     ]
+    # Text that begins as the empty thought does is none of it.
+    assert learned(renderer_of("axolotl/gemma4"), USER, said("<|78")) == ["<|78<turn|>"]
 
 
 def test_reply_is_written_in_its_own_conversation() -> None:

@@ -183,19 +183,20 @@ SEVERAL_MESSAGES = (  # a turn of several messages, each of them closed with <|e
 
 
 @pytest.mark.parametrize(
-    ("listed", "stops"),
+    ("source", "listed", "stops"),
     [
-        (["<|return|>", "<|call|>"], {"<|return|>", "<|call|>"}),
-        ([], {"</s>", "<|call|>"}),  # what closes a thought ends no turn
-        (["</s>"], {"</s>", "<|call|>"}),  # a list of which the template writes nothing is not the whole
+        (SEVERAL_MESSAGES, ["<|return|>", "<|call|>"], {"<|return|>", "<|call|>"}),
+        (SEVERAL_MESSAGES, [], {"</s>", "<|call|>"}),  # what closes a thought ends no turn
+        (SEVERAL_MESSAGES, ["</s>"], {"</s>", "<|call|>"}),  # a list of which the template writes nothing is no whole
+        (CALLING, ["<|call|>"], {"</s>", "<|call|>"}),  # a whole one, though the template ends answers otherwise
     ],
 )
-def test_stop_tokens_are_those_that_the_models_files_list(listed: list[str], stops: set[str]) -> None:
+def test_stop_tokens_are_those_that_the_models_files_list(source: str, listed: list[str], stops: set[str]) -> None:
     added = ["</s>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"]
     codec = TokenCodec(train_tokenizer([SAYING], added).to_str())
     eos = "" if "<|return|>" in listed else "</s>"
     ids = [codec.token_id(token) for token in listed]
-    found = stop_ids_of(codec, ChatTemplate(SEVERAL_MESSAGES, {}), eos, ids)
+    found = stop_ids_of(codec, ChatTemplate(source, {}), eos, ids)
     assert {codec.decode([token]) for token in found} == stops
 
 
