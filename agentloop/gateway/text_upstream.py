@@ -13,7 +13,6 @@ from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
 from context.conversation_tree import Prompt
-from context.messages import calls_named_by_ids
 
 _WHOLE = {"stop", "tool_calls"}
 """Reasons for which a reply ends that are its model's own."""
@@ -42,10 +41,8 @@ class TextUpstream:
             message = read_message(0, said)
             if not (message.content.strip() or message.tool_calls):
                 raise RenderError("an empty one")
-            rendering = prompt.rendering
-            if self._renderer.template.names_calls_by_ids:
-                *_, message = calls_named_by_ids((*rendering.given, message))
-            ids = self._renderer.reply(rendering, message)
+            *_, message = self._renderer.template.with_call_ids((*prompt.rendering.given, message))
+            ids = self._renderer.reply(prompt.rendering, message)
             is_cut = choice.finish_reason == "length" or len(ids) > most
             if message.tool_calls and is_cut:
                 raise RenderError("calls that a limit on tokens has cut off")

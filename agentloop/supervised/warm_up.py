@@ -18,7 +18,6 @@ from agentloop.models.actor import Actor
 from agentloop.supervised.supervised_update import learn
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
 from context.authors import LLM
-from context.messages import calls_named_by_ids
 from context.strategies import Strategy
 from context.templates.render import Renderer
 
@@ -49,8 +48,7 @@ def demonstrated_sequences(
 
     Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
     """
-    if renderer.template.names_calls_by_ids:
-        conversation = calls_named_by_ids(conversation)
+    conversation = renderer.template.with_call_ids(conversation)
     context = ContextManager(renderer, parser, max_tokens=_ENDLESS, strategy=strategy)
 
     def say(reply: Message) -> None:

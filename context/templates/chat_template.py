@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from context.messages import content_hash
+from context.messages import Message, calls_named_by_ids, content_hash
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _WORD = re.compile(r"[\w.$-]*")
@@ -112,10 +112,9 @@ class ChatTemplate:
         """A call without an id is refused, or written with an id that is nothing or `None`."""
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
 
-    @cached_property
-    def names_calls_by_ids(self) -> bool:
-        """A call's id stands where its tool's name would: Kimi K2's `functions.NAME:0`."""
-        return self._with_tools.names_calls_by_ids
+    def with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, their calls named by their ids where this template writes an id in the place of a name."""
+        return calls_named_by_ids(messages) if self._with_tools.names_calls_by_ids else messages
 
     def _check_args(self) -> None:
         for name in self.args:
@@ -192,7 +191,7 @@ class _Source:
                 return plain is None or (plain != named and plain in without)
         return False
 
-    @property
+    @cached_property
     def names_calls_by_ids(self) -> bool:
         _, _, call = (self._probe(CALLED[:2], self._forms) or "").rpartition(str(_ASKED["content"]))
         return _ID in call and "lookup" not in call

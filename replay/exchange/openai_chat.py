@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from context.conversation_file import check_tools, read_message
 from context.manager import ContextManager
-from context.messages import Message, calls_named_by_ids
+from context.messages import Message
 from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
@@ -157,8 +157,7 @@ def recorded(
     `parser` is to read each reply in its tokens; None: the template's own. `log_probs` gives those of a reply's
     tokens, NaN where they are unknown. Raises BadRow, TooLong among them, and RenderError.
     """
-    if renderer.template.names_calls_by_ids:
-        conversation = conversation.with_messages(calls_named_by_ids(conversation.messages))
+    conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
     given, control = KnownReply(), control or TrainingControl()
     shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
     control = replace(control, discard_turns=(*control.discard_turns, *shown))

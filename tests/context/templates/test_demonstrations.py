@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from context import Message, Renderer, RenderError, ToolCall, default_authors, loss_mask
-from context.messages import calls_named_by_ids, to_template
+from context.messages import to_template
 from context.templates.chat_template import LOOKUP
 from context.templates.model_files import from_template, load_model_files
 from replay.exchange.openai_chat import read_line, recorded
@@ -68,7 +68,7 @@ TEMPLATES = {
 }
 
 
-def replies(conversation: list[Message]) -> Iterator[tuple[list[Message], Message, list[Message]]]:
+def replies(conversation: Sequence[Message]) -> Iterator[tuple[Sequence[Message], Message, Sequence[Message]]]:
     """Each with what is before it and behind it."""
     for place, message in enumerate(conversation):
         if message.role == "assistant":
@@ -78,9 +78,7 @@ def replies(conversation: list[Message]) -> Iterator[tuple[list[Message], Messag
 def outcomes(made: Subject, conversation: list[Message]) -> Iterator[str]:
     """Whether each reply is right or refused. Fails for one that is neither."""
     tools = (LOOKUP,) if any(message.tool_calls for message in conversation) else ()
-    if made.renderer.template.names_calls_by_ids:
-        conversation = calls_named_by_ids(conversation)
-    for before, reply, after in replies(conversation):
+    for before, reply, after in replies(made.renderer.template.with_call_ids(conversation)):
         try:
             ids = made.renderer.reply(made.renderer.render(before, tools), reply)
         except ValueError as refused:
