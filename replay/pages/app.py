@@ -39,7 +39,6 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     buffer_page.TASKS,
     buffer_page.OUTCOMES,
     buffer_page.TASK,
-    trajectory_page.COMPARE,
     mixing_page.PAGE,
 )
 

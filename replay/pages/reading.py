@@ -6,11 +6,8 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from context.authors import DISCARD_SUFFIX
 from replay import questions
-from replay.pages.templating import visible_text
 from replay.questions import CodecOf, QueryResult
 from replay.questions.open_buffer import OpenBuffer
 
@@ -39,23 +36,6 @@ def unread(source: OpenBuffer, run: str) -> str | None:
     if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
         return None
     return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
-
-
-_UNSEEN_SPACE = re.compile(r"(\n|\t|^ +$| {2,})")
-
-
-def spelled(text: str | None) -> Markup:
-    """One token's text: ends of lines, tabs and spaces that would not be seen are marked, as tokens.js marks them."""
-    if text is None:
-        return Markup('<span class="space">\u2025</span>')
-    shown = Markup()
-    for part in _UNSEEN_SPACE.split(text):
-        if _UNSEEN_SPACE.fullmatch(part):
-            mark = {"\n": "\u21b5", "\t": "\u21e5"}.get(part, "\u2423" * len(part))
-            shown += Markup('<span class="space">{}</span>{}').format(mark, part.strip(" "))
-        else:
-            shown += visible_text(part)
-    return shown
 
 
 class AuthorStyle(NamedTuple):

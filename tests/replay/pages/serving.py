@@ -135,7 +135,6 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("tasks", run=run),
         address("outcomes", run=run),
         address("runs", run, "replayed"),
-        address("compare", id=[*ids[:3]]),
         address("", all=1, show=list(runs)),
         address("mixing", run=run),
     ]
