@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from context.authors import DISCARD_SUFFIX
 from replay import questions
+from replay.open_buffer import OpenBuffer
 from replay.questions import CodecOf, QueryResult
-from replay.questions.open_buffer import OpenBuffer
 
 _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20

@@ -4,7 +4,6 @@ from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
 from replay.questions.listing import Patience, label_counts, page, run_labels_of, views
-from replay.questions.preview import empty_sources, preview
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary
 from replay.questions.tasks import TaskSort, task, task_list, task_success
@@ -22,7 +21,6 @@ __all__ = [
     "chosen",
     "cluster",
     "distributions",
-    "empty_sources",
     "excerpts",
     "find",
     "held_out",
@@ -34,7 +32,6 @@ __all__ = [
     "metric_series",
     "overview",
     "page",
-    "preview",
     "progress",
     "run_labels_of",
     "run_names",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
+from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.questions.open_buffer import open_buffer
 from tests.browser.executable import launched
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served

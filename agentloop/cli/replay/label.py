@@ -7,11 +7,11 @@ import typer
 
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, app, fail, opened, say, say_json
+from agentloop.cli.text_tables import Cell, counted, row_table
 from replay import questions
-from replay.questions.open_buffer import OpenBuffer, asked_run
+from replay.open_buffer import OpenBuffer, asked_run
 from replay.storage.format.schema import trajectories
 from replay.storage.labels import Labelled
-from replay.text_tables import Cell, counted, row_table
 
 _COUNTED: dict[str, Cell] = {
     "label": "label",

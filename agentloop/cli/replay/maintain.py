@@ -12,13 +12,13 @@ import typer
 
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_folder_of, say, say_json
+from agentloop.cli.text_tables import number, table
+from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
 from replay.questions.filters import condition
-from replay.questions.open_buffer import OpenBuffer
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.tombstones import ALL_RUNS, Forgotten
 from replay.storage.verify import Verification
-from replay.text_tables import number, table
 
 if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
+from replay.open_buffer import OpenBuffer
 from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
-from replay.questions.open_buffer import OpenBuffer
 from replay.questions.outcomes import outcomes
 
 _ROWS = 50

@@ -7,12 +7,12 @@ from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.errors import ReplayError
+from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, rescore_command, shown_message, spans, style_of, unread
 from replay.questions import QueryResult
-from replay.questions.open_buffer import OpenBuffer
 
 _TURNS = 60
 """Turns of a conversation on one page."""

@@ -8,9 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.questions.filters import condition
-from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.schema import policies, runs
+from replay.storage.staleness import publishes_since
 
 QueryResult = dict[str, Any]
 """Plain and JSON-able: what is unknown is None, and no number is NaN."""

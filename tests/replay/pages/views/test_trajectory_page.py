@@ -14,9 +14,9 @@ from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
+from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import address
 from replay.pages.reading import codec_of, folded, indented, rescore_command, unread
-from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
