@@ -5,16 +5,16 @@ and as it was at one moment, and the rows are not all of the same moment.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
 from replay.exchange.files import ROWS_AT_ONCE
 from replay.exchange.row_format import Bundle
-from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
+from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, StopReason, Trajectory
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
-from replay.storage.format.schema import groups, policies, runs, trajectories
+from replay.storage.format.schema import groups, nodes, policies, runs, trajectories
 from replay.storage.labels import labels_of
 from replay.storage.read import load, task_records
 from replay.storage.statements import selected
@@ -43,6 +43,15 @@ def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement
     report.left.update(row.state for row in found if row.state not in _EXCHANGED)
     # Sorted here, as databases order texts in ways of their own.
     return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
+
+
+def answered_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.ColumnElement[bool]:
+    """Rows that ended with an answer, of these environments by name and version, or of a session, which holds its own
+    tools."""
+    known: list[sa.ColumnElement[bool]] = [_rows.id.in_(sa.select(nodes.c.trajectory))]
+    for name, version in environments:
+        known.append((_rows.environment == name) & (_rows.environment_version == version))
+    return sa.and_(_rows.stop_reason == StopReason.ANSWERED, sa.or_(*known))
 
 
 def bundles(

@@ -15,6 +15,9 @@ from replay.storage.staleness import publishes_since
 QueryResult = dict[str, Any]
 """Plain and JSON-able: what is unknown is None, and no number is NaN."""
 
+RowCondition = sa.ColumnElement[bool]
+"""Over the rows of the buffer; `&` joins two of them."""
+
 _rows = schema.trajectories.c
 
 
@@ -53,7 +56,7 @@ def run_is(run: str | None, column: sa.Column[str]) -> sa.ColumnElement[bool]:
     return sa.true() if run is None else column == run
 
 
-def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
+def chosen(run: str | None, filter: str | None) -> RowCondition:
     """Rows of a run, or of all, that a filter holds for."""
     mine = run_is(run, _rows.run)
     return mine if filter is None else mine & condition(filter)
