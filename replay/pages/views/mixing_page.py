@@ -1,8 +1,6 @@
 """The next batch of a run, by its own settings or by some that are tried: what the batch would be made of."""
 
 import json
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +11,7 @@ from replay.locate import own_folder
 from replay.next_batch import WrongSettings, changed, preview
 from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import text
+from replay.pages.commands import mix_command
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 
@@ -30,7 +29,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         found |= preview(source.store, run, config, folder=own_folder(source.folder, run))
     except WrongSettings as error:
         found["problem"] = str(error)
-    return {**found, "run": run, "asked": asked, "command": _command(source, run, given)}
+    return {**found, "run": run, "asked": asked, "command": mix_command(source, run, given)}
 
 
 def _value(word: str) -> Any:
@@ -42,12 +41,6 @@ def _value(word: str) -> Any:
     except (ValueError, RecursionError):
         return word
     return value
-
-
-def _command(source: OpenBuffer, run: str, given: Mapping[str, str]) -> str:
-    """The command that asks this in a terminal."""
-    words = ["agentloop", "replay", "mix", *source.words_of(run)]
-    return shlex.join([*words, *(part for key in given for part in ("--set", f"replay.{key}={given[key]}"))])
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

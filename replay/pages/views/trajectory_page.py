@@ -10,14 +10,33 @@ from replay.errors import ReplayError
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
+from replay.pages.commands import rescore_command
+from replay.pages.conversation_text import shown_message, spans, style_of
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, rescore_command, shown_message, spans, style_of, unread
-from replay.questions import QueryResult
+from replay.questions import CodecOf, QueryResult
 
 _TURNS = 60
 """Turns of a conversation on one page."""
 _VIEWS = ("conversation", "tokens", "updates")
 _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
+
+
+def codec_of(source: OpenBuffer) -> CodecOf:
+    """The opened run's tokenizer, for rows that were written with it."""
+    return lambda run: source.tokenizer() if unread(source, run) is None else None
+
+
+def unread(source: OpenBuffer, run: str) -> str | None:
+    """Why a run's tokens are shown as ids; None: they are shown as text."""
+    if source.tokenizer() is None:
+        if source.folder is None:
+            return (
+                "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
+            )
+        return f"There is no start/tokenizer.json in {source.folder}."
+    if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
+        return None
+    return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:

@@ -16,7 +16,9 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import address
-from replay.pages.reading import codec_of, folded, indented, rescore_command, unread
+from replay.pages.commands import rescore_command
+from replay.pages.conversation_text import folded, indented
+from replay.pages.views.trajectory_page import codec_of, unread
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
