@@ -157,9 +157,10 @@ def ids_of(store: ReplayStore, run: str | None, filter: str | None) -> list[str]
 
 
 class SampledRow(NamedTuple):
+    """A row, and the policies that sampled its oldest and its newest token."""
+
     id: str
     oldest_version: int
-    """The policy that sampled its oldest token, and the one that sampled its newest."""
     newest_version: int
 
 
