@@ -3,6 +3,7 @@
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
@@ -50,3 +51,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
+
+
+def share(part: float, whole: float) -> str:
+    """`12.5 %`; a dash where there is no whole."""
+    return f"{part / whole:.1%}".replace("%", " %") if whole else "-"
+
+
+def error_counts(kinds: str | None) -> str:
+    """`3 raised, 1 malformed`, from the kinds of errors of a trajectory's tool calls."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter((kinds or "").split()).items()) or "-"

@@ -16,7 +16,7 @@ from agentloop.rollouts.actors import with_gateway
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
-from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
+from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, Claim, Place
 
 _TO_END_S = 3.0
 

@@ -17,8 +17,8 @@ from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_fol
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import OtherSchema, ReplayError
 from replay.records import RunRecord
+from replay.storage.collecting.ticket_records import EVALUATION, TicketRecord
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, TicketRecord
 
 _LOOK_AGAIN_S = 1.0
 _MOST_BATCHES = 8

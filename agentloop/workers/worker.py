@@ -24,7 +24,7 @@ from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.run_view import ListedEngines, Looks
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
-from replay.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
+from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
 
 if TYPE_CHECKING:
     from agentloop.workers.episodes_on_request import EpisodeDesk

@@ -22,11 +22,11 @@ from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
 from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
-from replay.staleness import Mask
 from replay.storage.draws import release, reserve
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
 from replay.storage.read import Loaded, load, quarantine
+from replay.storage.staleness import Mask
 from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import Rows, Sampler
-from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.schema import draws, groups, trajectories
+from replay.storage.staleness import Mask, may_be_replayed
 from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]

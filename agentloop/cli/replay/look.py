@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,28 +13,25 @@ from rich.console import Console
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, RunId, app, fail, opened, say, say_json
 from agentloop.cli.replay.token_view import token_view
-from context.authors import AuthorTable
-from context.wording import excerpt, visible
-from replay import questions
-from replay.locate import tokenizer
-from replay.questions import Sort, TaskSort
-from replay.questions.iteration import lineage_up_to
-from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.questions.trajectory import lineage_of
-from replay.records import REMOVED_TASK
-from replay.text_tables import (
+from agentloop.cli.text_tables import (
     REQUESTS,
     Cell,
     counted,
-    error_counts,
     number,
     quoted,
     row_table,
-    share,
     state_text,
     table,
     yes_or_no,
 )
+from context.authors import AuthorTable
+from context.wording import error_counts, excerpt, share, visible
+from replay import questions
+from replay.locate import tokenizer
+from replay.open_buffer import OpenBuffer, asked_run
+from replay.questions import Sort, TaskSort
+from replay.questions.trajectory import lineage_of
+from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
@@ -280,8 +276,8 @@ def lineage(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A number: what that iteration learned from. A checkpoint's or policy's folder: what its weights "
-            "learned from. A trajectory's id: what it came from and what learned from it.",
+            help="A number: what that iteration learned from. A trajectory's id: what it came from and what learned "
+            "from it.",
         ),
     ],
     run: Run = None,
@@ -289,14 +285,8 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """Which experience fed which update, and how far it had drifted when it did."""
-    folder = _checkpoint_folder(what)
-    if folder is not None:
-        iteration, run = folder[0], run or str(folder[1])
     with opened(run) as buffer:
-        if folder is not None:
-            answer = lineage_up_to(buffer.store, asked_run(buffer, run_id), iteration)
-            text = _checkpoint_text(answer)
-        elif re.fullmatch(r"[0-9]{1,7}", what):
+        if re.fullmatch(r"[0-9]{1,7}", what):
             answer = questions.iteration(buffer.store, asked_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
@@ -308,18 +298,6 @@ def lineage(
                 use["held_by"] = _first_holding(buffer.folder, use["iteration"])
             text = _trajectory_text(answer)
     say_json(answer) if as_json else say(text)
-
-
-def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
-    """(iteration, run folder) of RUN/checkpoints/000010, RUN/policies/000010, or the model folder in one of these."""
-    path = Path(what)
-    if not os.path.isdir(path):
-        return None
-    path = path.absolute()
-    path = path.parent if path.name == "model" else path
-    if path.parent.name not in ("checkpoints", "policies") or not path.name.isdecimal():
-        fail(f"WHAT must be a checkpoint's folder, such as RUN/checkpoints/000010, got {what}.")
-    return int(path.name), path.parent.parent
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
@@ -345,13 +323,6 @@ _FED: dict[str, Cell] = {
     "state": state_text,
 }
 _PARTS = ("p01", "p50", "p99")
-_ITERATIONS: dict[str, Cell] = {
-    "iter": "iteration",
-    "policy": "policy_version",
-    "fresh": "fresh",
-    "drawn": "replay",
-    "steps": "optimizer_steps",
-}
 
 
 def _iteration_text(answer: dict[str, Any]) -> str:
@@ -370,18 +341,6 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         if answer["metrics"].get(f"actor/{stream}/{of}_p50") is not None
     ]
     return "\n".join([*lines, "", table(["quantity", "stream", *_PARTS], measured)] if measured else lines)
-
-
-def _checkpoint_text(answer: dict[str, Any]) -> str:
-    lines = [
-        f"after iteration {answer['iteration']} of run {answer['run']} (policy {answer['policy_version']}): "
-        f"{answer['different']:,} different trajectories, used {answer['fresh']:,} times fresh "
-        f"and {answer['replay']:,} times drawn"
-    ]
-    if answer["iterations"]:
-        lines += ["", row_table(answer["iterations"], _ITERATIONS)]
-        lines += ["", "the trajectories of one: agentloop replay lineage ITER; all of them: --json"]
-    return "\n".join(lines)
 
 
 def _origin(row: dict[str, Any]) -> list[str]:

@@ -26,8 +26,8 @@ from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.training.policies.publish import Publisher, shared_weights, write_published
 from replay.records import PolicyRecord, Trajectory
+from replay.storage.collecting.ticket_records import PUBLISHING, SERVING
 from replay.store import ReplayStore
-from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
 _TEXTS = (

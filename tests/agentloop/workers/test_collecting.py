@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from replay import questions
+from replay.storage.collecting.ticket_records import EVALUATION
 from replay.storage.databases import Location
-from replay.ticket_records import EVALUATION
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
