@@ -165,6 +165,11 @@ def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     }
 
 
+def num_sequence_tokens(nodes: Sequence[Node]) -> int:
+    """How many tokens the training sequences have: a beginning that several share counts in each."""
+    return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes, _holders(nodes)))
+
+
 def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
     """Of each training sequence. One look at every node, the latest first: to walk all paths is the square of it."""
     is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
-from replay.exchange.row_format import BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
+from replay.exchange.row_format import MOST_BYTES, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
 _MOST_FOOTER = 16 << 20
@@ -56,12 +56,49 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 
 
 def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
+    """Texts are kept as a file holds them, each once, until it is known how often they stand in a row."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(raw, thrift_string_size_limit=_MOST_FOOTER, page_checksum_verification=True)
-    _check_columns(file.schema_arrow, _schema(pa))
-    for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
-        yield from batch.to_pylist()
+    options: dict[str, Any] = {
+        "thrift_string_size_limit": _MOST_FOOTER,
+        "thrift_container_size_limit": 1 << 20,
+        "pre_buffer": False,
+        "buffer_size": 1 << 20,
+        "page_checksum_verification": True,
+    }
+    plain = pq.ParquetFile(raw, **options)
+    _check_columns(plain.schema_arrow, _schema(pa))
+    leaves = [plain.schema.column(at) for at in range(plain.metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    file = pq.ParquetFile(raw, metadata=plain.metadata, read_dictionary=texts, **options)
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        parts = [group.column(at) for at in range(group.num_columns)]
+        taken = sum(max(part.total_uncompressed_size, 8 * part.num_values) for part in parts)
+        if taken > 4 * MOST_BYTES:  # all of it may stand in one row, which nobody knows before it is read
+            raise BadRow(
+                f"row groups must be at most {4 * MOST_BYTES:,} bytes in memory, got {taken:,} for {group.num_rows} "
+                f"rows. Write the file with {ROWS_AT_ONCE} rows in each."
+            )
+        at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, taken // max(1, group.num_rows))))
+        for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
+            if (size := _num_bytes(pa, batch.to_struct_array())) > MOST_BYTES:
+                raise BadRow(
+                    f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,} for {batch.num_rows}. "
+                    "Leave it out where the file was made."
+                )
+            yield from batch.to_pylist()
+
+
+def _num_bytes(pa: Any, array: Any) -> int:
+    """Bytes of all values, a text as often as it stands there."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(array.type):
+        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
+    if pa.types.is_struct(array.type):
+        return sum(_num_bytes(pa, part) for part in array.flatten())
+    return _num_bytes(pa, array.flatten()) if pa.types.is_list(array.type) else int(array.nbytes)
 
 
 def _check_columns(found: Any, wanted: Any) -> None:

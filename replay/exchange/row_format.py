@@ -32,7 +32,7 @@ from pydantic import (
 
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
-from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes, segments_of
+from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes, num_sequence_tokens, segments_of
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
@@ -44,6 +44,8 @@ from replay.storage.format.rows import LOG_PROB_FIELDS
 FORMAT = 6
 """Raised when a column changes its meaning, or one is added or goes."""
 
+MOST_BYTES = 128 << 20
+"""Bytes of a row in memory: of its columns, and of the training sequences of a session, which share beginnings."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
@@ -266,6 +268,12 @@ def from_plain(row: PlainRow) -> Bundle:
     segments, said = tuple(map(_segment, count(), given.segments)), tuple(map(_message, given.messages))
     trajectory = Trajectory(record, segments, said, _nodes(given.nodes, said))
     if trajectory.nodes:
+        taken = TOKEN_BYTES * num_sequence_tokens(trajectory.nodes)
+        if taken > MOST_BYTES:
+            raise BadRow(
+                f"nodes must be at most {MOST_BYTES:,} bytes as training sequences, got {taken:,}: requests that fork "
+                "repeat what stands before them. Leave the row out."
+            )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload)
     labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))

@@ -10,7 +10,7 @@ from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.summary import total
 from replay.questions.trajectory import NONE, in_few_words
-from replay.records import COMMITTED
+from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies
@@ -24,7 +24,7 @@ def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
     """What one update learned from, its metrics, the policy it made (None: never published), and its neighbours."""
     with store.reading() as connection:
         record = committed(connection, run, number)
-        rows = _fed(connection, run, number)
+        rows = fed(connection, run, first=number, last=number)
         newest = sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)
         last = connection.scalar(newest) or number
         same = (policies.c.run == run) & (policies.c.version == record["makes_policy_version"])
@@ -54,13 +54,13 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
     return {**found, "makes_policy_version": found["policy_version"] + 1}
 
 
-def _fed(connection: sa.Connection, run: str, number: int) -> list[QueryResult]:
-    """Every draw that an update learned from, with what its row was collected with."""
+def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
+    """Every draw that the updates from one iteration to another learned from, with what its row was collected with."""
     query = (
         sa.select(draws, *COLLECTED)
         .select_from(with_collected(draws, draws.c.trajectory))
-        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration == number, IS_KNOWN)
-        .order_by(draws.c.slot)
+        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
+        .order_by(draws.c.iteration, draws.c.slot)
     )
     # Both tables have a state; the row's is the one to know, all of these draws being committed.
     names = [str(column.key) for column in (*draws.c, *COLLECTED)]
@@ -87,6 +87,25 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
         }
         for id, of_group in members.items()
     ]
+
+
+def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:
+    """What the weights after `iteration` have learned from, one line per iteration, and every draw behind them."""
+    with store.reading() as connection:
+        last = committed(connection, run, iteration) if iteration else None
+        query = sa.select(iterations).where(iterations.c.run == run, iterations.c.iteration <= iteration)
+        found = connection.execute(query.order_by(iterations.c.iteration)).mappings()
+        used = fed(connection, run, first=1, last=iteration)
+        return {
+            "run": run,
+            "iteration": iteration,
+            "policy_version": last["makes_policy_version"] if last else 0,
+            "iterations": [dict(row) for row in found],
+            "different": len({row["trajectory"] for row in used}),
+            "fresh": sum(row["stream"] == FRESH for row in used),
+            "replay": sum(row["stream"] == REPLAY for row in used),
+            "trajectories": used,
+        }
 
 
 _QUERY = sa.select(*(episodes.c[name] for name in (*FACTS, *SAID)))

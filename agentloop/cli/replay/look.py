@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from replay import questions
 from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, asked_run
 from replay.questions import Sort, TaskSort
+from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 
@@ -276,8 +278,8 @@ def lineage(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A number: what that iteration learned from. A trajectory's id: what it came from and what learned "
-            "from it.",
+            help="A number: what that iteration learned from. A checkpoint's or policy's folder: what its weights "
+            "learned from. A trajectory's id: what it came from and what learned from it.",
         ),
     ],
     run: Run = None,
@@ -285,8 +287,14 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """Which experience fed which update, and how far it had drifted when it did."""
+    folder = _checkpoint_folder(what)
+    if folder is not None:
+        iteration, run = folder[0], run or str(folder[1])
     with opened(run) as buffer:
-        if re.fullmatch(r"[0-9]{1,7}", what):
+        if folder is not None:
+            answer = lineage_up_to(buffer.store, asked_run(buffer, run_id), iteration)
+            text = _checkpoint_text(answer)
+        elif re.fullmatch(r"[0-9]{1,7}", what):
             answer = questions.iteration(buffer.store, asked_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
@@ -298,6 +306,18 @@ def lineage(
                 use["held_by"] = _first_holding(buffer.folder, use["iteration"])
             text = _trajectory_text(answer)
     say_json(answer) if as_json else say(text)
+
+
+def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
+    """(iteration, run folder) of RUN/checkpoints/000010, RUN/policies/000010, or the model folder in one of these."""
+    path = Path(what)
+    if not os.path.isdir(path):
+        return None
+    path = path.absolute()
+    path = path.parent if path.name == "model" else path
+    if path.parent.name not in ("checkpoints", "policies") or not path.name.isdecimal():
+        fail(f"WHAT must be a checkpoint's folder, such as RUN/checkpoints/000010, got {what}.")
+    return int(path.name), path.parent.parent
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
@@ -323,6 +343,13 @@ _FED: dict[str, Cell] = {
     "state": state_text,
 }
 _PARTS = ("p01", "p50", "p99")
+_ITERATIONS: dict[str, Cell] = {
+    "iter": "iteration",
+    "policy": "policy_version",
+    "fresh": "fresh",
+    "drawn": "replay",
+    "steps": "optimizer_steps",
+}
 
 
 def _iteration_text(answer: dict[str, Any]) -> str:
@@ -341,6 +368,18 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         if answer["metrics"].get(f"actor/{stream}/{of}_p50") is not None
     ]
     return "\n".join([*lines, "", table(["quantity", "stream", *_PARTS], measured)] if measured else lines)
+
+
+def _checkpoint_text(answer: dict[str, Any]) -> str:
+    lines = [
+        f"after iteration {answer['iteration']} of run {answer['run']} (policy {answer['policy_version']}): "
+        f"{answer['different']:,} different trajectories, used {answer['fresh']:,} times fresh "
+        f"and {answer['replay']:,} times drawn"
+    ]
+    if answer["iterations"]:
+        lines += ["", row_table(answer["iterations"], _ITERATIONS)]
+        lines += ["", "the trajectories of one: agentloop replay lineage ITER; all of them: --json"]
+    return "\n".join(lines)
 
 
 def _origin(row: dict[str, Any]) -> list[str]:

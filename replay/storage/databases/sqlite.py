@@ -1,6 +1,7 @@
 """A buffer in a file: every SQLite particular of the project. A write transaction begins with BEGIN IMMEDIATE: a
 deferred one that reads first would lose updates or fail with "database is locked", which no timeout mends."""
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -19,6 +20,8 @@ from replay.storage.databases.database import Database, Result, check_revision, 
 from replay.storage.databases.disk import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text
 from replay.storage.format.views import create_views
+
+_log = logging.getLogger(__name__)
 
 # The system keeps the file's pages once for all; what each connection keeps of them is memory twice.
 _READERS_CACHE_KIB = 500
@@ -34,12 +37,38 @@ LOOKING = ("ro", "immutable")
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
 
 
+class _Cursor(sqlite3.Cursor):
+    """Builds indexes again where a row that was damaged in the file can't be found in them, and goes on.
+
+    A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
+    SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
+    """
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        try:
+            return super().execute(sql, parameters)
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code != sqlite3.SQLITE_CORRUPT_INDEX or not self.connection.in_transaction:
+                raise
+            _log.warning(
+                "database has rows that differ from its indexes, which are made again: agentloop replay verify"
+            )
+        super().execute("REINDEX")
+        return super().execute(sql, parameters)
+
+
+class _Connection(sqlite3.Connection):
+    def cursor(self, factory: Any = _Cursor) -> Any:
+        return super().cursor(factory)
+
+
 def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
     uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=_Connection)
         try:
             _prepare(connection, mode)
         except sqlite3.Error:

@@ -10,6 +10,7 @@ from context.tokens.session_nodes import (
     Node,
     Place,
     Status,
+    num_sequence_tokens,
     segments_of,
     sequences_of,
 )
@@ -44,7 +45,7 @@ def test_training_sequences_are_the_longest_of_the_paths_that_end_with_a_trained
         ends = {number: (number, len(nodes[number].tokens) - 1) for number in paths}
         longest = {n: p for n, p in paths.items() if not any(ends[n] in q for m, q in paths.items() if m != n)}
         found = {n: [(at, i) for at, count in path for i in range(count)] for n, path in sequences_of(nodes).items()}
-        assert found == longest
+        assert found == longest and num_sequence_tokens(nodes) == sum(map(len, longest.values()))
 
 
 class Counted(list[Node]):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_file, import_file, jsonl
+from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
 from replay.exchange.teacher import import_chat
 from replay.storage.format.encoding import content_hash
@@ -122,6 +122,53 @@ def test_a_line_or_a_row_may_be_long_but_not_endless(
     with pytest.raises(ExchangeError, match="row must be at most 100 bytes as JSON, got .* for trajectory a"):
         export_file(three_rows, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_session_is_limited_by_what_its_forks_repeat(empty: ReplayStore, tmp_path: Path) -> None:
+    """250 requests behind 50,000 tokens: 50,250 tokens in the file, and 250 training sequences of 50,001."""
+    with closing(new_store(tmp_path / "session.sqlite")) as store:
+        put(store, planned_row("bomb"))
+        export_file(store, tmp_path / "bomb.jsonl")
+    row = json.loads((tmp_path / "bomb.jsonl").read_text())
+    asked, said = row["nodes"][0], {"num_messages": 0, "num_sampled": 0, "parent": None, "kept_messages": 0}
+
+    def node(number: int, count: int, **columns: Any) -> dict[str, Any]:
+        arrays = {"token_ids": 1, "authors": 1, "behavior_log_probs": None, "policy_versions": -1}
+        return asked | said | {"number": number, **{name: [one] * count for name, one in arrays.items()}} | columns
+
+    leaves = [node(at, 1, parent=0, kept_tokens=50_000, fork="retry", status="trained") for at in range(1, 251)]
+    row |= {"nodes": [node(0, 50_000, kept_tokens=0, status="aside"), *leaves], "messages": []}
+    (tmp_path / "bomb.jsonl").write_bytes(lines_of([row | {"messages_hash": "", "content_hash": ""}]))
+    tracemalloc.start()
+    with pytest.raises(ExchangeError, match="nodes must be at most 134,217,728 bytes as training sequences, got 162"):
+        import_file(empty, tmp_path / "bomb.jsonl")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("what", ["texts", "tokens"])
+def test_parquet_is_limited_by_what_its_pages_repeat(
+    three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A text that a page holds once may stand in a row 200 times, and a run of equal numbers takes six bytes."""
+    path = tmp_path / "bomb.parquet"
+    export_file(three_rows, path)
+    table = pq.read_table(path)
+    (message, *_), (segment,) = (table[name][0].as_py() for name in ("messages", "segments"))
+    bombs: dict[str, tuple[str, list[Any], str]] = {
+        "texts": ("messages", [message | {"content": "x" * 100_000}] * 200, "row must be at most 1,048,576 bytes"),
+        "tokens": ("segments", [segment | {"token_ids": [1] * 600_000}], "row groups must be at most 4,194,304 bytes"),
+    }
+    name, value, problem = bombs[what]
+    at = table.column_names.index(name)
+    pq.write_table(table.set_column(at, table.field(at), pa.array([value] * 3, table.field(at).type)), path)
+    assert path.stat().st_size < 200_000
+    monkeypatch.setattr(parquet, "MOST_BYTES", 1 << 20)
+    tracemalloc.start()
+    with pytest.raises(ExchangeError, match=f"bomb.parquet:row 1: {problem} in memory"):
+        import_file(empty, path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
 
 
 def spelled(reward: str) -> Callable[[dict[str, Any]], str]:

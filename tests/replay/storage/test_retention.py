@@ -7,6 +7,7 @@ import pytest
 from context.messages import Message
 from replay import ReplayStore, questions
 from replay.errors import ContentGone
+from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
@@ -174,7 +175,7 @@ def test_reclaimed_row_is_known_to_lineage_and_questions(store: ReplayStore) -> 
     ((id,),) = sql(store, f"select min(trajectory) from draws where stream = 'replay' and trajectory in ({of_first})")
 
     def lineage() -> list[dict[str, Any]]:
-        asked = [lineage_of(store, str(id)), questions.iteration(store, RUN, 2)]
+        asked = [lineage_of(store, str(id)), questions.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)]
         return [dict(each) for each in asked]
 
     before = lineage()

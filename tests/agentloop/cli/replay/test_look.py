@@ -18,6 +18,7 @@ from agentloop.cli.replay.token_view import token_view
 from context import TokenSequence, default_authors
 from context.tokens.token_sequence import Segment
 from replay.locate import is_folder_of_runs, newest_run_folder, place
+from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
 from replay.records import FRESH, HINDSIGHT, REPLAY, TaskRecord
 from replay.storage.databases import Location
@@ -203,6 +204,13 @@ def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location
     assert {name: answer[name] for name in after} == after
 
 
+def test_lineage_of_weights_is_all_they_have_learned_from(tmp_path: Path) -> None:
+    answer = lineage_up_to(iterated(tmp_path / "replay.sqlite", count=3), RUN, 2)
+    assert ([row["iteration"] for row in answer["iterations"]], answer["fresh"], answer["replay"]) == ([1, 2], 16, 3)
+    # What was drawn in iteration 2 had been fresh in iteration 1.
+    assert (answer["different"], len(answer["trajectories"])) == (16, 19)
+
+
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
     """A run folder with the checkpoints of iterations 2 and 3; that of 3 is not whole."""
@@ -228,6 +236,9 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path)
     assert {held[1], held[2]} == {f"{checkpoints}/checkpoints/000002"}
     # The checkpoint of iteration 3 is not whole.
     assert json.loads(ask("lineage", "3", str(checkpoints), "--json").output)["checkpoint"] is None
+    for inner in ("", "model"):
+        text = ask("lineage", str(checkpoints / "checkpoints" / "000002" / inner)).output
+        assert text.startswith(f"after iteration 2 of run {RUN} (policy 2): 16 different trajectories, used 16 times f")
 
 
 def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:
