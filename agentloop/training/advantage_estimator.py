@@ -13,7 +13,7 @@ from agentloop.algorithms.advantages import (
     normalise_batch,
     whiten_members,
 )
-from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.algorithms.declarations import Algorithm, Member
 from agentloop.config import RunConfig
@@ -28,7 +28,7 @@ from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import FRESH, BatchRow, Trajectory
 
-_ONE_REWARD = " or ".join(name for name, algorithm in ALGORITHMS.items() if not algorithm.several_agents)
+_ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.several_agents))
 
 
 class AdvantageEstimator:
