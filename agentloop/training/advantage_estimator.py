@@ -11,7 +11,6 @@ from agentloop.algorithms.advantages import (
     advantages_for_members,
     compared_members,
     normalise_batch,
-    whiten_members,
 )
 from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
@@ -122,14 +121,10 @@ class AdvantageEstimator:
         return compared_members(members, baseline, whole_batch=self._algorithm.compares == "batch")
 
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
-        compared = self._compared(members, baseline)
         if self._own is None:
-            values = advantages_for_members(members, compared, self._algorithm)
-            if not self._algorithm.whitens:
-                return values
-            return whiten_members(values, compared_members(members, baseline, whole_batch=True))
+            return advantages_for_members(members, baseline, self._algorithm)
         result = [0.0] * len(members)
-        for positions in dict.fromkeys(others for others in compared if others):
+        for positions in dict.fromkeys(others for others in self._compared(members, baseline) if others):
             given = self._own([members[p] for p in positions])
             for position, value in zip(positions, given, strict=True):
                 result[position] = value
