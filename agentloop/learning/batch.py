@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import Member
+from agentloop.algorithms.declarations import Member
 from agentloop.algorithms.log_probs import sum_by_trajectory
-from agentloop.algorithms.objectives import ObjectiveInput, TokenRows
+from agentloop.algorithms.objective_input import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.models.actor import Actor
