@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
 from agentloop.cli.text_tables import row_table, yes_or_no
