@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 from context.authors import HISTORY, INITIALIZATION
 from context.messages import Message, ToolCall, canonical_json, content_hash, numbered_calls
 from context.parse import Reply, ReplyParser
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
 from context.tokens.session_nodes import (
     Fork,
     Node,

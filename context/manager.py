@@ -25,7 +25,8 @@ from context.strategies.protocol import (
     shown,
 )
 from context.templates.chat_template import RenderError
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
 from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
 from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained, sampled_tokens

@@ -11,7 +11,8 @@ from context.parse.choose import auto_parser
 from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
 
 State = Literal["append-only", "rewrites history", "unsupported"]

@@ -1,11 +1,13 @@
 """Text to token ids and back. What a template wrote may hold control tokens, contents never do."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,23 +30,48 @@ _Description = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Span:
+    """The characters of a text from `start` to before `end`."""
+
+    start: int
+    end: int
+
+    def cut_from(self, text: str) -> str:
+        return text[self.start : self.end]
+
+    def moved(self, by: int) -> Self:
+        return replace(self, start=self.start + by, end=self.end + by)
+
+    def overlaps(self, other: Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    def without_space(self, text: str) -> Span:
+        """The span without the white space at its ends."""
+        spelled = self.cut_from(text)
+        start = self.start + len(spelled) - len(spelled.lstrip())
+        return Span(start, start + len(spelled.strip()))
+
+
+@dataclass(frozen=True)
 class Control:
-    """A control token in a text: characters first..end-1, white space it takes up among them."""
+    """A control token in a text."""
 
     token: int
-    first: int
-    end: int
+    place: Span
+    """Its characters, with the white space that the token takes up."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    ids: npt.NDArray[np.int32]
-    firsts: npt.NDArray[np.int32]
-    """Where in the text each token begins; it never falls."""
+    """The tokens of a text."""
 
-    def token_from(self, place: int) -> int:
-        """The first token that begins at or behind a character."""
-        return int(self.firsts.searchsorted(np.int32(place))) if place > 0 else 0
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    """The character at which each token begins. The numbers never fall."""
+
+    def find_token(self, character: int) -> int:
+        """The first token that begins at the character or behind it."""
+        return int(self.starts.searchsorted(np.int32(character))) if character > 0 else 0
 
 
 class TokenCodec:
@@ -93,7 +120,7 @@ class TokenCodec:
         """The control tokens that the tokenizer recognises in a text."""
         encoding = _encoded(self._finder, text)
         found = zip(encoding.ids, encoding.offsets, strict=True)
-        return [Control(self._control_ids[number - 1], *place) for number, place in found if number]
+        return [Control(self._control_ids[number - 1], Span(*place)) for number, place in found if number]
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
         """A text that may begin with a control token, and holds no other, whatever it spells.
@@ -108,12 +135,12 @@ class TokenCodec:
         if [ids[place] for place in found] == ([control.token] if control else []):
             # What is put before the first word of a whole text stands before the control token.
             skipped = found[0] if control and not opens else 0
-            return Piece(np.array(ids[skipped:], np.int32), _firsts(encoding)[skipped:])
+            return Piece(np.array(ids[skipped:], np.int32), _starts(encoding)[skipped:])
         head = [] if control is None else [control.token]
-        cut = 0 if control is None else control.end
+        cut = 0 if control is None else control.place.end
         encoding = self._untrusted(text[cut:], opens=opens and control is None)
-        firsts = np.concatenate([np.zeros(len(head), np.int32), _firsts(encoding) + np.int32(cut)])
-        return Piece(np.array([*head, *encoding.ids], np.int32), firsts)
+        starts = np.concatenate([np.zeros(len(head), np.int32), _starts(encoding) + np.int32(cut)])
+        return Piece(np.array([*head, *encoding.ids], np.int32), starts)
 
     def _untrusted(self, text: str, *, opens: bool) -> Encoding:
         tokenizer = self._text if opens else self._text_inside
@@ -158,7 +185,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
-def _firsts(encoding: Encoding) -> npt.NDArray[np.int32]:
+def _starts(encoding: Encoding) -> npt.NDArray[np.int32]:
     # A token that stands for no character of the text begins with the one before it.
     return np.maximum.accumulate(np.array([first for first, _ in encoding.offsets], np.int32))
 

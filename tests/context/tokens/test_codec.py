@@ -38,7 +38,7 @@ def test_control_tokens_are_found_where_the_tokenizer_finds_them(kind: str, text
     codec, tokenizer = codec_of(kind)
     read = tokenizer.encode(text, add_special_tokens=False)
     wanted = [(token, *place) for token, place in zip(read.ids, read.offsets, strict=True) if token in codec.added_ids]
-    assert [(found.token, found.first, found.end) for found in codec.controls(text)] == wanted
+    assert [(found.token, found.place.start, found.place.end) for found in codec.controls(text)] == wanted
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds())
