@@ -13,6 +13,7 @@ from context.messages import Message, ToolCall, canonical_json, content_hash, nu
 from context.parse import Reply, ReplyParser
 from context.templates.render import Renderer
 from context.templates.rendering.conversation_writer import Rendering
+from context.tokens.loss_mask import TrainingControl, mark_untrained
 from context.tokens.session_nodes import (
     Fork,
     Node,
@@ -23,7 +24,7 @@ from context.tokens.session_nodes import (
     tokens_of,
 )
 from context.tokens.token_sequence import TokenSequence
-from context.tokens.training_sequence import TrainingControl, mark_untrained, sampled_tokens
+from context.tokens.training_sequence import sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
 _MOST_RENDERINGS = 8

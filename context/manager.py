@@ -28,8 +28,9 @@ from context.templates.chat_template import RenderError
 from context.templates.render import Renderer
 from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
+from context.tokens.loss_mask import TrainingControl, mark_untrained
 from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
-from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained, sampled_tokens
+from context.tokens.training_sequence import OpenSegment, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
 

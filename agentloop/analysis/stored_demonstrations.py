@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from agentloop.environments import RunEnvironments
 from context.authors import LLM
 from context.messages import Message, to_template
-from context.tokens.session_nodes import conversations_of
+from context.tokens.session_segments import conversations_of
 from replay.exchange import ExportReport, export_file
 from replay.exchange.row_format import Bundle
 from replay.records import StopReason

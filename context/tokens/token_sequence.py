@@ -1,4 +1,4 @@
-"""Exact tokens with their provenance, the masks that follow from their authors, and their texts one by one."""
+"""Exact tokens with their provenance, and the texts that they spell. What of them is trained says `loss_mask`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from context.authors import AuthorTable
 
 NOT_SAMPLED = -1
 """`policy_versions` of a token that no policy of the run sampled."""
@@ -89,22 +87,6 @@ class Segment:
     behavior_context: BehaviorContext = "plain"
     """In sight of what tokens were sampled. hinted: of a hint that is not here; relabelled: of another conversation, of
     which this is the end. Their log-probs are unknown then."""
-
-
-def response_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
-    """[T] True = action token: sampled by the policy, a teacher or a demonstrator."""
-    return table.is_action(tokens.authors)
-
-
-def loss_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
-    """[T] True = trained on. Always within `response_mask`."""
-    return table.is_trained(tokens.authors)
-
-
-def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[start, end) of the maximal runs of True."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Decoder(Protocol):

@@ -12,17 +12,8 @@ import pytest
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import content_hash
-from context.tokens.session_nodes import (
-    Fork,
-    Node,
-    Place,
-    Status,
-    conversation_of,
-    path_of,
-    segments_of,
-    tokens_of,
-    tools_of,
-)
+from context.tokens.session_nodes import Fork, Node, Place, Status, conversation_of, path_of, tokens_of, tools_of
+from context.tokens.session_segments import segments_of
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS, TOOLS, RandomSession, random_session, tree_of
 

@@ -6,14 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from context.authors import USER, default_authors
-from context.tokens.session_nodes import (
-    Node,
-    Place,
-    Status,
-    num_sequence_tokens,
-    segments_of,
-    sequences_of,
-)
+from context.tokens.session_nodes import Node, Place, Status
+from context.tokens.session_segments import num_sequence_tokens, segments_of, sequences_of
 from context.tokens.token_sequence import TokenSequence
 
 AUTHORS = default_authors()
