@@ -1,4 +1,11 @@
-"""A session of an agent that sends whole conversations: which exact tokens each of its requests stands for."""
+"""Finds the exact tokens of each request of an agent that sends whole conversations.
+
+    request 1    Find pearl.                        -> tokens A, the policy samples B: It  is 78.
+    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and those of: Sure?
+
+The messages of request 2 begin with those of request 1 and its reply. So the request goes on from the sampled tokens
+B, which are never made from text again.
+"""
 
 import hashlib
 import json
@@ -28,11 +35,11 @@ from context.tokens.training_sequence import sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
 _MOST_RENDERINGS = 8
-"""Each is a whole conversation: all of them would be the square of a session."""
+"""Renderings that are kept. Each is a whole conversation: to keep all would take the square of a session."""
 
 
 class _Key(NamedTuple):
-    """What messages are told apart by."""
+    """The parts of a message by which it differs from others."""
 
     role: str
     content: str
@@ -44,20 +51,20 @@ class _Key(NamedTuple):
 
 @dataclass(eq=False)
 class _Beginning:
-    """Messages that conversations which were answered begin with."""
+    """The first messages of conversations that were answered."""
 
     before: Self | None
-    """All but the last of them."""
+    """The beginning without its last message."""
     length: int
     next: dict[_Key, Self] = field(default_factory=dict)
-    """By the message that follows."""
+    """The beginnings that are one message longer, by that message."""
     asked: list[int] = field(default_factory=list)
-    """Nodes whose whole request they are."""
+    """The nodes whose whole request this is."""
     said: list[int] = field(default_factory=list)
-    """Nodes whose reply is the last of them."""
+    """The nodes whose request and reply this is."""
 
     def back(self) -> Iterator[Self]:
-        """It, and each shorter one, down to nothing."""
+        """This beginning and each shorter one, down to nothing."""
         at: Self | None = self
         while at is not None:
             yield at
@@ -66,22 +73,22 @@ class _Beginning:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What the policy must see next."""
+    """The prompt that the policy must see next."""
 
     tokens: TokenSequence
-    """All of it, exactly."""
+    """All tokens, exactly."""
     given: tuple[Message, ...]
-    """All of the conversation."""
+    """The whole conversation."""
     place: Place
-    """As the tree was when it was asked."""
+    """Its place in the tree at the time of the request."""
     rendering: Rendering
     asked_after: int
-    """How many nodes there were."""
+    """The number of nodes at the time of the request."""
     repeats: int | None = None
-    """The node whose reply to this very conversation was lost before it was delivered; None: there is none."""
+    """The node whose reply to an equal request was lost before it was delivered. None: there is none."""
     follows: int | None = None
-    """The node of the last reply that the conversation holds, if only without its thought: its agent has been given it.
-    None: it holds none at its place."""
+    """The node of the last reply in the conversation, with its thought or without: its agent has been given it. None:
+    the conversation holds no reply of the tree."""
 
     @property
     def ids(self) -> list[int]:
@@ -90,21 +97,21 @@ class Prompt:
 
     @property
     def rest(self) -> TokenSequence:
-        """What of it follows the tokens that it keeps of its parent's path."""
+        """The tokens behind those that it shares with its parent's path."""
         return self.tokens.part(self.place.kept_tokens, len(self.tokens))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What follows the messages that it keeps of its parent's conversation."""
+        """The messages behind those that it shares with its parent's conversation."""
         return self.given[self.place.kept_messages :]
 
 
 class ConversationTree:
-    """Messages choose the node, tokens stay what they were: what was sampled is never made from text again.
+    """The conversations of a session: messages choose the node, and the node's tokens stay what they were.
 
-    A conversation that begins with all of a node's goes on from that node's tokens. Any other is rendered whole, and
-    shares with the tree the tokens that both begin with. A request without a reply is kept, and none is compared with
-    it. All of this follows from the nodes: a tree made of stored ones goes on as the one that made them.
+    A conversation that begins with the whole of a node's goes on from that node's tokens. Any other conversation is
+    rendered whole, and shares its first tokens with the tree. A request without a reply is kept, but no conversation
+    goes on from it. A tree that is made of stored nodes goes on as the tree that stored them.
     """
 
     def __init__(
@@ -116,21 +123,20 @@ class ConversationTree:
         control: TrainingControl | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
-        """`parser` makes what reads replies, of the tools that are offered; `now`: what templates take for today, all
-        session long."""
+        """`parser` makes the reader of replies for the offered tools. `now`: the day that templates take for today."""
         self._renderer = renderer
         self._parser = parser
         self._now = now
         self._control = control or TrainingControl()
         self._nothing = _Beginning(None, 0)
         self._ends: list[_Beginning] = []
-        """Each node's whole conversation; without a reply, what it keeps of its parent's."""
+        """Each node's whole conversation. Without a reply, it is the part that the node keeps of its parent's."""
         self._replies: set[_Key] = set()
         self._renderings: dict[int | None, Rendering] = {}
-        """Prompts as the template writes them, by node: the last few that nothing goes on from."""
+        """The prompts of the last few nodes that no other node goes on from, as the template writes them."""
         self._said_by = lru_cache(64)(renderer.said)
         self._ids: set[str] = set()
-        """Of calls, as the template has them."""
+        """The ids of calls, as the template has them."""
         self.nodes: list[Node] = []
         for node in nodes:
             self._append(node)
@@ -143,9 +149,9 @@ class ConversationTree:
         agent: str = "",
         is_lost: Callable[[Node], bool] = lambda _: True,
     ) -> Prompt:
-        """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts.
+        """The exact tokens for a conversation. Raises RenderError where the template refuses it, or leaves parts out.
 
-        `agent`: who asks; `is_lost`: whether an equal request may have the reply of a node that was not delivered.
+        `agent`: who asks. `is_lost`: whether an equal request may be given the undelivered reply of a node.
         """
         given, most = self._read(messages)
         offered = content_hash(list(tools))
@@ -178,7 +184,7 @@ class ConversationTree:
         agent: str = "",
         status: Status = Status.UNDELIVERED,
     ) -> tuple[Node, Reply]:
-        """A node with what the policy sampled for a prompt, verbatim, and the reply as it is read."""
+        """Adds a node with the sampled tokens, verbatim. Returns the node, and the reply as it is read."""
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
@@ -197,31 +203,31 @@ class ConversationTree:
         return node, reply
 
     def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:
-        """A node for a prompt that got no reply."""
+        """Adds a node for a prompt that got no reply."""
         node = self._node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
         self._append(node)
         return node
 
     def delivered(self, number: int) -> None:
-        """The agent has been given a node's reply."""
+        """Notes that the agent has been given a node's reply."""
         if self.nodes[number].status == Status.UNDELIVERED:
             self.nodes[number] = replace(self.nodes[number], status=Status.TRAINED)
 
     def ended(self, number: int) -> bool:
-        """True: a stop token ended a node's reply, not a limit."""
+        """True: a stop token ended the node's reply, and no limit did."""
         node = self.nodes[number]
         return node.num_sampled > 0 and self._said_by(_sampled_ids(node))[1]
 
     def call_ids(self, number: int) -> list[str]:
-        """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
+        """The ids by which the agent knows the calls of a node's reply, even where the model's format has none."""
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
     def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
-        """The messages as the template is to have them: by their authors, results with their tool's name, and ids only
-        where the model's format has any. And the most of them that the tree has.
+        """The messages as the template needs them, and the longest beginning of them that the tree has.
 
-        An id is that of the call that had it last: agents give the same ids each turn.
+        They get their authors. A result gets its tool's name, and ids stay where the model's format has any. A result
+        answers the last call with its id: some agents give the same ids at each turn.
         """
         called: dict[str | None, ToolCall] = {}
         read: list[Message] = []
@@ -246,8 +252,10 @@ class ConversationTree:
         return tuple(read), most
 
     def _as_said(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
-        """The calls of a reply, of these nodes, as they were sampled, where its agent has given them ids of its own or
-        has only added arguments: its tools' defaults. None: they are of no such reply."""
+        """The calls as a reply of these nodes has them. None: no reply has them.
+
+        An agent may give calls other ids, and add arguments: the defaults of its tools.
+        """
 
         def rank(number: int) -> tuple[bool, bool, int]:
             as_given = self.call_ids(number) == [call.id for call in given]
@@ -260,12 +268,12 @@ class ConversationTree:
         known = given in self._ids
         if given is None or known or not self._renderer.template.needs_call_ids:
             return given if known else None
-        # In the form that Mistral's takes.
+        # Mistral's template takes ids of this form.
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     def _best(self, whole: _Beginning | None, agent: str) -> int | None:
-        """Of the nodes with one whole conversation, one whose reply is trained, then was delivered, then one that the
-        agent itself asked for, then the latest."""
+        """The best node with this whole conversation: one that is trained, then delivered, then of this agent, then the
+        latest."""
 
         def rank(number: int) -> tuple[bool, bool, bool, int]:
             node = self.nodes[number]
@@ -274,8 +282,8 @@ class ConversationTree:
         return max(whole.said, key=rank, default=None) if whole else None
 
     def _why(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
-        """Why a conversation can't go on from node `at`, or not without replies that are made again from text; None: it
-        can, as far as messages tell. `most`: what the tree has of it."""
+        """Why a conversation can't go on from node `at`, or only with replies made from text again. None: it can, as
+        far as messages tell. `most`: the part of the conversation that the tree has."""
         if at is not None:
             if self.nodes[at].place.tools != offered:
                 return Fork.TOOLS
@@ -291,18 +299,18 @@ class ConversationTree:
         return Fork.EDITED if self._thought(most, given) is None else Fork.THINKING
 
     def _thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
-        """What differs from what the conversation begins with in a thought alone."""
+        """The beginning that differs from the conversation's in the last message's thought alone."""
         theirs = _key(given[most.length])
         same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
         return next(same, None)
 
     def _equal(self, most: _Beginning, count: int, offered: str) -> list[int]:
-        """The nodes of equal requests."""
+        """The nodes of requests with these messages and tools."""
         asked = most.asked if most.length == count else ()
         return [number for number in asked if self.nodes[number].place.tools == offered]
 
     def _fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
-        """The place of a prompt that goes on from no reply: behind the tokens that most of it shares with the tree."""
+        """The place of a prompt that goes on from no reply: behind the node that shares most tokens with it."""
         shared = shared_beginnings(self.nodes, tokens.token_ids)
         alike = [node.number for node in self.nodes if node.num_sampled and shared[node.number]]
         if not alike:
@@ -312,7 +320,7 @@ class ConversationTree:
         return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
     def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
-        """The prompt behind a node's reply; None where the template rewrites what stands there."""
+        """The prompt that goes on from a node's reply. None: the template rewrites earlier text."""
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
@@ -332,7 +340,7 @@ class ConversationTree:
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
         place = prompt.place
-        if len(self.nodes) > prompt.asked_after:  # what begins alike may have been answered meanwhile
+        if len(self.nodes) > prompt.asked_after:  # a request with an equal beginning may have been answered meanwhile
             _, most = self._read(prompt.given)
             fork = Fork.RETRY if self._equal(most, len(prompt.given), place.tools) else place.fork
             place = place if fork is None else self._fork(prompt.tokens, most, place.tools, fork)
@@ -346,7 +354,7 @@ class ConversationTree:
     def _append(self, node: Node) -> None:
         self.nodes.append(node)
         if node.place.fork is None and node.place.parent is not None:
-            self.delivered(node.place.parent)  # also where it was lost who had been given it
+            self.delivered(node.place.parent)  # who goes on from a reply has been given it
         end = self._nothing if node.place.parent is None else self._ends[node.place.parent]
         end = next(one for one in end.back() if one.length <= node.place.kept_messages)
         if node.num_sampled:
@@ -372,7 +380,7 @@ def _facts(calls: Sequence[ToolCall]) -> str:
 
 
 def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
-    """Whether calls are some that were said, without regard to ids and to arguments that were added."""
+    """Whether the calls given are those that were said, whatever their ids and added arguments."""
     cut = [
         replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
         for one, call in zip(given, said, strict=False)
@@ -381,7 +389,7 @@ def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
 
 
 def _alike(value: Any) -> Any:
-    """JSON with whole numbers in one form: programs write 1.0 as 1."""
+    """The value with whole numbers in one form: programs write 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

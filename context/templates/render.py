@@ -7,7 +7,7 @@
 
 The parts: `rendering/conversation_writer` has the template write the text, `own_controls` tells its control tokens from
 words that spell one, `token_writer` makes the tokens, `reply_end` finds what follows a reply that was sampled, and
-`spoken_replies` writes the replies that nobody sampled.
+`demonstrated_replies` writes the replies that nobody sampled.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, unlike
 from context.templates.rendering.contents import with_thought
 from context.templates.rendering.conversation_writer import ConversationWriter, Rendering, passages_of
+from context.templates.rendering.demonstrated_replies import DemonstratedReplies
 from context.templates.rendering.reply_end import Sampled, ShownReply, Tail, find_reply_end
-from context.templates.rendering.spoken_replies import SpokenReplies
 from context.templates.rendering.token_writer import TokenWriter
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import TokenSequence
@@ -67,7 +67,7 @@ class Renderer:
         self._allow_hidden = allow_hidden
         self._conversations = ConversationWriter(template, codec, allow_hidden=allow_hidden)
         self._tokens = TokenWriter(codec, authors)
-        self._spoken = SpokenReplies(self._conversations, self._tokens, self.end_ids)
+        self._demonstrated = DemonstratedReplies(self._conversations, self._tokens, self.end_ids)
 
     def initial(self, messages: Sequence[Message], tools: _Tools | None = None) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -96,7 +96,7 @@ class Renderer:
             for number, message in enumerate(rendering.messages)
             if message.role == "assistant" and self.authors.author(message.author).action
         }
-        turns = self._spoken.find_turns(rendering, speakers, placed, controls)
+        turns = self._demonstrated.find_turns(rendering, speakers, placed, controls)
         return self._tokens.write(rendering.written.text, controls, [*turns, *passages_of(placed)])
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
@@ -142,7 +142,7 @@ class Renderer:
         (by default the template's own) reads them back. Raises RenderError where it reads another message, unless the
         template may leave out what is missing.
         """
-        ids = self._spoken.write(prompt, message)
+        ids = self._demonstrated.write(prompt, message)
         self._read_back(prompt, message, ids, parser)
         return ids
 

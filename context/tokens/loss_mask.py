@@ -37,16 +37,16 @@ def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class TrainingControl:
-    """Withheld tokens stay sampled tokens, with their log-probs; they only carry no loss."""
+    """Keeps sampled tokens out of training. They stay sampled tokens with their log-probs, and carry no loss."""
 
     keep_turns: tuple[int, ...] | None = None
-    """The only turns to train; None: all. Turns count from 0, negative ones from the end of the episode."""
+    """The only turns to train. None: all turns. Turns count from 0, and negative ones from the end of the episode."""
     discard_turns: tuple[int, ...] = ()
-    """Turns not to train, kept or not."""
+    """Turns that are not trained, even where `keep_turns` names them."""
     blackout: tuple[str, ...] = ()
-    """Texts whose first occurrence in each reply is not trained, however it was sampled."""
+    """Texts whose first occurrence in each reply is not trained, whichever tokens spell it."""
     blackout_after_end: bool = True
-    """Nothing behind a reply's first stop token is trained; the stop token is."""
+    """Nothing behind a reply's first stop token is trained. The stop token itself is."""
 
     def __post_init__(self) -> None:
         if not all(self.blackout):
@@ -58,7 +58,7 @@ class TrainingControl:
         return kept and named.isdisjoint(self.discard_turns)
 
     def untrained(self, token_ids: Sequence[int], codec: TokenCodec, stop_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
-        """[T] True = a rule of this control keeps the token of this reply out of training."""
+        """[T] True = the token of this reply is kept out of training."""
         mask = np.zeros(len(token_ids), bool)
         ids = list(token_ids)
         if self.blackout:
@@ -71,7 +71,7 @@ class TrainingControl:
     def _black_out(self, mask: npt.NDArray[np.bool_], ids: Sequence[int], codec: TokenCodec) -> None:
         spelled = list(pieces(ids, codec))
         whole = "".join(text for _, _, text in spelled)
-        piece_of = [piece for piece in spelled for _ in piece[2]]  # of each character
+        piece_of = [piece for piece in spelled for _ in piece[2]]  # the piece of each character
         for wanted in self.blackout:
             start = whole.find(wanted)
             if start >= 0:
@@ -79,7 +79,7 @@ class TrainingControl:
 
 
 def mark_untrained(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
-    """The tokens, those `at` under an author that is sampled and not trained."""
+    """The tokens with an author that is sampled and not trained where `at` is True."""
     if not at.any():
         return tokens
     codes = tokens.authors.copy()

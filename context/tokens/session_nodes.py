@@ -22,40 +22,40 @@ from context.tokens.token_sequence import TokenSequence
 
 
 class Status(StrEnum):
-    """What became of a reply."""
+    """The fate of a reply."""
 
     TRAINED = "trained"  # the agent was given it
-    UNDELIVERED = "undelivered"  # the agent had gone before it was there, and never asked again
-    ASIDE = "aside"  # the agent asked for it beside its task: answered, and never trained
-    REFUSED = "refused"  # there is none: the prompt had no room for it, or the engine failed
+    UNDELIVERED = "undelivered"  # the agent had gone before the reply was there, and never asked again
+    ASIDE = "aside"  # the agent asked for it beside its task: it was answered, and is never trained
+    REFUSED = "refused"  # there is no reply: the prompt left no room for one, or the engine failed
 
 
 class Fork(StrEnum):
-    """Why a prompt does not go on from a reply that ended its turn."""
+    """The reason why a prompt does not go on from a reply that ended its turn."""
 
-    NEW = "new"  # it has nothing in common with what was asked before
-    RETRY = "retry"  # the same was asked again
+    NEW = "new"  # it has nothing in common with earlier requests
+    RETRY = "retry"  # an equal request was made before
     EDITED = "edited"  # an earlier message is another one now
-    THINKING = "thinking"  # the agent left out what a reply had thought
+    THINKING = "thinking"  # the agent left out the thought of a reply
     TOOLS = "tools"  # other tools are offered
     CUT = "cut"  # the reply that it goes on from reached its limit on tokens
-    TEMPLATE = "template"  # the chat template writes otherwise what stood there before
+    TEMPLATE = "template"  # the chat template writes the earlier messages otherwise
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on from there."""
+    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on by itself."""
 
     parent: int | None
-    """The node that it shares its beginning with; None: it shares it with none."""
+    """The node whose path begins as the request does. None: no path does."""
     kept_tokens: int
-    """How many of the parent's path are the beginning of its own."""
+    """How many tokens it shares with the parent's path."""
     kept_messages: int
-    """How many of the parent's conversation are the beginning of its own."""
+    """How many messages it shares with the parent's conversation."""
     tools: str
     """Hash of the tools that the prompt shows."""
     fork: Fork | None
-    """None: it goes on behind its parent's reply."""
+    """None: the request goes on behind its parent's reply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +66,16 @@ class Node:
     """Its index in the session, in the order of time."""
     place: Place
     tokens: TokenSequence
-    """What follows the kept tokens: the rest of the prompt, and the reply."""
+    """The tokens behind the kept ones: the rest of the prompt, and the reply."""
     num_sampled: int
-    """How many of these, the last ones, are the reply."""
+    """How many of `tokens`, from their end, are the reply."""
     messages: tuple[Message, ...]
-    """What follows the kept messages, the reply last if there is one."""
+    """The messages behind the kept ones. The reply is the last, if there is one."""
     status: Status
     agent: str = ""
-    """Who asked, as the agent calls itself; empty where it does not say."""
+    """The name that the agent gives itself; empty where it gives none."""
     offered: str = ""
-    """The tools that its prompt shows, as JSON; empty where there are none, or an earlier node has the same ones."""
+    """The tools in the prompt, as JSON. Empty: there are none, or an earlier node has these tools."""
 
     @property
     def num_path_tokens(self) -> int:
@@ -91,7 +91,7 @@ class Node:
 
 
 Path = Sequence[tuple[int, int]]
-"""Which nodes a path is made of, and how much of each, from the root on."""
+"""The nodes of a path from the root on, each with how much of it belongs to the path."""
 _KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("place.kept_messages")
 
 
@@ -108,7 +108,7 @@ def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
 
 
 def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
-    """The messages behind the path of a node."""
+    """All messages up to a node's reply."""
     return tuple(said for part, count in messages_path_of(nodes, number) for said in nodes[part].messages[:count])
 
 
@@ -132,7 +132,7 @@ def _path(
 
 
 def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> list[int]:
-    """How many of these token ids the path of each node begins with."""
+    """For each node, how many of these token ids its path begins with."""
     found: list[int] = []
     for node in nodes:
         held, start = node.tokens.token_ids, node.place.kept_tokens
@@ -146,7 +146,7 @@ def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> li
 
 
 def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple[Node, ...]:
-    """The nodes of a session; raises ValueError where one does not stand on those before it."""
+    """The nodes of a session. Raises ValueError for a node that does not fit the nodes before it."""
     found: list[Node] = []
     for node in nodes:
         at, number, sampled = node.place, len(found), node.num_sampled
@@ -167,6 +167,7 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
 
 
 def tools_of(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
+    """The tools in the prompt of a node."""
     shown = nodes[number].place.tools
     found: list[dict[str, Any]] = json.loads(
         next((node.offered for node in nodes if node.offered and node.place.tools == shown), "[]")

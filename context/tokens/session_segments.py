@@ -22,18 +22,21 @@ from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
 
 
 def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
-    """Paths that no longer one holds, by the node they end with, in the order of time: the training sequences."""
+    """The training sequences in the order of time, each by the node that it ends with."""
     holders = _holders(nodes)
     return {number: path_of(nodes, number, holders=holders) for number in _last_nodes(nodes, holders)}
 
 
 def num_sequence_tokens(nodes: Sequence[Node]) -> int:
-    """How many tokens the training sequences have: a beginning that several share counts in each."""
+    """The number of tokens in all training sequences. A beginning that several share counts in each."""
     return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes, _holders(nodes)))
 
 
 def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
-    """Of each training sequence. One look at every node, the latest first: to walk all paths is the square of it."""
+    """The last node of each training sequence.
+
+    Every node is looked at once, the latest first. Walking all paths would take the square of that.
+    """
     is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)
     for node, before in zip(reversed(nodes), reversed(holders), strict=True):
         if is_shown[node.number] and before >= 0:
@@ -43,10 +46,10 @@ def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
 
 
 def _holders(nodes: Sequence[Node]) -> list[int]:
-    """The node that holds the last of the tokens that each one keeps; -1: it keeps none.
+    """For each node the node that holds the last token it keeps; -1: it keeps no token.
 
-    That is its parent, or one before it, to which long ways are jumped (Myers 1983, "An applicative random-access
-    stack"): a file may hang thousands of requests from the end of a long session that all keep its first token alone.
+    The holder is the parent or a node before it. Long ways to it are jumped (Myers 1983, "An applicative random-access
+    stack"): in a file, thousands of requests may hang from the end of a long session and keep its first token alone.
     """
     starts = [*(node.place.kept_tokens for node in nodes), -1]
     holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
@@ -61,7 +64,7 @@ def _holders(nodes: Sequence[Node]) -> list[int]:
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
-    """The number of the training sequence in which each delivered reply is trained: the first that holds all of it."""
+    """Node -> the training sequence in which its delivered reply is trained: the first that holds the whole reply."""
     found: dict[int, int] = {}
     for position, path in enumerate(sequences_of(nodes).values()):
         for number, count in path:
@@ -71,7 +74,7 @@ def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...], list[dict[str, Any]]]]:
-    """The messages and tools of each training sequence; replies that it only shows again are of author `history`."""
+    """The messages and tools of each training sequence. Replies that it only shows again have author `history`."""
     trained = trained_in(nodes)
     for position, last in enumerate(sequences_of(nodes)):
         said: list[Message] = []
@@ -84,7 +87,7 @@ def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...
 
 
 def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
-    """The training sequences. A delivered reply is trained in one, and shown again in others: author `history`."""
+    """The training sequences as segments. A reply that is trained in an earlier one has author `history`."""
     trained = trained_in(nodes)
     segments: list[Segment] = []
     for position, (number, path) in enumerate(sequences_of(nodes).items()):

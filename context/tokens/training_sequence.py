@@ -11,15 +11,16 @@ from context.tokens.loss_mask import TrainingControl, mark_untrained
 from context.tokens.token_sequence import NOT_SAMPLED, BehaviorContext, Segment, SegmentReason, TokenSequence
 
 _ROUNDING = 1e-2
-"""Nats by which an engine in 16 bits may round a certain token's log-prob above 0."""
+"""Nats by which an engine in 16 bits may round the log-prob of a certain token above 0."""
 
 
 def sampled_tokens(
     token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int], *, authors: AuthorTable
 ) -> TokenSequence:
-    """The tokens of a reply with the author of what is sampled; log-probs that are all NaN: of a demonstrator.
+    """The tokens of a reply as sampled ones. Log-probs that are all NaN make them a demonstrator's.
 
-    `policy_version`: of all tokens, or one per token. Raises ValueError for what can't have been sampled.
+    `policy_version` is one for all tokens, or one per token. Raises ValueError for tokens and log-probs that can't
+    have been sampled.
     """
     n, nats = len(token_ids), [*map(float, log_probs)]
     unknown = sum(map(math.isnan, nats))
@@ -40,10 +41,10 @@ def sampled_tokens(
 
 
 class OpenSegment:
-    """What was shown and sampled in one unbroken stretch: each prompt extends the one before."""
+    """A training sequence that still grows: each prompt extends the one before."""
 
     def __init__(self, prompt: TokenSequence, hinted: TokenSequence | None, *, reason: SegmentReason) -> None:
-        """The first prompt as it is trained; if the policy sees another one, with a hint, that too."""
+        """`prompt`: as it is trained. `hinted`: as the policy sees it with a hint; None: without one."""
         self.reason: SegmentReason = reason
         self.behavior_context: BehaviorContext = "plain" if hinted is None else "hinted"
         self.has_replies = False
@@ -55,7 +56,7 @@ class OpenSegment:
 
     @property
     def ids(self) -> list[int]:
-        """All that the policy has seen and said here."""
+        """All tokens that the policy has seen and sampled here."""
         return list(self._ids)
 
     def show(self, tokens: TokenSequence, *, turn: int | None = None) -> None:
@@ -63,7 +64,7 @@ class OpenSegment:
         self._ids += tokens.token_ids.tolist()
 
     def say(self, tokens: TokenSequence, *, turn: int | None) -> None:
-        """Append a reply. None: it belongs to no turn."""
+        """Appends a reply of a turn. None: the reply belongs to no turn."""
         if self.behavior_context == "hinted":
             tokens = replace(tokens, behavior_log_probs=np.full(len(tokens), np.nan, np.float32))
         self.show(tokens, turn=turn)

@@ -37,7 +37,7 @@ class _SamePlace:
         return place + self.in_text - self.in_prompt
 
 
-class SpokenReplies:
+class DemonstratedReplies:
     """Finds the tokens of replies that nobody sampled."""
 
     def __init__(self, conversations: ConversationWriter, tokens: TokenWriter, end_ids: frozenset[int]) -> None:
