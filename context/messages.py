@@ -38,7 +38,7 @@ class Message:
     note: str = ""
     """A strategy's text below `content`, in this message. Its tokens carry author `memory`."""
     error_kind: str | None = None
-    """What went wrong in the tool call that this message answers. None: nothing did, or it answers none."""
+    """The kind of failure of the tool call that this message answers. None: it did not fail, or there is no call."""
 
 
 def check_message(message: Any) -> None:

@@ -100,7 +100,7 @@ class Renderer:
         return self._tokens.write(rendering.written.text, controls, [*turns, *passages_of(placed)])
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
-        """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
+        """The tokens behind the reply that answered `before`: the rest of its turn, later messages, the next prompt.
 
         `grown` shows the reply and these messages too. None: the template writes otherwise what stands there already,
         before the reply or in it.

@@ -166,7 +166,7 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
     return tuple(found)
 
 
-def tools_of(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
+def offered_tools(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
     """The tools in the prompt of a node."""
     shown = nodes[number].place.tools
     found: list[dict[str, Any]] = json.loads(

@@ -17,7 +17,7 @@ from typing import Any
 
 from context.authors import HISTORY, AuthorTable
 from context.messages import Message
-from context.tokens.session_nodes import Fork, Node, Path, messages_path_of, path_of, tools_of
+from context.tokens.session_nodes import Fork, Node, Path, messages_path_of, offered_tools, path_of
 from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
 
 
@@ -46,21 +46,15 @@ def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
 
 
 def _holders(nodes: Sequence[Node]) -> list[int]:
-    """For each node the node that holds the last token it keeps; -1: it keeps no token.
-
-    The holder is the parent or a node before it. Long ways to it are jumped (Myers 1983, "An applicative random-access
-    stack"): in a file, thousands of requests may hang from the end of a long session and keep its first token alone.
-    """
-    starts = [*(node.place.kept_tokens for node in nodes), -1]
-    holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
+    """For each node the node that holds the last token it keeps; -1: it keeps no token."""
+    starts = [node.place.kept_tokens for node in nodes]
+    holders: list[int] = []
     for number, node in enumerate(nodes):
-        at, kept = -1 if node.place.parent is None else node.place.parent, starts[number]
-        while starts[at] >= kept:
-            at = jumps[at] if starts[jumps[at]] >= kept else holders[at]
-        over = jumps[at]
-        is_even = depths[at] - depths[over] == depths[over] - depths[jumps[over]]
-        holders[number], jumps[number], depths[number] = at, jumps[over] if is_even else at, depths[at] + 1
-    return holders[:-1]
+        at = -1 if node.place.parent is None else node.place.parent
+        while at >= 0 and starts[at] >= starts[number]:
+            at = holders[at]
+        holders.append(at)
+    return holders
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
@@ -83,7 +77,7 @@ def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...
             said += node.messages[:count]
             if node.num_sampled and count == len(node.messages) and trained.get(number) != position:
                 said[-1] = replace(said[-1], author=HISTORY)
-        yield tuple(said), tools_of(nodes, last)
+        yield tuple(said), offered_tools(nodes, last)
 
 
 def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:

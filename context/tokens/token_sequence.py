@@ -85,7 +85,7 @@ class Segment:
     """Why the segment was begun. `clean`: it is the first. `template_rewrite`, `strategy_rewrite`: the template or the
     strategy rewrote what was shown before. `fork`: it asks a question about the context."""
     behavior_context: BehaviorContext = "plain"
-    """What the policy saw when it sampled the tokens. `hinted`: a hint, which is left out here. `relabelled`: another
+    """The policy's view when it sampled the tokens. `hinted`: a hint, which is left out here. `relabelled`: another
     conversation, which ends as this one does. The log-probs are unknown in both cases."""
 
 

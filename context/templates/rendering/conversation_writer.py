@@ -143,7 +143,7 @@ class ConversationWriter:
         return Written(self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)).text
 
     def write_as_last(self, before: Rendering, grown: Rendering) -> AsLast:
-        """What writes the reply that `grown` shows behind the prompt `before`, as the last message."""
+        """A function that writes the reply behind the prompt `before`, which `grown` shows, as the last message."""
         reply, rows = len(before.messages), grown.rows
 
         @cache

@@ -60,7 +60,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class ShownReply:
-    """What a tail shows of the reply."""
+    """The parts of the reply that a tail shows."""
 
     message: Message
     end: int

@@ -49,7 +49,7 @@ class Written:
         return tuple(Span(start, start + len(token)) for start, token in starts)
 
     def after(self, before: Written) -> Written | None:
-        """What follows the text of `before`. None: this text does not begin with it."""
+        """The text behind that of `before`. None: this text does not begin with it."""
         if self.marked.startswith(before.marked):
             return Written(self.marked[len(before.marked) :])
         if not self.text.startswith(before.text):
