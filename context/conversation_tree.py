@@ -153,25 +153,25 @@ class ConversationTree:
 
         `agent`: who asks. `is_lost`: whether an equal request may be given the undelivered reply of a node.
         """
-        given, most = self._read(messages)
+        given, most = self._read_messages(messages)
         offered = content_hash(list(tools))
-        equal = self._equal(most, len(given), offered)
+        equal = self._find_equal_requests(most, len(given), offered)
         if equal:
             lost = (n for n in equal if self.nodes[n].status == Status.UNDELIVERED and is_lost(self.nodes[n]))
             rendering = self._renderings.get(equal[-1]) or self._renderer.render(given, tools, now=self._now)
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
-            place = self._fork(tokens, most, offered, Fork.RETRY)
+            place = self._make_fork(tokens, most, offered, Fork.RETRY)
             return Prompt(tokens, given, place, rendering, len(self.nodes), next(lost, None))
-        at = self._best(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
-        fork = self._why(at, most, given, offered)
-        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._going_on(at, given, tools)
+        at = self._choose_node(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
+        fork = self._find_fork(at, most, given, offered)
+        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._continue_from(at, given, tools)
         if going_on is not None and fork is None:
             return going_on
         rendering = going_on.rendering if going_on else self._renderer.render(given, tools, now=self._now)
         tokens = going_on.tokens if going_on else self._renderer.tokens(rendering)
-        place = self._fork(tokens, most, offered, fork or Fork.TEMPLATE)
-        follows = self._best(self._thought(most, given), agent) if fork == Fork.THINKING else at
+        place = self._make_fork(tokens, most, offered, fork or Fork.TEMPLATE)
+        follows = self._choose_node(self._find_without_thought(most, given), agent) if fork == Fork.THINKING else at
         return Prompt(tokens, given, place, rendering, len(self.nodes), None, follows)
 
     def add(
@@ -189,12 +189,12 @@ class ConversationTree:
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
         sampled = mark_untrained(sampled, untrained, renderer.authors)
-        reply = self._parsed(prompt.rendering, token_ids)
+        reply = self._parse(prompt.rendering, token_ids)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
             calls = numbered_calls(reply.message.tool_calls, first)
             reply = replace(reply, message=replace(reply.message, tool_calls=calls))
-        node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
+        node = self._make_node(prompt, sampled, (reply.message,), agent=agent, status=status)
         self._append(node)
         if prompt.place.fork is None:
             self._renderings.pop(prompt.place.parent, None)
@@ -204,7 +204,7 @@ class ConversationTree:
 
     def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:
         """Adds a node for a prompt that got no reply."""
-        node = self._node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
+        node = self._make_node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
         self._append(node)
         return node
 
@@ -223,7 +223,7 @@ class ConversationTree:
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
+    def _read_messages(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
         """The messages as the template needs them, and the longest beginning of them that the tree has.
 
         They get their authors. A result gets its tool's name, and ids stay where the model's format has any. A result
@@ -235,13 +235,13 @@ class ConversationTree:
         here: _Beginning | None = most
         for message in messages:
             if message.tool_calls:
-                calls = self._as_said(message.tool_calls, here.asked if here else ())
-                calls = calls or tuple(replace(call, id=self._id(call.id)) for call in message.tool_calls)
+                calls = self._find_said_calls(message.tool_calls, here.asked if here else ())
+                calls = calls or tuple(replace(call, id=self._find_id(call.id)) for call in message.tool_calls)
                 called |= {given.id: call for given, call in zip(message.tool_calls, calls, strict=True)}
                 message = replace(message, tool_calls=calls)
             if message.role == "tool":
                 call = called.get(message.tool_call_id)
-                name, id = (None, self._id(message.tool_call_id)) if call is None else (call.name, call.id)
+                name, id = (None, self._find_id(message.tool_call_id)) if call is None else (call.name, call.id)
                 message = replace(message, name=message.name or name, tool_call_id=id)
             key = _key(message)
             if message.role == "assistant":
@@ -251,7 +251,7 @@ class ConversationTree:
             most = here or most
         return tuple(read), most
 
-    def _as_said(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
+    def _find_said_calls(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
         """The calls as a reply of these nodes has them. None: no reply has them.
 
         An agent may give calls other ids, and add arguments: the defaults of its tools.
@@ -264,14 +264,14 @@ class ConversationTree:
         like = [number for number in nodes if _are_like(given, self.nodes[number].messages[-1].tool_calls)]
         return self.nodes[max(like, key=rank)].messages[-1].tool_calls if like else None
 
-    def _id(self, given: str | None) -> str | None:
+    def _find_id(self, given: str | None) -> str | None:
         known = given in self._ids
         if given is None or known or not self._renderer.template.needs_call_ids:
             return given if known else None
         # Mistral's template takes ids of this form.
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
-    def _best(self, whole: _Beginning | None, agent: str) -> int | None:
+    def _choose_node(self, whole: _Beginning | None, agent: str) -> int | None:
         """The best node with this whole conversation: one that is trained, then delivered, then of this agent, then the
         latest."""
 
@@ -281,7 +281,7 @@ class ConversationTree:
 
         return max(whole.said, key=rank, default=None) if whole else None
 
-    def _why(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
+    def _find_fork(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
         """Why a conversation can't go on from node `at`, or only with replies made from text again. None: it can, as
         far as messages tell. `most`: the part of the conversation that the tree has."""
         if at is not None:
@@ -296,20 +296,20 @@ class ConversationTree:
             return Fork.NEW
         if most.length == len(given):
             return Fork.TOOLS if most.asked else Fork.RETRY
-        return Fork.EDITED if self._thought(most, given) is None else Fork.THINKING
+        return Fork.EDITED if self._find_without_thought(most, given) is None else Fork.THINKING
 
-    def _thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
+    def _find_without_thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
         """The beginning that differs from the conversation's in the last message's thought alone."""
         theirs = _key(given[most.length])
         same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
         return next(same, None)
 
-    def _equal(self, most: _Beginning, count: int, offered: str) -> list[int]:
+    def _find_equal_requests(self, most: _Beginning, count: int, offered: str) -> list[int]:
         """The nodes of requests with these messages and tools."""
         asked = most.asked if most.length == count else ()
         return [number for number in asked if self.nodes[number].place.tools == offered]
 
-    def _fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
+    def _make_fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
         """The place of a prompt that goes on from no reply: behind the node that shares most tokens with it."""
         shared = shared_beginnings(self.nodes, tokens.token_ids)
         alike = [node.number for node in self.nodes if node.num_sampled and shared[node.number]]
@@ -319,7 +319,7 @@ class ConversationTree:
         theirs = set(self._ends[parent].back())
         return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
-    def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
+    def _continue_from(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
         """The prompt that goes on from a node's reply. None: the template rewrites earlier text."""
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
@@ -332,18 +332,18 @@ class ConversationTree:
         place = Place(at, len(path), said, node.place.tools, None)
         return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes), None, at)
 
-    def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
+    def _parse(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._said_by(tuple(token_ids))
         return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
-    def _node(
+    def _make_node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
         place = prompt.place
         if len(self.nodes) > prompt.asked_after:  # a request with an equal beginning may have been answered meanwhile
-            _, most = self._read(prompt.given)
-            fork = Fork.RETRY if self._equal(most, len(prompt.given), place.tools) else place.fork
-            place = place if fork is None else self._fork(prompt.tokens, most, place.tools, fork)
+            _, most = self._read_messages(prompt.given)
+            fork = Fork.RETRY if self._find_equal_requests(most, len(prompt.given), place.tools) else place.fork
+            place = place if fork is None else self._make_fork(prompt.tokens, most, place.tools, fork)
             prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools

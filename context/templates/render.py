@@ -26,7 +26,7 @@ from context.templates.rendering.contents import with_thought
 from context.templates.rendering.conversation_writer import ConversationWriter, Rendering, passages_of
 from context.templates.rendering.demonstrated_replies import DemonstratedReplies
 from context.templates.rendering.reply_end import Sampled, ShownReply, Tail, find_reply_end
-from context.templates.rendering.token_writer import TokenWriter
+from context.templates.rendering.token_writer import Passage, TokenWriter
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import TokenSequence
 
@@ -91,12 +91,11 @@ class Renderer:
             raise RenderError(self._hidden_calls)  # a call may hold numbers alone, which are not looked for
         placed = self._conversations.find_contents(rendering)
         controls = self._conversations.find_controls(rendering)
-        speakers = {
-            number: message.author
+        turns = [
+            Passage(self._demonstrated.find_turn(rendering, number, placed, controls), message.author)
             for number, message in enumerate(rendering.messages)
             if message.role == "assistant" and self.authors.author(message.author).action
-        }
-        turns = self._demonstrated.find_turns(rendering, speakers, placed, controls)
+        ]
         return self._tokens.write(rendering.written.text, controls, [*turns, *passages_of(placed)])
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:

@@ -221,9 +221,9 @@ def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -
 
 
 def check(session: RandomSession, *, most: float = 1.2) -> tuple[int, int]:
-    """Every delivered token is trained once, in sight of exactly what it was sampled in sight of.
+    """Every delivered token is trained once, behind the tokens that it was sampled behind.
 
-    How many tokens are stored with replies, and how many distinct ones there are; `most`: of those to one of these.
+    Returns how many tokens are stored with replies, and how many distinct ones. `most` bounds their ratio.
     """
     nodes, wanted = session.tree.nodes, Counter[Any]()
     for number, reply in session.sampled.items():

@@ -12,14 +12,14 @@ written before replies: the reply then begins with the control token at which th
 header of the next one: the reply then ends with that header's token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from context.messages import Message
 from context.parse.choose import shared_opening
 from context.templates.chat_template import RenderError
 from context.templates.rendering.conversation_writer import ConversationWriter, PlacedContent, Rendering
-from context.templates.rendering.token_writer import Passage, TokenWriter
+from context.templates.rendering.token_writer import TokenWriter
 from context.tokens.codec import Control, Span
 
 _FOLLOWING = "q7following7q"
@@ -59,22 +59,13 @@ class DemonstratedReplies:
         controls = [each for each in controls if each.place.end <= len(text)]
         return [*self._encode_behind(text, start, controls), self._find_next_header(whole)]
 
-    def find_turns(
-        self,
-        rendering: Rendering,
-        speakers: Mapping[int, str],
-        placed: Sequence[PlacedContent],
-        controls: Sequence[Control],
-    ) -> list[Passage]:
-        """The turns of these messages, each by its speaker: from the end of its prompt to its stop token."""
-        return [
-            Passage(self._find_turn(rendering, number, placed, controls), author) for number, author in speakers.items()
-        ]
-
-    def _find_turn(
+    def find_turn(
         self, rendering: Rendering, number: int, placed: Sequence[PlacedContent], controls: Sequence[Control]
     ) -> Span:
-        """The turn of a message. It ends with its last content where the template writes no stop token behind it."""
+        """The turn of the message of that number: from the end of its prompt to its stop token.
+
+        The turn ends with its last content where the template writes no stop token behind it.
+        """
         text = rendering.written.text
         prompt = self._conversations.render(rendering.given[:number], rendering.tools, now=rendering.now)
         if not prompt.written.text:  # no token before the turn could predict its first one

@@ -18,7 +18,7 @@ from context.authors import HISTORY
 from tests.context.tokens.test_properties import EPISODES, STRATEGIES, TEXTS, begin, fitted
 from tests.fakes.conversations import TOOLS, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.real_templates import AUTHORS, SIX_OF_TRL, TEMPLATES, renderer, shapes
+from tests.fakes.real_templates import AUTHORS, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
 NO_END = {"gptoss"}
@@ -90,7 +90,7 @@ def test_call_in_the_policys_place_is_trained_as_the_policy_would_write_it(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", SIX_OF_TRL)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
 def test_tokens_from_outside_are_trained_exactly_once(name: str, strategy: str, turns: list[Turn], said: str) -> None:
