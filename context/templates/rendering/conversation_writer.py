@@ -113,7 +113,7 @@ class ConversationWriter:
 
         def ask_again(change: Change) -> str | None:
             changed = given(lambda text: change(storable(text)))
-            return None if changed == given(storable) else Written(self._write_again(rendering, *changed)).text
+            return None if changed == given(storable) else self._write_again(rendering, *changed)
 
         text, tail = rendering.written.text, tail or rendering.written
         before = text[: len(text) - len(tail.text)]
@@ -140,7 +140,7 @@ class ConversationWriter:
 
     def write_unprompted(self, prompt: Rendering) -> str:
         """The text of a prompt without the beginning of a reply."""
-        return Written(self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)).text
+        return self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)
 
     def write_as_last(self, before: Rendering, grown: Rendering) -> AsLast:
         """A function that writes the reply behind the prompt `before`, which `grown` shows, as the last message."""
@@ -150,7 +150,7 @@ class ConversationWriter:
         def as_last(thought: str | None) -> str | None:
             last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
-                text = Written(self._write_again(grown, (*rows[:reply], last), grown.tools, prompted=False)).text
+                text = self._write_again(grown, (*rows[:reply], last), grown.tools, prompted=False)
             except RenderError:
                 return None
             return text.removeprefix(before.written.text)
@@ -165,11 +165,11 @@ class ConversationWriter:
             return mark_content(storable(text), next(numbers))
 
         rows = (*rendering.rows[:first], *(row(message, mark, storable) for message in rendering.messages[first:]))
-        return Written(self._write_again(rendering, rows, rendering.tools)).text
+        return self._write_again(rendering, rows, rendering.tools)
 
     def _write_again(
         self, rendering: Rendering, rows: Sequence[Row], tools: Tools, *, prompted: bool | None = None
     ) -> str:
-        """The marked text of other rows on the rendering's day. `prompted`: None for as the rendering is."""
+        """The text of other rows on the rendering's day. `prompted`: None for as the rendering is."""
         is_prompted = rendering.prompted if prompted is None else prompted
-        return self._marking.render(rows, tools=tools, generation_prompt=is_prompted, now=rendering.now)
+        return Written(self._marking.render(rows, tools=tools, generation_prompt=is_prompted, now=rendering.now)).text
