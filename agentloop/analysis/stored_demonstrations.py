@@ -8,7 +8,7 @@ from typing import Any
 from agentloop.environments import RunEnvironments
 from context.authors import LLM
 from context.messages import Message, to_template
-from context.tokens.session_nodes import conversations_of
+from context.tokens.session_segments import conversations_of
 from replay.exchange import ExportReport, export_file
 from replay.exchange.row_format import Bundle
 from replay.exchange.stored_rows import answered_with_known_tools

@@ -19,7 +19,8 @@ from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, forgotte
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
-from context.tokens.session_nodes import Node, conversation_of, segments_of
+from context.tokens.session_nodes import Node, conversation_of
+from context.tokens.session_segments import segments_of
 from replay.errors import ReplayError, SessionForgotten
 from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
 from replay.storage.sessions import OpenSession

@@ -19,7 +19,7 @@ from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.models.actor import Actor
 from context.authors import AuthorTable
-from context.tokens.token_sequence import loss_mask, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
 from replay.mixing.apportion import apportion
 from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 

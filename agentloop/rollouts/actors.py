@@ -24,7 +24,7 @@ from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl
 
 if TYPE_CHECKING:
     from agentloop.gateway.agent_sessions import Policy

@@ -15,7 +15,7 @@ from context.messages import Message
 from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl
 from replay.errors import shortened
 from replay.exchange.row_format import BadRow, Part, json_line, typed
 

@@ -10,8 +10,10 @@ import sqlalchemy as sa
 
 from context.authors import HISTORY, AuthorTable
 from context.messages import Message, plain_message
-from context.tokens.session_nodes import Fork, Node, trained_in
-from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
+from context.tokens.session_nodes import Fork, Node
+from context.tokens.session_segments import trained_in
+from context.tokens.token_sequence import Decoder, Segment
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
