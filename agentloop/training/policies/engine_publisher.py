@@ -196,7 +196,7 @@ def connect_engines(
             "Use a model with an end of turn of its own."
         )
     config = folder.config if served is None else served.connected(folder.config)
-    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
+    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, note=note)
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 
