@@ -33,10 +33,6 @@ class UserCodeLate(UserCodeFailed):
     """It has not ended within its time."""
 
 
-class CodeInterrupted(Exception):
-    """Code of the user's failed once a stop had been asked for: Ctrl-C may have ended processes that it needs."""
-
-
 class UnknownAnchor(UserError, ValueError):
     """A token is to be trained against a log-prob that nobody knows."""
 

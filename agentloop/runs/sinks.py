@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, one_line
+from agentloop.errors import UserCodeFailed, UserError, one_line
 from agentloop.user_code import load_class, users_code
 from context.messages import conversation_text, plain_message, to_template
 from replay.records import Trajectory, TrajectoryRecord
@@ -59,7 +59,7 @@ class MetricSinks:
         try:
             with users_code():
                 call()
-        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        except (UserCodeFailed, UserError) as problem:
             del self._sinks[name]
             self._warn(
                 f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."

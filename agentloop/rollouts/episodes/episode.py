@@ -19,7 +19,7 @@ from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools, repeats
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shortened
+from agentloop.errors import UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
@@ -152,7 +152,7 @@ class EpisodeHooks:
             await asyncio.wait([closing])
             closing.exception()  # looked at: nobody else will
             raise
-        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        except (UserCodeFailed, UserError) as problem:
             return str(problem)
         return None
 

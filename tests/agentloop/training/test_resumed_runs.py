@@ -13,11 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.errors import CodeInterrupted, UserError
-from agentloop.rollouts.trajectories import Collected
+from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume, open_run_folder, record_config, resumed_run_folder
-from agentloop.training.collecting.by_loop import LoopCollection
-from agentloop.training.mixed_batch import IterationPlan
 from agentloop.training.train import TrainResult, train
 from tests.fakes.agents import looking_up
 from tests.fakes.environments import ENVIRONMENTS
@@ -123,27 +120,6 @@ def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
     folder = resumed_run_folder(config_to_resume(run, ["run.threads=3", "checkpoint.every=1"]), run)
     assert str(record_config(folder)).startswith("run.threads is 3 now, after 1; checkpoint.every is 1 now, after 2; ")
     assert record_config(folder) is None
-
-
-def test_collection_that_a_stop_ended_is_planned_again_as_it_was(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def config(name: str) -> RunConfig:
-        rule = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}
-        return two_iterations(tmp_path / name, qwen2, run={"iterations": 4}, replay=rule, checkpoint={"every": 9})
-
-    def interrupted(collection: LoopCollection, iteration: int, planned: IterationPlan) -> Collected:
-        if iteration == 3:
-            raise CodeInterrupted("BrokenPipeError: gone")
-        return sampled(collection, iteration, planned)
-
-    sampled, whole = LoopCollection._sampled, train(config("whole"), display=SilentDisplay())
-    with monkeypatch.context() as patch:
-        patch.setattr(LoopCollection, "_sampled", interrupted)
-        stopped = train(config("stopped"), display=SilentDisplay())
-    assert (stopped.iterations, lengthened(stopped.folder).iterations) == (2, 4)
-    made = [rows(run.folder / "replay.sqlite", "select iteration, replay from iterations") for run in (whole, stopped)]
-    assert made[0] == made[1] == [(1, 0), (2, 5), (3, 4), (4, 5)]
 
 
 @pytest.mark.parametrize(
