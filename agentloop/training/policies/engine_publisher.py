@@ -24,7 +24,8 @@ from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.run_folder import COMPLETE, RunFolder
-from agentloop.training.policies.publish import Publisher, shared_weights, write_published
+from agentloop.training.policies.publisher import Publisher
+from agentloop.training.policies.weights_for_engines import shared_weights, write_published
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 from replay.ticket_records import PUBLISHING, SERVING
