@@ -18,8 +18,7 @@ from agentloop.engines.remote.server_facts import read_key
 from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
-from agentloop.environments.check import needing
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.launch.roles import load_roles, load_run_config, role_members
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.sections.environments import TasksSection
-from agentloop.environments.check import needing
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import UserError, needing, one_line, shortened
 from replay.exchange.files import ExchangeError, is_parquet, lines
 from replay.exchange.row_format import read_json
 
