@@ -147,11 +147,7 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    """Perhaps on another machine: with kernels where they can be."""
-    compute = folder.config.compute
-    if compute.log_probs == "triton":
-        compute = compute.model_copy(update={"log_probs": "auto"})
-    return Actor(load_weights(folder, weights).model, compute=compute)
+    return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
 
 
 def _checked(

@@ -14,9 +14,8 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
-from agentloop.environments.check import needing
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, RenderError, ReplyParser, choose_parser
 from context.messages import canonical_json, shown_messages

@@ -84,7 +84,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
                 f"(digest {environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files."
             )
         vocab_size = int((run.fingerprint or {})["vocab_size"])
-        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
+        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # A reward that is unknown costs its episode, and is counted: it ends no worker.
         section = config.reward.model_copy(update={"on_error": "drop"})
