@@ -93,7 +93,7 @@ def record_sessions(
         store.add_policy(PolicyRecord(run, 0, None if options.by_text else str(options.model.resolve()), *hashes))
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
-        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.lifespan)
         gc.set_threshold(20_000, 20, 20)  # sessions are few and large: to look through them more often finds nothing
         sys.setswitchinterval(0.0005)  # seconds: requests wait less for the thread that writes
         listening = serving(app, host=section.host, port=section.port, public_url=section.public_url)
