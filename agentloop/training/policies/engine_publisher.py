@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentloop.engines.publish.engine_control import LIKELIEST, EngineControl, EngineRefused
-from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
+from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring_policy
 from agentloop.engines.publish.published_policy import NumberType, Probe, PublishedPolicy, one_publisher, read_published
 from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.engines.remote.server_facts import read_key
@@ -166,7 +166,7 @@ class EnginePublisher(Publisher):
         while True:
             try:
                 with one_publisher(policies, control.url):
-                    return bring(control, policy, source, record=policies / PROOFS)
+                    return bring_policy(control, policy, source, record=policies / PROOFS)
             except ProofFailed:
                 # It may have been restarted in the middle.
                 if refused:
@@ -195,7 +195,7 @@ def connect_engines(
             f"rollout.engine must be local where replies end at texts, got vllm and context.stop_strings {strings}. "
             "Use a model with an end of turn of its own."
         )
-    config = folder.config if served is None else served.connected(folder.config)
+    config = folder.config if served is None else served.with_engine_url(folder.config)
     engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
