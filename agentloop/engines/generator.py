@@ -60,20 +60,18 @@ def replies(
         return [failure] * len(requests)
     if len(given) != len(requests):  # nobody can match replies and requests
         return [GenerationFailed(f"{len(given)} replies to {len(requests)} requests")] * len(requests)
-    return [
-        check_recordable(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)
-    ]
+    return [recordable(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)]
 
 
-def check_recordable(
+def recordable(
     request: GenerationRequest, reply: Completion | GenerationFailed, *, vocab_size: int
 ) -> Completion | GenerationFailed:
     """Return the reply if it can be recorded, else the reason why not."""
-    problem = None if isinstance(reply, GenerationFailed) else find_reply_problem(request, reply, vocab_size=vocab_size)
+    problem = None if isinstance(reply, GenerationFailed) else reply_problem(request, reply, vocab_size=vocab_size)
     return reply if problem is None else GenerationFailed(problem)
 
 
-def find_reply_problem(request: GenerationRequest, reply: Completion, *, vocab_size: int) -> str | None:
+def reply_problem(request: GenerationRequest, reply: Completion, *, vocab_size: int) -> str | None:
     """Say why the reply of any engine can't be recorded; None where it can."""
     n = len(reply.token_ids)
     if not 1 <= n <= request.max_new_tokens:

@@ -7,7 +7,7 @@ from anthropic import types
 from pydantic import BaseModel
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply, NoRoom
-from agentloop.gateway.http_json import arguments_text, event_type, provider_json, sse
+from agentloop.gateway.http_json import arguments_text, event_type, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_tools, wrong
 
 PING = sse({"type": "ping"}, "ping")
@@ -84,7 +84,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         "stop_sequence": None,
         "usage": usage,
     }
-    return provider_json(types.Message, message)
+    return to_json(types.Message, message)
 
 
 def _blocks(reply: AgentReply) -> list[dict[str, Any]]:
@@ -128,16 +128,16 @@ def _split_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
 
 def _event(model: type[BaseModel], **fields: Any) -> bytes:
     kind = event_type(model)
-    return sse(provider_json(model, {"type": kind, **fields}), kind)
+    return sse(to_json(model, {"type": kind, **fields}), kind)
 
 
 def token_count(tokens: int) -> dict[str, Any]:
-    return provider_json(types.MessageTokensCount, {"input_tokens": tokens})
+    return to_json(types.MessageTokensCount, {"input_tokens": tokens})
 
 
 def model(name: str) -> dict[str, Any]:
     since = {"created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-    return provider_json(types.ModelInfo, {"type": "model", "id": name, "display_name": name, **since})
+    return to_json(types.ModelInfo, {"type": "model", "id": name, "display_name": name, **since})
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
-from agentloop.gateway.http_json import arguments_text, openai_error, provider_json, sse
+from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_list, read_tools
 from context.messages import Message
 
@@ -29,9 +29,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         said["content"] = message.content or None
         said["tool_calls"] = openai_calls(message)
     choice = {"index": 0, "message": said, "finish_reason": reply.finish, "logprobs": None}
-    return provider_json(
-        ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)}
-    )
+    return to_json(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
 
 def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
@@ -53,7 +51,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
 
 
 def model(name: str) -> dict[str, Any]:
-    return provider_json(Model, {"id": name, "object": "model", "created": 0, "owned_by": "agentloop"})
+    return to_json(Model, {"id": name, "object": "model", "created": 0, "owned_by": "agentloop"})
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def error_event(bad: BadRequest) -> bytes:
 
 
 def _chunk(request: AgentRequest, reply: AgentReply, **fields: Any) -> bytes:
-    return sse(provider_json(ChatCompletionChunk, {**_head(request, reply, "chat.completion.chunk"), **fields}))
+    return sse(to_json(ChatCompletionChunk, {**_head(request, reply, "chat.completion.chunk"), **fields}))
 
 
 def _head(request: AgentRequest, reply: AgentReply, kind: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def arguments_text(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def provider_json(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
     """Check a value against a provider's own type, and return it as JSON."""
     return model.model_validate(value).model_dump(mode="json", by_alias=True, exclude_unset=True)
 

@@ -12,7 +12,7 @@ from openai.types import responses as types
 from pydantic import BaseModel
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
-from agentloop.gateway.http_json import arguments_text, event_type, openai_error, provider_json, sse
+from agentloop.gateway.http_json import arguments_text, event_type, openai_error, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_name, read_tool, wrong
 
 PING = b": ping\n\n"
@@ -134,7 +134,7 @@ def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[s
         "tools": [{**kind, **tool["function"]} for tool in request.tools],
         "previous_response_id": None,
     }
-    return provider_json(types.Response, {**head, **fields})
+    return to_json(types.Response, {**head, **fields})
 
 
 def _items(reply: AgentReply, tools: Any) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     steps.append((ended, {"response": response}))
     for number, (event, fields) in enumerate(steps):
         kind = event_type(event)
-        yield sse(provider_json(event, {"type": kind, "sequence_number": number, **fields}), kind)
+        yield sse(to_json(event, {"type": kind, "sequence_number": number, **fields}), kind)
 
 
 def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[BaseModel], dict[str, Any]]]:
@@ -206,4 +206,4 @@ def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[
 
 def error_event(bad: BadRequest) -> bytes:
     event = {"type": "error", "sequence_number": 0, "message": str(bad), "code": bad.code, "param": bad.field}
-    return sse({**provider_json(types.ResponseErrorEvent, event), **openai_error(bad)}, "error")
+    return sse({**to_json(types.ResponseErrorEvent, event), **openai_error(bad)}, "error")

@@ -56,10 +56,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 _OBJECTS = ("text", "output_config", "tool_choice")
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_ROLE_FIELDS = {
-    "assistant": ("content", "tool_calls", "reasoning_content"),
-    "tool": ("content", "name", "tool_call_id"),
-}
+_BY_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
 _NOT_READ = ("function_call", "audio", "refusal")
 _MARKS = frozenset({"role", "type", "id", "status", "annotations", "cache_control"})
 """Fields of messages and tools that hold nothing to show a policy."""
@@ -91,7 +88,7 @@ def agent_request(
         raise wrong(field, "a list of at least one message", body.get(field))
     messages = tuple(_order_by_calls(_message(f"{field}[{index}]", row) for index, row in rows))
     for _, row in rows:
-        overruled |= _not_shown(field, [row], _ROLE_FIELDS.get(row["role"], ("content",)))
+        overruled |= _not_shown(field, [row], _BY_ROLE.get(row["role"], ("content",)))
     overruled |= _not_shown("tools", (tool.get("function", tool) for tool in body.get("tools") or ()), _TOOL_FIELDS)
     if messages[-1].role == "assistant":
         raise wrong(f"{field}[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
@@ -162,7 +159,7 @@ def _message(where: str, row: Any) -> Message:
     for key in _NOT_READ:
         if row.get(key) is not None:
             raise wrong(f"{where}.{key}", "left out", row[key])
-    kept = {key: row.get(key) for key in _ROLE_FIELDS.get(_ROLES[role], ("content",))}
+    kept = {key: row.get(key) for key in _BY_ROLE.get(_ROLES[role], ("content",))}
     packed = marshal.dumps({"role": _ROLES[role], **kept}, 2)  # bytes as the cache's key: values would take 1 for true
     try:
         return _read_cached_message(packed) if len(packed) < _LONG else _read_message(packed)

@@ -129,9 +129,8 @@ class LocalGenerator:
             logits = cache.feed(chunks)
 
     def _add(self, replies: Sequence[_Reply], logits: Tensor) -> None:
-        sampled = torch.stack(
-            [values.double() for values in self._sample(logits)]
-        ).tolist()  # one transfer, so one wait for the GPU
+        # One transfer, so one wait for the GPU.
+        sampled = torch.stack([values.double() for values in self._sample(logits)]).tolist()
         for reply, token, log_prob, entropy in zip(replies, *sampled, strict=True):
             if math.isnan(log_prob):
                 raise TrainingStopped(

@@ -25,7 +25,7 @@ from agentloop.engines.remote.server_facts import (
     ask_server,
     key_headers,
     read_key,
-    trusted_certificates,
+    trusted_context,
 )
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
 from agentloop.engines.remote.vllm_protocol import (
@@ -163,9 +163,7 @@ class RemoteEngine:
         session = self._session()
         async with session.slots:
             turn = _Turn(request)
-            transport = (
-                session.idle.pop() if session.idle else _Transport(verify=trusted_certificates(), trust_env=False)
-            )
+            transport = session.idle.pop() if session.idle else _Transport(verify=trusted_context(), trust_env=False)
             try:
                 async with asyncio.timeout(self._limits.turn_timeout_s):
                     return await self._try_until_reply(transport, turn)
@@ -202,10 +200,7 @@ class RemoteEngine:
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _request_reply(self, transport: _Transport, url: str, request: GenerationRequest) -> Completion:
-        server, weights = (
-            self._servers[url],
-            self._urls.serving[url],
-        )  # it still serves: nothing was awaited since it was chosen
+        server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since the URL was chosen
         body = generate_body(
             weights.adapter or server.model,
             request.prompt_ids,

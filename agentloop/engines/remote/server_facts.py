@@ -45,7 +45,7 @@ def key_headers(key: str | None) -> dict[str, str]:
 
 
 @cache
-def trusted_certificates() -> ssl.SSLContext:
+def trusted_context() -> ssl.SSLContext:
     """Load the machine's trusted certificates, once: that takes 40 ms, too long for every batch of turns."""
     return ssl.create_default_context()
 
@@ -65,7 +65,7 @@ def ask_server(url: str, *, model: str | None = None, key: str | None) -> Server
     url = url.rstrip("/")
     # The client uses the URL alone: no proxy and no password file of this machine's user.
     with httpx2.Client(
-        base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted_certificates()
+        base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted_context()
     ) as client:
         try:
             card = _base_model(client, url, model)

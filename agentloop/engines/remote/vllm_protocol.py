@@ -9,7 +9,7 @@ from enum import StrEnum
 from operator import index
 from typing import Any, NamedTuple
 
-from agentloop.engines.generator import GenerationRequest, find_reply_problem
+from agentloop.engines.generator import GenerationRequest, reply_problem
 from agentloop.engines.remote.serving_urls import Weights
 from agentloop.errors import one_line
 from agentloop.records import Completion
@@ -153,16 +153,12 @@ def check_reply(
     completion = Completion(tuple(reply.token_ids), log_probs, weights.version)
     problem = (
         _scoring_problem(reply, request)
-        or find_reply_problem(request, completion, vocab_size=vocab_size)
+        or reply_problem(request, completion, vocab_size=vocab_size)
         or _end_problem(reply, request, stop_ids)
     )
     if problem is not None:
         raise EngineFault(FaultKind.WRONG_REPLY, problem)
-    return (
-        completion
-        if versions is None
-        else replace(completion, policy_version=_token_versions(reply, weights, versions))
-    )
+    return completion if versions is None else replace(completion, policy_version=_versions(reply, weights, versions))
 
 
 def _scoring_problem(reply: WireReply, request: GenerationRequest) -> str | None:
@@ -190,7 +186,7 @@ def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozens
     return None
 
 
-def _token_versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -> int | tuple[int, ...]:
+def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -> int | tuple[int, ...]:
     """Return one version for all tokens, or a version for each."""
     if weights.adapter is not None:
         # The spans then name the model below the adapter, which is the same for all versions.

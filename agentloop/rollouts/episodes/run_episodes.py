@@ -7,7 +7,7 @@ from functools import partial
 
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest, Generator
-from agentloop.engines.generator import check_recordable, replies
+from agentloop.engines.generator import recordable, replies
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
@@ -32,7 +32,7 @@ class ConcurrentTurns:
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """A reply that can be recorded. Raises GenerationFailed."""
         request = GenerationRequest(episode, prompt_ids, max_new_tokens)
-        reply = check_recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
+        reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
         return reply

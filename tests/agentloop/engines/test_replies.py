@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
-from agentloop.engines.generator import check_recordable
+from agentloop.engines.generator import recordable
 from agentloop.engines.remote.serving_urls import Weights
 from agentloop.engines.remote.vllm_protocol import EngineFault, check_reply, read_reply
 
@@ -121,7 +121,7 @@ UNRECORDABLE = [
 
 @pytest.mark.parametrize(("reply", "said"), UNRECORDABLE)
 def test_a_reply_of_any_engine_is_recorded_only_if_it_holds(reply: Completion, said: str) -> None:
-    found = check_recordable(REQUEST, reply, vocab_size=20)
+    found = recordable(REQUEST, reply, vocab_size=20)
     assert isinstance(found, GenerationFailed) and str(found) == said
     rounded = Completion((5, 9), (1e-6, 0.0), 0)  # above 0 by rounding
-    assert check_recordable(REQUEST, rounded, vocab_size=20) is rounded
+    assert recordable(REQUEST, rounded, vocab_size=20) is rounded

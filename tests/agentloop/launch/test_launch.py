@@ -75,10 +75,10 @@ def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path:
 
 def test_a_role_is_started_again_after_longer_and_longer_and_then_no_more() -> None:
     restarts = Restarts()
-    assert [restarts.ended(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+    assert [restarts.next_wait_s(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
     slow = Restarts()
-    assert [slow.ended(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
-    assert Restarts().ended(-9, now=0.0, ran_s=90.0) == 1.0
+    assert [slow.next_wait_s(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
+    assert Restarts().next_wait_s(-9, now=0.0, ran_s=90.0) == 1.0
 
 
 @pytest.mark.soak
