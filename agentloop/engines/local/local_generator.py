@@ -56,16 +56,16 @@ class LocalGenerator:
         compute: ComputeSection | None = None,
         as_on_gpu: bool | None = None,
     ) -> None:
-        """`compute` sets the type of multiplications; its other settings are about scoring.
+        """`compute` says in which type it multiplies; the rest of it is about scoring.
 
-        `as_on_gpu`: copy the weights in the type that autocast would cast them to; None: if the model is on a GPU.
+        `as_on_gpu`: with weights that autocast need not cast again; None: if the model is on a GPU.
         """
         self._trained, self.model = model, model
         self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._rounded: list[tuple[Tensor, Tensor]] = []
         if self._autocast and self._as_on_gpu:
-            self.model, self._rounded = _copy_rounded(model)
+            self.model, self._rounded = _rounded_copy(model)
         self._stop_ids = stop_ids
         self._stop_strings = stop_strings or None
         self.policy_version = policy_version
@@ -167,8 +167,8 @@ class LocalGenerator:
         return chosen.clamp_max(cumulative.shape[1] - 1)
 
 
-def _copy_rounded(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
-    """Copy the model with linear weights in bfloat16, as autocast casts them; return each with its original, too."""
+def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
+    """A copy with its linear layers' weights in bfloat16, as autocast would cast them; and each with its original."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     copied = copy.deepcopy(model, shared)
     pairs: list[tuple[Tensor, Tensor]] = []

@@ -1,6 +1,6 @@
 """A published policy on disk: its weights, their hash, and the probe that proves an engine.
 
-This module imports no torch; `agentloop.training.policies.publish` writes the folders that it reads.
+Nothing here imports torch; `agentloop.training.policies.publish` writes what this reads.
 """
 
 import fcntl

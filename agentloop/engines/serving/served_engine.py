@@ -40,7 +40,7 @@ class ServedEngine:
                 )
             time.sleep(_LOOK_AGAIN_S)
 
-    def with_engine_url(self, config: RunConfig) -> RunConfig:
+    def connected(self, config: RunConfig) -> RunConfig:
         """Return the settings with the engine's URL. Nobody waits for this engine once it is gone."""
         engine = config.engine.model_copy(update={"urls": (self.options.url,), "restart_timeout_s": 0.0})
         return config.model_copy(update={"engine": engine})

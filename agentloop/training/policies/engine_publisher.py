@@ -195,7 +195,7 @@ def connect_engines(
             f"rollout.engine must be local where replies end at texts, got vllm and context.stop_strings {strings}. "
             "Use a model with an end of turn of its own."
         )
-    config = folder.config if served is None else served.with_engine_url(folder.config)
+    config = folder.config if served is None else served.connected(folder.config)
     engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
