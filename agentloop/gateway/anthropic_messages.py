@@ -33,7 +33,7 @@ def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
     if role not in ("user", "assistant", "system"):
         raise wrong(f"{where}.role", "user, assistant or system", role)
     rows: list[dict[str, Any]] = []
-    said: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
+    turn: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
     for place, block in enumerate(read_blocks(f"{where}.content", message.get("content"))):
         at, kind = f"{where}.content[{place}]", block["type"]
         if kind == "tool_result" and role == "user":
@@ -43,17 +43,17 @@ def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
         elif kind == "text":
             if role == "user" and not (rows and rows[-1]["role"] == "user"):
                 rows.append({"role": "user", "content": ""})
-            (rows[-1] if role == "user" else said)["content"] += _text(at, block)
+            (rows[-1] if role == "user" else turn)["content"] += _text(at, block)
         elif kind == "thinking" and role == "assistant":
-            said["reasoning_content"] = said.get("reasoning_content", "") + _text(at, block, "thinking")
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(at, block, "thinking")
         elif kind == "tool_use" and role == "assistant":
             if not isinstance(block.get("input"), dict):
                 raise wrong(f"{at}.input", "an object", block.get("input"))
             function = {"name": block.get("name"), "arguments": block["input"]}
-            said["tool_calls"].append({"id": block.get("id"), "function": function})
+            turn["tool_calls"].append({"id": block.get("id"), "function": function})
         else:
             raise wrong(f"{at}.type", f"one that {role} messages have here, text or about tools", kind)
-    return [(index, row) for row in (rows or [{"role": "user", "content": ""}] if role == "user" else [said])]
+    return [(index, row) for row in (rows or [{"role": "user", "content": ""}] if role == "user" else [turn])]
 
 
 def _texts(field: str, content: Any) -> str:

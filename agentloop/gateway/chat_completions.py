@@ -22,13 +22,13 @@ def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
 
 def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     message = reply.message
-    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    turn: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.reasoning:
-        said["reasoning_content"] = message.reasoning
+        turn["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        said["content"] = message.content or None
-        said["tool_calls"] = openai_calls(message)
-    choice = {"index": 0, "message": said, "finish_reason": reply.finish, "logprobs": None}
+        turn["content"] = message.content or None
+        turn["tool_calls"] = openai_calls(message)
+    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": None}
     return to_json(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
 

@@ -146,8 +146,8 @@ def _items(reply: AgentReply, tools: Any) -> list[dict[str, Any]]:
         items.append({"type": "reasoning", "id": f"rs_{reply.id}", "summary": summary})
     if message.content or not message.tool_calls:
         content = [{"type": "output_text", "text": message.content, "annotations": []}]
-        said = {"role": "assistant", "content": content, "status": status}
-        items.append({"type": "message", "id": f"msg_{reply.id}", **said})
+        message_item = {"role": "assistant", "content": content, "status": status}
+        items.append({"type": "message", "id": f"msg_{reply.id}", **message_item})
     namespaces = {tool["function"]["name"]: space for tool, space in _tools("tools", tools)}
     for place, call in enumerate(message.tool_calls):
         called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}

@@ -61,10 +61,10 @@ class RunGateway:
         """Open a session whose replies come from `ask`, which runs in the present event loop."""
         playing = asyncio.get_running_loop()
 
-        async def asked(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
+        async def ask_there(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(number, prompt.ids, most), playing))
 
-        session = OpenedSession(self, asked)
+        session = OpenedSession(self, ask_there)
         self.opened[session.id] = session
         return session
 

@@ -116,9 +116,11 @@ def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
     try:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
-        said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        said = said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
-        raise UserError(f"{said} A server other than vLLM can be recorded with --text, for imitation.") from None
+        problem = (
+            str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
+        )
+        problem = problem.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        raise UserError(f"{problem} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 
 def _make_ask(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
@@ -160,9 +162,9 @@ def _load_files(model: Path) -> ModelFiles:
     with tempfile.TemporaryDirectory() as folder:
         made = subprocess.run([sys.executable, "-c", _SAVE, model, folder], capture_output=True, text=True)
         if made.returncode:
-            said = shortened(made.stderr.strip().rpartition("\n")[2])
+            problem = shortened(made.stderr.strip().rpartition("\n")[2])
             raise UserError(
-                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({said}). Copy it again."
+                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({problem}). Copy it again."
             )
         with suppress(FileNotFoundError):
             shutil.copy(model / "generation_config.json", folder)

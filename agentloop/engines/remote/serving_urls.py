@@ -1,4 +1,4 @@
-"""Which weights each engine serves, and which engine an episode uses."""
+"""Records which weights each engine serves, and chooses the engine for each turn."""
 
 import hashlib
 import time

@@ -204,7 +204,7 @@ def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -
 
 
 def _check_spans(spans: Sequence[VersionSpan], n: int) -> None:
-    """Raises EngineFault unless each of `n` tokens is in exactly one span."""
+    """Check that each of `n` tokens is in exactly one span. Raises EngineFault."""
     starts, ends = [span.start for span in spans], [span.end for span in spans]
     if [*starts, n] != [0, *ends] or any(span.end <= span.start for span in spans):
         found = ", ".join(f"{span.start} to {span.end}" for span in spans) or "none"

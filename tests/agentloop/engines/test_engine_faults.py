@@ -119,7 +119,7 @@ def test_a_silent_server_costs_the_turn_its_deadline(server: EngineServer) -> No
     assert engine.faults == {"deadline": 12}
 
 
-def test_what_can_not_be_an_engine_of_the_run_is_refused(server: EngineServer) -> None:
+def test_server_that_is_unfit_for_the_run_is_refused(server: EngineServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(UserError, match=f"engine.urls must answer, got ConnectError: .* from {url}"):

@@ -287,6 +287,6 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
 @pytest.mark.parametrize(
     "seeds", [pytest.param(range(90), marks=pytest.mark.slow), pytest.param(range(90, 2000), marks=SOAK)], ids=str
 )
-def test_what_clients_get_over_http_is_stored_and_trained_exactly(location: Location, name: str, seeds: range) -> None:
+def test_replies_over_http_are_stored_and_trained_exactly(location: Location, name: str, seeds: range) -> None:
     chunks = [range(seeds[at], min(seeds[at] + 90, seeds.stop)) for at in range(0, len(seeds), 90)]
     print(name, dict(sum((check_seeds(location, name, chunk) for chunk in chunks), Counter[str]())))

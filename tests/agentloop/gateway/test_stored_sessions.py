@@ -242,7 +242,7 @@ def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> N
     assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
 
 
-def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: Path) -> None:
+def test_forgotten_session_does_not_return_when_it_ends(tmp_path: Path) -> None:
     async def play(sessions: RecordedSessions, _: Sampler) -> None:
         session = await sessions.authorize("a", "")
         await given(session)

@@ -267,7 +267,7 @@ def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer
 
 
 @pytest.mark.slow
-def test_what_it_can_not_do_is_one_line(
+def test_refused_recording_is_one_line(
     tmp_path: Path,
     qwen2: Path,
     server: EngineServer,

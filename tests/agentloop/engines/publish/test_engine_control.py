@@ -90,7 +90,7 @@ def test_a_refusal_says_what_to_do(
         asked(control)
 
 
-def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineControl) -> None:
+def test_facts_of_the_server_are_read(server: ScriptedServer, control: EngineControl) -> None:
     cards = [{"id": "tiny", "parent": None}, {"id": "run@1", "parent": "tiny"}, {"id": "run@2", "parent": "tiny"}]
     server.answers["/v1/models"] = (200, {"data": cards})
     assert control.adapters() == ["run@1", "run@2"]
