@@ -83,7 +83,7 @@ def agent_request(
     """
     choice = body.get("tool_choice")
     agent, aside = read_agent(body.get("model"))
-    overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
+    overruled = _find_overruled(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
     messages = tuple(_order_by_calls(_message(f"{field}[{index}]", row) for index, row in rows))
@@ -218,7 +218,7 @@ def read_agent(model: Any) -> tuple[str, bool]:
     return found["agent"] or "", model == ASIDE
 
 
-def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
+def _find_overruled(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
     """Return the overruled fields. Raises BadRequest for a field that the reply could not obey."""
     overruled = set()
     for name, value in _fields(body):

@@ -15,7 +15,7 @@ _LONGEST_PAUSE = 0.75
 """The longest pause as a part of a lease: a worker without a report for a whole lease counts as gone."""
 
 
-class RunLooks:
+class RunPoller:
     """Looks at the database, which all workers share: the more there are, the longer each waits between two looks."""
 
     def __init__(self, store: ReplayStore, run: str, worker: str, *, lease_s: float) -> None:

@@ -21,7 +21,7 @@ from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
-from agentloop.workers.run_view import ListedEngines, RunLooks
+from agentloop.workers.run_view import ListedEngines, RunPoller
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 
 class Worker:
-    """RunLooks at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
+    """RunPoller at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Worker:
         self._say = say
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
-        self._looks = RunLooks(run.store, run.id, self.id, lease_s=self._lease_s)
+        self._poller = RunPoller(run.store, run.id, self.id, lease_s=self._lease_s)
         self._engines = ListedEngines(run.engine)
         self._claims = HeldClaims(concurrency)
         """The claims of episodes that are unfinished, or not stored yet."""
@@ -83,7 +83,7 @@ class Worker:
         try:
             while not self._stop.requested:
                 try:
-                    view = await self._ask(self._looks.look)
+                    view = await self._ask(self._poller.look)
                     if view.has_ended:
                         self._say("the run has ended")
                         return
@@ -109,10 +109,10 @@ class Worker:
         await self._extend()
         await self._give_back()
         await self._claim(view)
-        if self._looks.report_is_due:
-            await self._ask(self._looks.report, self._facts())
+        if self._poller.report_is_due:
+            await self._ask(self._poller.report, self._facts())
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
-        return self._looks.pause_s(busy=bool(busy))
+        return self._poller.pause_s(busy=bool(busy))
 
     async def _store_results(self) -> None:
         for result in self._episodes.results():
