@@ -47,8 +47,7 @@ class ProviderProtocol(Protocol):
     def error_event(self, bad: BadRequest, /) -> bytes: ...
 
 
-# A provider's package takes up to a second and 50 MB, so only the first request to its endpoint imports it. A package
-# that is missing is an error now.
+# A provider's package takes up to a second and 50 MB: its endpoint imports it when asked. A missing one fails now.
 for _package in ("openai", "anthropic"):
     if find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)

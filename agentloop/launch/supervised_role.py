@@ -147,10 +147,7 @@ class Restarts:
         self._refusals, self._wait_s = 0, 0.5
 
     def next_wait_s(self, code: int, *, now: float, ran_s: float) -> float | None:
-        """Note an end; return the seconds until the next start, or None for no other start.
-
-        The pauses are 1, 2, 4, ... seconds, and begin again at 1 after a run of a minute.
-        """
+        """Note an end; return the pause before the next start: 1, 2, 4, ..., 1 after a minute's run; None: none."""
         self._ends.append(now)
         self._refusals = self._refusals + 1 if code == _REFUSED else 0
         if self._refusals == MOST_ENDS or (len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S):

@@ -116,11 +116,9 @@ def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
     try:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
-        problem = (
-            str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        )
-        problem = problem.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
-        raise UserError(f"{problem} A server other than vLLM can be recorded with --text, for imitation.") from None
+        text = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
+        text = text.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        raise UserError(f"{text} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 
 def _make_ask(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:

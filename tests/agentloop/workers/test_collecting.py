@@ -77,7 +77,7 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
     assert run.store.roles.listed("worker", run.id) == []
 
 
-def test_claims_of_a_killed_worker_are_collected_by_another_and_none_twice(begin: Begin, location: Location) -> None:
+def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(begin: Begin, location: Location) -> None:
     run, server = begin(location)
     server.models.pace_s = 0.05
     run.issue(3)
