@@ -1,7 +1,7 @@
-"""The processes that hold the policy's weights together. Rank 0 says what is done; the others do the same.
+"""The processes that hold the policy's weights together. Rank 0 decides what to do; the others do the same.
 
-Every rank is given the whole batch and computes the weights of all its tokens, so that denominators are those of the
-whole step without a word between ranks. Each takes its share of the passes, and what passes add up to is summed.
+Every rank receives the whole batch and computes the loss weights of all tokens. So each rank knows the denominators of
+the whole step without communication. Each takes its share of the passes, and their results are summed over the ranks.
 """
 
 import os
@@ -21,39 +21,39 @@ from agentloop.errors import RankLost, TrainingStopped, UserError
 
 T = TypeVar("T")
 _PATIENCE = timedelta(days=7)
-"""For the next order: an iteration's episodes may take hours. A rank that has died is noticed at once all the same."""
+"""The longest wait for rank 0's next call: episodes may take hours. A rank that has died is noticed at once."""
 _LEAVING_S = 10.0
-"""For the end of a process group after an error."""
+"""Seconds in which a process group must end after an error."""
 
 
 @dataclass
 class Ranks:
-    """This process among those that learn together; without arguments it learns alone."""
+    """This process's place among those that learn together. Without arguments it learns alone."""
 
     index: int = 0
     count: int = 1
     control_group: Any = None
-    """The process group that rank 0 speaks through."""
+    """The process group through which rank 0 sends its calls."""
     others_listen: bool = True
-    """Rank 0: they wait for an order, and are not in the middle of one."""
+    """On rank 0: the other ranks wait for a call, and make none now."""
 
     @property
     def several(self) -> bool:
         return self.count > 1
 
     def share(self, passes: Sequence[T]) -> list[T | None]:
-        """This rank's own of the passes, as many as each rank has; None where it only keeps the others company."""
+        """Return this rank's passes, as many as every rank has; None where it only takes part in collectives."""
         own: list[T | None] = [*passes[self.index :: self.count]]
         return own + [None] * (-(-len(passes) // self.count) - len(own))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Sum over all ranks, in place."""
         if self.several:
             dist.all_reduce(values)
         return values
 
     def gather(self, values: Tensor) -> Tensor:
-        """[n] of every rank, of any length each, one behind another by rank."""
+        """Concatenate the [n] values of all ranks, by rank. The lengths may differ."""
         if not self.several:
             return values
         lengths = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(self.count)]
@@ -64,30 +64,30 @@ class Ranks:
         return torch.cat([place[: int(length)] for place, length in zip(places, lengths, strict=True)])
 
     def gather_shared(self, found: Sequence[T]) -> list[T]:
-        """What each rank has made of its `share`, of all ranks in the order before it."""
+        """Gather each rank's results for its `share`, in the order of the whole list."""
         each: list[Any] = [found] * self.count
         if self.several:
             dist.all_gather_object(each, found)
         return [one for turn in zip(*each, strict=True) for one in turn]
 
     def broadcast(self, call: object) -> None:
-        """Rank 0: every other rank receives it."""
+        """On rank 0: send a call to every other rank."""
         dist.broadcast_object_list([call], src=0, group=self.control_group)
 
     @contextmanager
     def broadcasting(self, call: object) -> Iterator[None]:
-        """Rank 0: every other rank receives the call, and makes it while this one makes it within."""
+        """On rank 0: send a call to every other rank, which makes it while rank 0 makes it within the block."""
         self.others_listen = False
         self.broadcast(call)
         try:
             yield
         except TrainingStopped:
-            self.others_listen = True  # of what they do together; they have met it too
+            self.others_listen = True  # the other ranks have raised it too, and wait again
             raise
         self.others_listen = True
 
     def receive(self) -> Any:
-        """The other ranks: the next call of rank 0, however long it takes."""
+        """On the other ranks: wait for the next call of rank 0, however long that takes."""
         received = [None]
         dist.broadcast_object_list(received, src=0, group=self.control_group)
         return received[0]
@@ -98,10 +98,10 @@ ALONE = Ranks()
 
 @contextmanager
 def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
-    """This process among those torchrun has started; alone without torchrun. `device` is `model.device`.
+    """Join the ranks that torchrun has started; without torchrun this process is alone. `device` is `model.device`.
 
-    At the end rank 0 sends the others home. A rank that is lost meanwhile is a RankLost. Raises UserError for more
-    ranks than GPUs, and for ranks without a place to meet.
+    At the end rank 0 ends the other ranks. Raises RankLost for a rank that is lost meanwhile. Raises UserError for more
+    ranks than GPUs, and where torchrun's variables are missing.
     """
     if ranks_wanted() == 1:
         yield ALONE
@@ -122,7 +122,7 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException:
-        # A backend may hold on to what nobody will answer any more; the error is shown all the same.
+        # A backend may wait for ranks that never answer; the error is shown all the same.
         leaving = Thread(target=_leave, args=(ranks,), daemon=True)
         leaving.start()
         leaving.join(_LEAVING_S)
@@ -131,15 +131,15 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
 
 
 def _leave(ranks: Ranks) -> None:
-    """Rank 0 sends the others home, and the groups end with their threads: Python can't go down under one that runs.
+    """End the other ranks from rank 0, then the groups with their threads: Python can't exit under a running one.
 
-    Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in the
-    middle of one would learn it only after their timeout, but notice at once that this process ends.
+    That is needed after an error too: ranks that wait for a call would wait for ever. Ranks in the middle of a call
+    notice that this process ends.
     """
-    with suppress(RankLost), rank_failures():  # there may be nobody left
+    with suppress(RankLost), rank_failures():  # all other ranks may be gone
         if ranks.index == 0 and ranks.others_listen:
             ranks.broadcast(None)
-    ranks.control_group = None  # the last that holds on to that group
+    ranks.control_group = None  # the last reference to that group
     dist.destroy_process_group()
 
 
@@ -154,7 +154,7 @@ def _take_gpu(place: int) -> None:
 
 @contextmanager
 def rank_failures() -> Iterator[None]:
-    """A collective that fails is a rank that is gone or says nothing: said so, instead of a backend's stack."""
+    """Raise RankLost, instead of the backend's own error, where a collective fails: a rank is gone or silent."""
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
@@ -163,7 +163,7 @@ def rank_failures() -> Iterator[None]:
         reason = str(error).strip().splitlines()[0]
         raise RankLost(
             f"every rank must stay alive and answer within compute.rank_timeout_s, got {reason[:200]!r} on rank "
-            f"{own_rank()}. See what the other ranks said; then go on from the last checkpoint with --resume."
+            f"{own_rank()}. See the output of the other ranks; then continue from the last checkpoint with --resume."
         ) from error
 
 

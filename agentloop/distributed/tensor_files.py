@@ -1,6 +1,6 @@
-"""Tensors of a training state in safetensors files: one file of a process alone, a file per rank of several.
+"""A training state's tensors in safetensors files: one file from a single process, or a file per rank.
 
-What several ranks wrote any number of ranks reads, each its own part; torch's distributed checkpoint does the cutting.
+Any number of ranks can read the files of several, each its own part; torch's distributed checkpoint splits them.
 """
 
 import json
@@ -24,26 +24,26 @@ from agentloop.errors import one_line
 
 _ALONE = "state.safetensors"
 _PARTS = "parts.json"
-"""Names of the files of several ranks: without one of them the others read as if its part were 0."""
+"""The list of the ranks' files. If one were missing unnoticed, its part would read as 0."""
 Places = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Where a stored tensor of this name, shape and type is to be read to."""
+"""Returns the tensor into which a stored one of this name, shape and type is read."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
-    """Into a folder that all ranks see. On several ranks each writes its part of every sharded tensor."""
+    """Write tensors to a folder that all ranks see. Each rank writes its part of every sharded tensor."""
     folder.mkdir(parents=True, exist_ok=True)
     if not ranks.several:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _ALONE)
         return
     if tensors:
-        with _failures_named():
+        with _raising_first_failure():
             save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     if ranks.index == 0:
         (folder / _PARTS).write_text(json.dumps(sorted(path.name for path in folder.glob("*.safetensors"))))
 
 
 def read_tensors(folder: Path, *, places: Places | None = None, ranks: Ranks = ALONE) -> dict[str, Tensor]:
-    """What `write_tensors` wrote, into `places` or whole on the CPU. Raises OSError or ValueError for damaged files."""
+    """Read the files of `write_tensors`, into `places` or whole on the CPU. Raises OSError or ValueError for damage."""
     if not ranks.several and (folder / _ALONE).exists():
         return load_file(folder / _ALONE)
     alone = [_ALONE] if (folder / _ALONE).exists() else None
@@ -61,15 +61,15 @@ def read_tensors(folder: Path, *, places: Places | None = None, ranks: Ranks = A
         place = places(name, found.size, found.properties.dtype) if places else None
         tensors[name] = torch.zeros(found.size, dtype=found.properties.dtype) if place is None else place
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, and is to be
-        with _failures_named():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # on purpose
+        with _raising_first_failure():
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not ranks.several)
     return tensors
 
 
 @contextmanager
-def _failures_named() -> Iterator[None]:
-    """What failed on any rank, instead of the stacks of all in what is no Exception."""
+def _raising_first_failure() -> Iterator[None]:
+    """Raise one rank's error in place of torch's, which has all ranks' stacks and is no Exception."""
     try:
         yield
     except CheckpointException as error:

@@ -1,4 +1,4 @@
-"""What a rollout asks of an engine: token ids in; token ids and log-probs out, checked before they are stored."""
+"""The interface of engines: token ids in; token ids and log-probs out, which are checked before they are stored."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from agentloop.records import Completion, GenerationFailed
 @dataclass(frozen=True)
 class GenerationRequest:
     episode: int
-    """Stays the same over the turns of one episode: an engine may keep a cache under it."""
+    """The episode's number, which all its turns share: an engine may cache under it."""
     prompt_ids: Sequence[int]
-    """The whole prompt, exactly; extends the episode's previous prompt and reply unless history was rewritten."""
+    """The whole prompt. It extends the episode's previous prompt and reply, unless history was rewritten."""
     max_new_tokens: int
 
 
@@ -22,7 +22,7 @@ class SamplingEngine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Publishes before now."""
+        """The number of publishes so far."""
 
     def begin(self, *, seed: int, temperature: float) -> None:
         """Start a batch of episodes: forget caches, seed the sampling. Temperature 0 is greedy."""
@@ -32,33 +32,33 @@ class Generator(SamplingEngine, Protocol):
     """An engine that takes the requests of all episodes in one batch."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Sequence[Completion | GenerationFailed]:
-        """One reply per request, in order; `GenerationFailed` in place of one, or raised where the engine is gone."""
+        """Sample a reply per request, in order; `GenerationFailed` replaces one. It is raised if the engine is gone."""
 
 
 @runtime_checkable
 class ConcurrentGenerator(SamplingEngine, Protocol):
-    """An engine elsewhere, which batches what it is asked by itself."""
+    """An engine elsewhere, which batches concurrent requests by itself."""
 
     async def reply(self, request: GenerationRequest) -> Completion:
-        """The reply to one request. Raises GenerationFailed."""
+        """Sample the reply to one request. Raises GenerationFailed."""
 
     async def close(self) -> None:
-        """Close what was opened on this event loop."""
+        """Close the connections of this event loop."""
 
 
 _ROUNDING = 1e-6
-"""A log-prob this far above 0 is a rounding error of softmax."""
+"""Up to here a log-prob above 0 is a rounding error of softmax."""
 
 
 def replies(
     generator: Generator, requests: Sequence[GenerationRequest], *, vocab_size: int
 ) -> list[Completion | GenerationFailed]:
-    """One per request, in their order: a completion that can be recorded, or why there is none."""
+    """Ask for all replies at once. Each, in order, is a completion that can be recorded, or the reason for none."""
     try:
         given = generator.generate(requests)
     except GenerationFailed as failure:
         return [failure] * len(requests)
-    if len(given) != len(requests):  # which reply is whose is anyone's guess
+    if len(given) != len(requests):  # nobody can match replies and requests
         return [GenerationFailed(f"{len(given)} replies to {len(requests)} requests")] * len(requests)
     return [recordable(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)]
 
@@ -66,13 +66,13 @@ def replies(
 def recordable(
     request: GenerationRequest, reply: Completion | GenerationFailed, *, vocab_size: int
 ) -> Completion | GenerationFailed:
-    """The reply if it can be recorded, else why not."""
+    """Return the reply if it can be recorded, else the reason why not."""
     problem = None if isinstance(reply, GenerationFailed) else reply_problem(request, reply, vocab_size=vocab_size)
     return reply if problem is None else GenerationFailed(problem)
 
 
 def reply_problem(request: GenerationRequest, reply: Completion, *, vocab_size: int) -> str | None:
-    """Why the reply can't be recorded, whichever engine gave it; None where it can."""
+    """Say why the reply of any engine can't be recorded; None where it can."""
     n = len(reply.token_ids)
     if not 1 <= n <= request.max_new_tokens:
         return f"{n} tokens where 1 to {request.max_new_tokens} were asked for"

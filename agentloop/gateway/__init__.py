@@ -1,1 +1,1 @@
-"""The address that agents know as their model's: three providers' protocols in front of sessions that are recorded."""
+"""The gateway: agents use it as their model's address, in any of three protocols, and their sessions are recorded."""

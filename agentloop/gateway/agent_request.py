@@ -1,4 +1,4 @@
-"""What an agent asks and is given, whichever protocol it speaks."""
+"""An agent's request and the reply to it, in one form for all protocols."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,48 +11,48 @@ from context.wording import visible
 @dataclass(frozen=True)
 class AgentRequest:
     model: str
-    """As the agent wrote it."""
+    """The model's name as the agent wrote it."""
     agent: str
-    """Who asks, as the agent calls itself; empty where it does not say."""
+    """The agent's own name; empty where it gives none."""
     aside: bool
-    """True: asked beside the task; answered, and never trained."""
+    """True: the request is not part of the task. It is answered, and its reply is never trained."""
     messages: tuple[Message, ...]
-    """The whole conversation; calls have the ids that the agent gave them."""
+    """The whole conversation. Calls have the ids that the agent gave them."""
     tools: list[dict[str, Any]]
-    """In OpenAI's form, with names, descriptions and parameters alone; empty where the reply may use none."""
+    """Tools in OpenAI's form, with only name, description and parameters; empty where the reply may use none."""
     max_tokens: int | None
-    """The most tokens that the reply may have; None: the agent does not say."""
+    """The most tokens that the reply may have; None: the agent sets no limit."""
     stream: bool
     overruled: tuple[str, ...]
-    """Fields that the agent set and the run's settings stand above, or that the policy is not shown."""
+    """Fields that the agent set without effect: the run's settings decide, or the policy is not shown them."""
     body: Mapping[str, Any] = field(repr=False)
-    """As the agent sent it."""
+    """The request's JSON as the agent sent it."""
 
 
 @dataclass(frozen=True)
 class AgentReply:
     id: str
-    """A plain word, another one for each reply of a gateway."""
+    """Letters and digits, different for each reply of a gateway."""
     message: Message
-    """Each of its calls has an id."""
+    """The reply's message. Each of its calls has an id."""
     finish: Literal["stop", "tool_calls", "length"]
     prompt_tokens: int
     completion_tokens: int
     created: int
     """Seconds since 1970."""
     cached_tokens: int = 0
-    """Tokens of the prompt that the engine had seen already."""
+    """Tokens of the prompt that earlier requests of the session had already shown to the engine."""
 
 
-Given = Callable[[str], AgentReply | None]
-"""The reply of an id, where the session gave one of that id."""
+FindReply = Callable[[str], AgentReply | None]
+"""Finds the reply that a session gave under an id; None where it gave none."""
 
 
 class BadRequest(Exception):
-    """What the agent sent can't be answered; each protocol writes it as its provider does."""
+    """The request can't be answered. Each protocol writes the error as its provider does."""
 
     def __init__(self, status: int, message: str, field: str | None = None, code: str | None = None) -> None:
-        """`field`: the one that is to be changed; `code`: what OpenAI calls the kind of error."""
+        """`field` is the request's field to change; `code` is OpenAI's name for the kind of error."""
         super().__init__(visible(message))
         self.status = status
         self.field = field
@@ -60,10 +60,10 @@ class BadRequest(Exception):
 
 
 class NoRoom(BadRequest):
-    """The prompt leaves no room for a reply: agents that shorten their conversations know it by its wording."""
+    """The prompt leaves no room for a reply. Agents that shorten their conversations recognise the error's wording."""
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
-        """`limit`: the most tokens that prompt and reply may have together."""
+        """`limit` is the most tokens that prompt and reply may have together."""
         super().__init__(
             400,
             f"This model's maximum context length is {limit} tokens. However, your messages resulted in "

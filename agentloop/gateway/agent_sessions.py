@@ -1,4 +1,9 @@
-"""Sessions of agents: each reply is sampled from the policy, kept with its tokens, and then given."""
+"""One session per episode of an agent: it samples each reply, stores it with its tokens, and then delivers it.
+
+An agent sends its whole conversation with each request. The session finds the earlier reply that the request continues
+from, and builds the prompt on the tokens of that reply. Example: the policy replied "A" to "hi". The request "hi", "A",
+"go on" continues from that reply: its prompt is the exact tokens sampled for "A", and then "go on".
+"""
 
 import asyncio
 import time
@@ -23,41 +28,41 @@ from replay.records import LARGEST_FLOAT32
 
 Tools = Sequence[Mapping[str, Any]]
 Ask = Callable[[AgentRequest, int, Prompt, int], Awaitable[Completion]]
-"""Called with what the agent asks, a number that prompts have in common of which each goes on from the reply to the one
-before, a prompt and the most new tokens; raises GenerationFailed. Awaited in the server's event loop."""
+"""Samples a reply in the server's event loop. Takes request, conversation's number, prompt, and the most new tokens.
+Prompts that each continue from the reply to the one before share a conversation's number. Raises GenerationFailed."""
 Finish = Literal["stop", "tool_calls", "length"]
 _MOST_NODES = 2_000
-"""Requests of one session: one that goes in circles must come to an end."""
+"""The most requests of one session: an agent that goes in circles must come to an end."""
 _MOST_CHARACTERS = 64
-"""Of a prompt, for each token there is room for: but for runs of white space, so many are far more than fit."""
+"""Characters per token above which a prompt is far too long, unless it is mostly white space."""
 _LONG = 1 << 14
-"""Characters: to tokenize more takes so long that all who wait would notice."""
-_LINES = count(1 << 32)
-"""Apart from the numbers of episodes that are no agents'."""
+"""Characters above which a prompt is tokenized in a thread: other requests would notice the time that it takes."""
+_CONVERSATION_NUMBERS = count(1 << 32)
+"""Numbers for the engine, far from those of episodes without an agent."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What sessions are rendered, read and limited by."""
+    """The renderer, the parser and the limits that all sessions use."""
 
     renderer: Renderer
     parser: Callable[[Tools], ReplyParser]
     control: TrainingControl
     max_tokens: int
-    """Of prompt and reply."""
+    """The most tokens of a prompt and its reply together."""
     max_reply_tokens: int
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A request, and the client that waits for its reply."""
+class _Pending:
+    """A request whose reply is still to be sampled or sent, and the client that waits for it."""
 
     request: AgentRequest
     gone: asyncio.Future[Any]
-    """Done once the client waits no more."""
+    """Done once the client has disconnected."""
     reply: asyncio.Future[AgentReply] = field(init=False)
     node: int | None = None
-    """Whose reply is on its way."""
+    """The number of the node whose reply is being sent."""
 
 
 class AgentSession:
@@ -73,8 +78,8 @@ class AgentSession:
         writer: NodeWriter | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
-        """`now`: what templates take for today; `nodes`: what is stored already. `writer` stores each node before its
-        reply is given; None: an agent that ends with this process has nobody who could ask for it again."""
+        """`now` is the date that templates show; `nodes` are stored already. `writer` stores each node before its reply
+        is delivered; None where the agent ends with this process, and so could ask for no stored reply."""
         self.id, self._reply_ids = id, content_hash(id)[:12]
         self._policy = policy
         self._ask = ask
@@ -82,60 +87,61 @@ class AgentSession:
         self.tree = ConversationTree(policy.renderer, policy.parser, now=now, control=policy.control, nodes=nodes)
         self.closed = False
         self.rewards: dict[str, float] = {}
-        """What was posted, by agent; the whole episode's under the empty name."""
+        """The posted rewards by agent; the whole episode's reward has the empty name."""
         self.ended = Future[None]()
-        """Done once somebody has said that the episode is over, or with what nobody can go on after."""
+        """Done once somebody has ended the episode. It holds an exception where an error must end the worker or run."""
         self.entropies: list[float] = []
-        """Nats, one per sampled token whose entropy the engine said."""
+        """The entropy of each sampled token for which the engine gave one, in nats."""
         self.problem: str | None = None
-        """Why the engine gave no reply, where it gave none."""
-        self._asked: list[_Asked] = []
-        """Requests that have no reply yet, or whose reply is on its way."""
-        self._lines: dict[int, int] = {}
-        """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
+        """Why the engine gave no reply; None where it always gave one."""
+        self._pending: list[_Pending] = []
+        """Requests without a reply yet, and requests whose reply is being sent."""
+        self._conversations: dict[int, int] = {}
+        """The conversation's number by the node of its last reply: the next prompt that continues from it takes it."""
         self._unstored: set[int] = set()
         self._quiet_since = time.monotonic()
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which nothing was asked, or is to be answered."""
-        return 0.0 if any(not one.reply.done() for one in self._asked) else time.monotonic() - self._quiet_since
+        """Seconds since the last request was answered; 0 while one waits for its reply."""
+        return 0.0 if any(not one.reply.done() for one in self._pending) else time.monotonic() - self._quiet_since
 
     async def reply(self, request: AgentRequest, gone: asyncio.Future[Any]) -> AgentReply:
-        """The reply, stored. Raises BadRequest, RenderError, GenerationFailed.
+        """Sample a reply and store it. Raises BadRequest, RenderError, GenerationFailed.
 
-        It is awaited to its end even if the client is `gone` meanwhile: that is done then. An equal request has the
-        reply of one whose client is gone: the agent asks again. While a client waits for that, it is another sample.
+        The future `gone` is done once the client has disconnected; the reply is then still sampled to its end. An equal
+        request receives the reply that such a client missed: it is the agent's second try. If the first client still
+        waits, the equal request asks for another sample.
         """
-        self._asked = [one for one in self._asked if not (one.reply.done() and one.gone.done())]
-        lost = (one for one in self._asked if one.gone.done() and _equal(one.request, request))
-        asked = next(lost, None) or _Asked(request, gone)
-        if asked not in self._asked:
-            asked.reply = asyncio.ensure_future(self._reply(request, asked))
-            asked.reply.add_done_callback(self._answered)
-            self._asked.append(asked)
-        asked.gone = gone
-        return await asyncio.shield(asked.reply)
+        self._pending = [one for one in self._pending if not (one.reply.done() and one.gone.done())]
+        missed = (one for one in self._pending if one.gone.done() and _are_equal(one.request, request))
+        pending = next(missed, None) or _Pending(request, gone)
+        if pending not in self._pending:
+            pending.reply = asyncio.ensure_future(self._reply(request, pending))
+            pending.reply.add_done_callback(self._note_answer)
+            self._pending.append(pending)
+        pending.gone = gone
+        return await asyncio.shield(pending.reply)
 
-    def _answered(self, _: object) -> None:
+    def _note_answer(self, _: object) -> None:
         self._quiet_since = time.monotonic()
 
-    async def _reply(self, request: AgentRequest, asked: _Asked) -> AgentReply:
-        on_their_way = [one.node for one in self._asked if not one.gone.done()]
+    async def _reply(self, request: AgentRequest, pending: _Pending) -> AgentReply:
+        being_sent = [one.node for one in self._pending if not one.gone.done()]
 
         def is_lost(node: Node) -> bool:
             is_its_own = node.agent == request.agent and not request.aside
-            return node.number not in on_their_way and is_its_own and self._is_for(node, request)
+            return node.number not in being_sent and is_its_own and self._fits_limits(node, request)
 
         await self._tokenize(request)
-        self._policy.parser(request.tools)  # what could not be shown or read is refused before it is sampled
+        self._policy.parser(request.tools)  # refuses tools that it can't show or read before anything is sampled
         prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
         if prompt.follows is not None:
-            self._is_delivered(prompt.follows)  # who goes on from a reply has it, whatever became of the connection
+            self._mark_delivered(prompt.follows)  # the agent continues from the reply, so it has received it
         if prompt.repeats is not None:
-            asked.node = prompt.repeats
+            pending.node = prompt.repeats
             await self._store()
-            return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.tokens))
+            return self._make_reply(self.tree.nodes[prompt.repeats], cached=len(prompt.tokens))
         if len(self.tree.nodes) >= _MOST_NODES:
             raise BadRequest(400, f"An episode must have at most {_MOST_NODES} requests, got more.")
         room = self._policy.max_tokens - len(prompt.tokens)
@@ -143,7 +149,7 @@ class AgentSession:
             await self._store(self.tree.refuse(prompt, agent=request.agent))
             raise NoRoom(len(prompt.tokens), self._policy.max_tokens)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
-        completion = await self._sampled(request, prompt, most)
+        completion = await self._sample(request, prompt, most)
         status = Status.ASIDE if request.aside else Status.UNDELIVERED
         node, _ = self.tree.add(
             prompt,
@@ -153,43 +159,43 @@ class AgentSession:
             agent=request.agent,
             status=status,
         )
-        asked.node = node.number
+        pending.node = node.number
         await self._store(node)
-        return self._written(node, cached=prompt.place.kept_tokens)
+        return self._make_reply(node, cached=prompt.place.kept_tokens)
 
     async def _tokenize(self, request: AgentRequest) -> None:
-        """In a thread, so that the renderer knows what is long when it is asked. Raises NoRoom for far too much."""
+        """Tokenize a long prompt in a thread, into the renderer's cache. Raises NoRoom where it is far too long."""
         texts = (content.text for message in request.messages for content in contents(message))
         characters, most = sum(map(len, texts)) + len(repr(request.tools)), self._policy.max_tokens
         if characters > most * _MOST_CHARACTERS:
             raise NoRoom(characters // _MOST_CHARACTERS, most)
         if characters > _LONG:
-            with suppress(RenderError):  # raised again where it matters
+            with suppress(RenderError):  # the prompt's rendering raises it again
                 await asyncio.to_thread(self._policy.renderer.initial, request.messages, request.tools)
 
-    async def _sampled(self, request: AgentRequest, prompt: Prompt, most: int) -> Completion:
+    async def _sample(self, request: AgentRequest, prompt: Prompt, most: int) -> Completion:
         at = prompt.place.parent
-        line = self._lines.pop(at, None) if at is not None and prompt.place.fork is None else None
-        line = next(_LINES) if line is None else line
+        number = self._conversations.pop(at, None) if at is not None and prompt.place.fork is None else None
+        number = next(_CONVERSATION_NUMBERS) if number is None else number
         try:
-            completion = await self._ask(request, line, prompt, most)
+            completion = await self._ask(request, number, prompt, most)
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise
-        except BadRequest:  # an upstream's
+        except BadRequest:  # another model that answers has refused the request
             raise
-        except Exception as error:  # no failure of this request: whoever plays the episode ends with it
+        except Exception as error:  # not a failure of this request alone: it ends whatever plays the episode
             with suppress(InvalidStateError):
                 self.ended.set_exception(error)
             raise
         if self.closed:
             raise BadRequest(403, "The episode must be one that is under way, got one that has ended meanwhile.")
-        self._lines[len(self.tree.nodes)] = line
+        self._conversations[len(self.tree.nodes)] = number
         self.entropies.extend(completion.entropies or ())
         return completion
 
     async def _store(self, *new: Node) -> None:
-        """Returns once these nodes are stored, and those before that could not be."""
+        """Store these nodes, and earlier ones that could not be stored; return once they are on disk."""
         if self._writer is None:
             return
         self._unstored |= {node.number for node in new}
@@ -201,53 +207,53 @@ class AgentSession:
                 raise forgotten() from None
         self._unstored.difference_update(waiting)
 
-    def _is_for(self, node: Node, request: AgentRequest) -> bool:
-        """Whether a reply is no longer than the request allows, and not shorter by another limit."""
+    def _fits_limits(self, node: Node, request: AgentRequest) -> bool:
+        """Whether a reply obeys the request's limit on tokens, and no other limit has cut it shorter."""
         room = self._policy.max_tokens - (node.num_path_tokens - node.num_sampled)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
         return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number))
 
-    def _written(self, node: Node, *, cached: int) -> AgentReply:
-        said, number = node.messages[-1], node.number
-        calls = [replace(call, id=id) for call, id in zip(said.tool_calls, self.tree.call_ids(number), strict=True)]
+    def _make_reply(self, node: Node, *, cached: int) -> AgentReply:
+        sampled, number = node.messages[-1], node.number
+        calls = [replace(call, id=id) for call, id in zip(sampled.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number) else "length"
-        message = replace(said, tool_calls=tuple(calls))
+        message = replace(sampled, tool_calls=tuple(calls))
         prompt_tokens = node.num_path_tokens - node.num_sampled
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
-    def given(self, id: str) -> AgentReply | None:
-        """See `Given`."""
+    def find_reply(self, id: str) -> AgentReply | None:
+        """Find the reply that the session gave under this id; None where it gave none."""
         number = id.removeprefix(self._reply_ids)
         nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
-        replies = (self._written(node, cached=0) for node in nodes if node.num_sampled)
+        replies = (self._make_reply(node, cached=0) for node in nodes if node.num_sampled)
         return next((reply for reply in replies if reply.id == id), None)
 
-    def delivered(self, reply: AgentReply) -> None:
-        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
-        self._is_delivered(int(reply.id.removeprefix(self._reply_ids)))
+    def mark_delivered(self, reply: AgentReply) -> None:
+        """Note that the agent, still connected, has all but the reply's end: it sends no request before the end."""
+        self._mark_delivered(int(reply.id.removeprefix(self._reply_ids)))
 
-    def _is_delivered(self, number: int) -> None:
+    def _mark_delivered(self, number: int) -> None:
         if self.tree.nodes[number].status != Status.UNDELIVERED:
             return
         self.tree.delivered(number)
         if self._writer is not None:
-            self._writer.delivered(self.id, number)
+            self._writer.store_delivery(self.id, number)
 
     async def count_tokens(self, request: AgentRequest) -> int:
-        """Tokens of the prompt. Raises BadRequest, RenderError."""
+        """Count the prompt's tokens. Raises BadRequest, RenderError."""
         await self._tokenize(request)
         return len(self.tree.prompt(request.messages, request.tools).ids)
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
-        """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
+        """Take rewards by agent; the whole episode's has the empty name. `end` ends the episode. Raises BadRequest."""
         bad = next((agent for agent, reward in rewards.items() if not abs(reward) <= LARGEST_FLOAT32), None)
         if bad is not None:
             raise BadRequest(400, f"The reward must be a number that float32 can hold, got {rewards[bad]}.", "reward")
         self.rewards |= rewards
         if end:
-            with suppress(InvalidStateError):  # said twice
+            with suppress(InvalidStateError):  # somebody has ended it already
                 self.ended.set_result(None)
 
 
@@ -255,8 +261,8 @@ def forgotten() -> BadRequest:
     return BadRequest(403, "The session must be one that is stored, got one that was forgotten.")
 
 
-def _equal(one: AgentRequest, other: AgentRequest) -> bool:
-    """To the letter: 1 is not true."""
+def _are_equal(one: AgentRequest, other: AgentRequest) -> bool:
+    """Whether two requests are written alike; 1 and true are not."""
     if one.max_tokens != other.max_tokens:
         return False
     written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]

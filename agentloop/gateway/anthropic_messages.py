@@ -1,4 +1,4 @@
-"""Anthropic's messages and its count of tokens."""
+"""Anthropic's protocol: messages, and the count of their tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,35 +6,35 @@ from typing import Any
 from anthropic import types
 from pydantic import BaseModel
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given, NoRoom
-from agentloop.gateway.http_json import arguments_text, checked, kind_of, sse
-from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, tools_of, wrong
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply, NoRoom
+from agentloop.gateway.http_json import arguments_text, event_type, sse, to_json
+from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_tools, wrong
 
 PING = sse({"type": "ping"}, "ping")
 _SIGNATURE = "unsigned"
-"""Clients leave out thinking that has none."""
+"""Clients leave out thinking that has no signature."""
 _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
-def read(body: Mapping[str, Any], _: Given | None = None) -> AgentRequest:
-    given = list_of("messages", body.get("messages"))
+def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
+    given = read_list("messages", body.get("messages"))
     rows = [row for index, message in enumerate(given) for row in _rows(index, message)]
     if rows and body.get("system"):
         rows.insert(0, (0, {"role": "system", "content": _texts("system", body["system"])}))
-    tools = tools_of(body.get("tools"), [None, "custom"], "input_schema")
+    tools = read_tools(body.get("tools"), [None, "custom"], "input_schema")
     return agent_request(body, rows, tools, limits=["max_tokens"], read=["system"])
 
 
 def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
-    """A message in OpenAI's form: each result of a tool is a message of its own there, and so are texts around it."""
+    """Write a message in OpenAI's form, where each tool result, and each text between results, is its own message."""
     where = f"messages[{index}]"
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise wrong(f"{where}.role", "user, assistant or system", role)
     rows: list[dict[str, Any]] = []
-    said: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
-    for place, block in enumerate(blocks_of(f"{where}.content", message.get("content"))):
+    turn: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
+    for place, block in enumerate(read_blocks(f"{where}.content", message.get("content"))):
         at, kind = f"{where}.content[{place}]", block["type"]
         if kind == "tool_result" and role == "user":
             content = _texts(f"{at}.content", block.get("content"))
@@ -43,21 +43,21 @@ def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
         elif kind == "text":
             if role == "user" and not (rows and rows[-1]["role"] == "user"):
                 rows.append({"role": "user", "content": ""})
-            (rows[-1] if role == "user" else said)["content"] += _text(at, block)
+            (rows[-1] if role == "user" else turn)["content"] += _text(at, block)
         elif kind == "thinking" and role == "assistant":
-            said["reasoning_content"] = said.get("reasoning_content", "") + _text(at, block, "thinking")
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(at, block, "thinking")
         elif kind == "tool_use" and role == "assistant":
             if not isinstance(block.get("input"), dict):
                 raise wrong(f"{at}.input", "an object", block.get("input"))
             function = {"name": block.get("name"), "arguments": block["input"]}
-            said["tool_calls"].append({"id": block.get("id"), "function": function})
+            turn["tool_calls"].append({"id": block.get("id"), "function": function})
         else:
             raise wrong(f"{at}.type", f"one that {role} messages have here, text or about tools", kind)
-    return [(index, row) for row in (rows or [{"role": "user", "content": ""}] if role == "user" else [said])]
+    return [(index, row) for row in (rows or [{"role": "user", "content": ""}] if role == "user" else [turn])]
 
 
 def _texts(field: str, content: Any) -> str:
-    return "".join(_text(f"{field}[{index}]", block) for index, block in enumerate(blocks_of(field, content)))
+    return "".join(_text(f"{field}[{index}]", block) for index, block in enumerate(read_blocks(field, content)))
 
 
 def _text(where: str, block: Mapping[str, Any], kind: str = "text") -> str:
@@ -84,7 +84,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         "stop_sequence": None,
         "usage": usage,
     }
-    return checked(types.Message, message)
+    return to_json(types.Message, message)
 
 
 def _blocks(reply: AgentReply) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     begun = {**message, "content": [], "stop_reason": None, "usage": usage}
     yield _event(types.RawMessageStartEvent, message=begun)
     for index, block in enumerate(message["content"]):
-        empty, deltas = _built_up(block)
+        empty, deltas = _split_deltas(block)
         yield _event(types.RawContentBlockStartEvent, index=index, content_block=empty)
         for delta in deltas:
             yield _event(types.RawContentBlockDeltaEvent, index=index, delta=delta)
@@ -115,8 +115,8 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     yield _event(types.RawMessageStopEvent)
 
 
-def _built_up(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
+def _split_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split a block into its empty beginning and the deltas that complete it."""
     if block["type"] == "tool_use":
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments_text(block["input"])}]
     if block["type"] == "text":
@@ -127,17 +127,17 @@ def _built_up(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 def _event(model: type[BaseModel], **fields: Any) -> bytes:
-    kind = kind_of(model)
-    return sse(checked(model, {"type": kind, **fields}), kind)
+    kind = event_type(model)
+    return sse(to_json(model, {"type": kind, **fields}), kind)
 
 
 def token_count(tokens: int) -> dict[str, Any]:
-    return checked(types.MessageTokensCount, {"input_tokens": tokens})
+    return to_json(types.MessageTokensCount, {"input_tokens": tokens})
 
 
 def model(name: str) -> dict[str, Any]:
     since = {"created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-    return checked(types.ModelInfo, {"type": "model", "id": name, "display_name": name, **since})
+    return to_json(types.ModelInfo, {"type": "model", "id": name, "display_name": name, **since})
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def error(bad: BadRequest) -> dict[str, Any]:
     message = str(bad)
     if isinstance(bad, NoRoom):
         message = f"prompt is too long: {bad.prompt_tokens} tokens > {bad.limit} maximum"
-    elif bad.code == "context_length_exceeded":  # an upstream's, in its own words
+    elif bad.code == "context_length_exceeded":  # the wording of another model's server
         message = f"prompt is too long: {message}"
     kind = _ERRORS.get(bad.status, "api_error" if bad.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions. Thinking travels in `reasoning_content`, as vLLM and others write it."""
+"""OpenAI's chat completions. Thinking is in the field `reasoning_content`, as vLLM and others write it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,30 +6,30 @@ from typing import Any
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
-from agentloop.gateway.http_json import arguments_text, checked, openai_error, sse
-from agentloop.gateway.request_fields import agent_request, list_of, tools_of
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
+from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
+from agentloop.gateway.request_fields import agent_request, read_list, read_tools
 from context.messages import Message
 
 PING = b": ping\n\n"
 
 
-def read(body: Mapping[str, Any], _: Given | None = None) -> AgentRequest:
-    rows = list(enumerate(list_of("messages", body.get("messages"))))
-    tools = tools_of(body.get("tools"), ["function"])
+def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
+    rows = list(enumerate(read_list("messages", body.get("messages"))))
+    tools = read_tools(body.get("tools"), ["function"])
     return agent_request(body, rows, tools, limits=["max_tokens", "max_completion_tokens"])
 
 
 def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     message = reply.message
-    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    turn: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.reasoning:
-        said["reasoning_content"] = message.reasoning
+        turn["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        said["content"] = message.content or None
-        said["tool_calls"] = written_calls(message)
-    choice = {"index": 0, "message": said, "finish_reason": reply.finish, "logprobs": None}
-    return checked(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
+        turn["content"] = message.content or None
+        turn["tool_calls"] = openai_calls(message)
+    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": None}
+    return to_json(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
 
 def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
@@ -40,7 +40,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
         deltas.append({"reasoning_content": message.reasoning})
     if message.content:
         deltas.append({"content": message.content})
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(written_calls(message))]
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(openai_calls(message))]
     finishes = [None] * len(deltas) + [reply.finish]
     for delta, finish in zip([*deltas, {}], finishes, strict=True):
         yield _chunk(request, reply, choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
@@ -51,7 +51,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
 
 
 def model(name: str) -> dict[str, Any]:
-    return checked(Model, {"id": name, "object": "model", "created": 0, "owned_by": "agentloop"})
+    return to_json(Model, {"id": name, "object": "model", "created": 0, "owned_by": "agentloop"})
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:
@@ -63,14 +63,14 @@ def error_event(bad: BadRequest) -> bytes:
 
 
 def _chunk(request: AgentRequest, reply: AgentReply, **fields: Any) -> bytes:
-    return sse(checked(ChatCompletionChunk, {**_head(request, reply, "chat.completion.chunk"), **fields}))
+    return sse(to_json(ChatCompletionChunk, {**_head(request, reply, "chat.completion.chunk"), **fields}))
 
 
 def _head(request: AgentRequest, reply: AgentReply, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created, "model": request.model}
 
 
-def written_calls(message: Message) -> list[dict[str, Any]]:
+def openai_calls(message: Message) -> list[dict[str, Any]]:
     functions = [{"name": call.name, "arguments": arguments_text(call.arguments)} for call in message.tool_calls]
     calls = zip(message.tool_calls, functions, strict=True)
     return [{"id": call.id, "type": "function", "function": function} for call, function in calls]

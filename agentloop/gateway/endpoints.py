@@ -1,4 +1,4 @@
-"""The addresses below /e/EPISODE that agents and their runners ask, for any ASGI server."""
+"""The gateway's HTTP endpoints below /e/EPISODE, as an application for any ASGI server."""
 
 import asyncio
 import gc
@@ -18,53 +18,53 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
-from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
+from agentloop.gateway.request_fields import ASIDE, MODEL, flag, read_agent, wrong
 from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
 from replay.errors import RunReplaced
 
 _log = logging.getLogger(__name__)
 PING_SECONDS = 15.0
-"""Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
-_TURNS = 20
-"""Of the event loop: until the end of a connection that has been noticed in writing or reading is received. With four,
-a lost reply was taken, now and then, for one that was given."""
-_ANSWERED = (BadRequest, RenderError, GenerationFailed, RunReplaced)
-"""What a client may be told of a request that has no reply."""
+"""Seconds between pings. Clients and proxies take a stream that is silent for long, such as a minute, for broken."""
+_LOOP_TURNS = 20
+"""Turns of the event loop that a disconnect may take until it is received. With four turns, a lost reply sometimes
+counted as delivered."""
+_SHOWN_ERRORS = (BadRequest, RenderError, GenerationFailed, RunReplaced)
+"""Errors that a client is shown. Any other error goes to the log, and the client is told that the gateway failed."""
 
 
 class ProviderProtocol(Protocol):
-    """A module that reads and writes as a provider does: a reply whole or as a stream, which an error may end."""
+    """A module of a provider's protocol: it reads requests, and writes replies whole or as a stream."""
 
     PING: bytes
 
-    def read(self, body: Mapping[str, Any], given: Given, /) -> AgentRequest: ...
+    def read(self, body: Mapping[str, Any], find_reply: FindReply, /) -> AgentRequest: ...
     def answer(self, request: AgentRequest, reply: AgentReply, /) -> dict[str, Any]: ...
     def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]: ...
     def error_event(self, bad: BadRequest, /) -> bytes: ...
 
 
-# A provider's package takes up to a second and 50 MB: it is imported when its endpoint is asked. Missing, it is now.
+# A provider's package takes up to a second and 50 MB: its endpoint imports it when asked. A missing one fails now.
 for _package in ("openai", "anthropic"):
     if find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
 class OpenSessions(Protocol):
-    """The episodes that may be asked for."""
+    """The sessions that the gateway answers."""
 
     async def check(self, episode: str, key: str) -> None:
-        """Raises as `authorize` for a wrong key, and opens nothing."""
+        """Check the key without opening a session. Raises BadRequest as `authorize` does."""
 
     async def authorize(self, episode: str, key: str) -> AgentSession:
-        """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
+        """Return the session that the key opens. Raises BadRequest with status 403 for another key or episode."""
 
 
 def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
-    """The gateway. Clients of OpenAI take /e/EPISODE/v1 for their base URL, those of Anthropic /e/EPISODE."""
+    """Create the gateway. The base URL is /e/EPISODE/v1 for OpenAI's clients, and /e/EPISODE for Anthropic's."""
     routes = [
         Route("/v1/chat/completions", _Replies(sessions, "chat_completions", ping_seconds), methods=["POST"]),
         Route("/v1/responses", _Replies(sessions, "openai_responses", ping_seconds), methods=["POST"]),
@@ -74,11 +74,11 @@ def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) ->
         Route("/v1/models/{model:path}", partial(_models, sessions)),
         Route("/reward", partial(_reward, sessions), methods=["POST"]),
     ]
-    handlers = dict.fromkeys((*_ANSWERED, HTTPException, ClientDisconnect, Exception), _refused)
+    handlers = dict.fromkeys((*_SHOWN_ERRORS, HTTPException, ClientDisconnect, Exception), _answer_error)
     return Starlette(routes=[Mount("/e/{episode}", routes=routes)], exception_handlers=handlers)
 
 
-def _answered(error: Exception) -> BadRequest:
+def _as_bad_request(error: Exception) -> BadRequest:
     if isinstance(error, BadRequest):
         return error
     if isinstance(error, RenderError):
@@ -92,108 +92,108 @@ def _answered(error: Exception) -> BadRequest:
     return BadRequest(500, "The gateway failed: its log says why. Ask again.")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    bad, form = _answered(error), openai_error
-    if _is_anthropics(request):
+async def _answer_error(request: Request, error: Exception) -> Response:
+    bad, form = _as_bad_request(error), openai_error
+    if _is_for_anthropic(request):
         from agentloop.gateway.anthropic_messages import error as form
     return _json(form(bad), bad.status)
 
 
-def _is_anthropics(request: Request) -> bool:
+def _is_for_anthropic(request: Request) -> bool:
     return "anthropic-version" in request.headers or "/v1/messages" in request.url.path
 
 
 @dataclass(frozen=True)
 class _Replies:
-    """An endpoint that asks the policy."""
+    """An endpoint that answers with a reply of the policy."""
 
     sessions: OpenSessions
     module: str
-    """Of its protocol, in this folder."""
+    """The protocol's module in this folder."""
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        session, body = await _opened(self.sessions, Request(scope, receive))
-        protocol = _protocol(self.module)
-        request = protocol.read(body, session.given)
-        gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
-        asked = asyncio.ensure_future(session.reply(request, gone))
+        session, body = await _open_session(self.sessions, Request(scope, receive))
+        protocol = _load_protocol(self.module)
+        request = protocol.read(body, session.find_reply)
+        gone = asyncio.ensure_future(receive())  # only a disconnect can still be received
+        replying = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""
         try:
-            while request.stream and not (await asyncio.wait([asked], timeout=self.ping_seconds))[0]:
+            while request.stream and not (await asyncio.wait([replying], timeout=self.ping_seconds))[0]:
                 if not begun:
-                    await _begin(send, request)
+                    await _send_head(send, request)
                 begun = True
-                await _more(send, protocol.PING)
-            reply = await asked
-            if request.stream:  # before the last part a client knows that more follows
+                await _send_part(send, protocol.PING)
+            reply = await replying
+            if request.stream:  # the last part is held back, so that the client still waits for it
                 *parts, end = protocol.events(request, reply)
             else:
                 parts = [json_bytes(protocol.answer(request, reply))]
             if not begun:
-                await _begin(send, request)
-            await _more(send, b"".join(parts))
-            await _more(send, b"")  # returns once the client has taken most of it, or has gone
-            for _ in range(_TURNS):
+                await _send_head(send, request)
+            await _send_part(send, b"".join(parts))
+            await _send_part(send, b"")  # returns once the client has read most of it, or has disconnected
+            for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
             if not gone.done():
-                session.delivered(reply)
+                session.mark_delivered(reply)
         except Exception as error:
             if not begun:
                 raise
-            if not isinstance(error, _ANSWERED):
+            if not isinstance(error, _SHOWN_ERRORS):
                 _log.exception("a request failed")
-            end = protocol.error_event(_answered(error))
+            end = protocol.error_event(_as_bad_request(error))
         finally:
             gone.cancel()
         await send({"type": "http.response.body", "body": end})
 
 
 @cache
-def _protocol(module: str) -> ProviderProtocol:
+def _load_protocol(module: str) -> ProviderProtocol:
     found = cast(ProviderProtocol, import_module(f"agentloop.gateway.{module}"))
-    # What is there by now stays: to look for garbage in it took 90 ms, now and then, of all that wait.
+    # Loaded modules stay. Searching them for garbage delayed all waiting requests by 90 ms now and then.
     gc.collect()
     gc.freeze()
     return found
 
 
-async def _begin(send: Send, request: AgentRequest) -> None:
+async def _send_head(send: Send, request: AgentRequest) -> None:
     headers = [(b"content-type", b"text/event-stream" if request.stream else b"application/json")]
     if request.overruled:
         headers.append((b"x-agentloop-overruled", ", ".join(request.overruled).encode()))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _more(send: Send, part: bytes) -> None:
+async def _send_part(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
     from agentloop.gateway import anthropic_messages
 
-    session, body = await _opened(sessions, request)
+    session, body = await _open_session(sessions, request)
     tokens = await session.count_tokens(anthropic_messages.read(body))
     return _json(anthropic_messages.token_count(tokens))
 
 
 async def _models(sessions: OpenSessions, request: Request) -> Response:
-    """The models in the form of the provider whose client asks."""
-    await sessions.check(*_asked_with(request))
-    if _is_anthropics(request):
+    """Answer with the models, in the form of the provider whose client asks."""
+    await sessions.check(*_episode_and_key(request))
+    if _is_for_anthropic(request):
         from agentloop.gateway.anthropic_messages import model, model_list
     else:
         from agentloop.gateway.chat_completions import model, model_list
     name = request.path_params.get("model")
     if name is None:
         return _json(model_list([MODEL, ASIDE]))
-    agent_of(name)
+    read_agent(name)
     return _json(model(name))
 
 
 async def _reward(sessions: OpenSessions, request: Request) -> Response:
-    """`{"reward": number}` or `{"rewards": {agent: number}}`, and `"end": true` where the episode is over."""
-    session, body = await _opened(sessions, request)
+    """Take `{"reward": number}` or `{"rewards": {agent: number}}`; `"end": true` ends the episode."""
+    session, body = await _open_session(sessions, request)
     unknown = sorted(body.keys() - {"reward", "rewards", "end"})
     if unknown:
         raise wrong(unknown[0], "left out, beside reward or rewards, and end", body[unknown[0]])
@@ -208,15 +208,15 @@ async def _reward(sessions: OpenSessions, request: Request) -> Response:
     return _json({})
 
 
-async def _opened(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
-    """The session that a request asks, and its body."""
-    await sessions.check(*_asked_with(request))
+async def _open_session(sessions: OpenSessions, request: Request) -> tuple[AgentSession, dict[str, Any]]:
+    """Open the session that a request names, and read the request's body."""
+    await sessions.check(*_episode_and_key(request))
     body = json_object(await read_body(request))
-    return await sessions.authorize(*_asked_with(request)), body
+    return await sessions.authorize(*_episode_and_key(request)), body
 
 
-def _asked_with(request: Request) -> tuple[str, str]:
-    """The episode and the key."""
+def _episode_and_key(request: Request) -> tuple[str, str]:
+    """Return the episode's name and the key."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:

@@ -1,6 +1,6 @@
-"""The keys that agents ask with: one for each episode and attempt, and none of them stands anywhere; or one for all.
+"""The keys of agents: a key of its own for each episode and attempt, which is stored nowhere, or one key for all.
 
-A module of its own: nothing else may hold the secret.
+This is a module of its own so that nothing else holds the secret.
 """
 
 import hmac
@@ -10,30 +10,30 @@ from agentloop.gateway.agent_request import BadRequest
 
 
 class EpisodeKeys:
-    """Keys that follow from a secret of this process: a key says nothing about another one."""
+    """Keys computed from a secret of this process. One key tells nothing about another."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def key(self, episode: str) -> str:
-        """HMAC-SHA256 of an episode's id, which is another one for each attempt at a task."""
+        """Compute HMAC-SHA256 of an episode's id. Each attempt at a task has an id of its own."""
         return hmac.new(self._secret, episode.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
     def check(self, episode: str, given: str) -> None:
-        """Raises BadRequest for any key but this episode's."""
+        """Check an episode's key. Raises BadRequest for any other."""
         if not hmac.compare_digest(self.key(episode).encode(), given.encode("utf-8", "surrogatepass")):
             raise BadRequest(403, "The key must be this episode's, got another.")
 
 
 class SharedKey:
-    """The key of all who may ask a gateway that stands by itself."""
+    """The one key of all agents of a gateway without a run."""
 
     def __init__(self, key: str | None) -> None:
-        """None: whoever reaches it may ask."""
+        """None: the gateway answers everybody who reaches it."""
         self._key = key
 
     def check(self, given: str) -> None:
-        """Raises BadRequest for any other key."""
+        """Check the key. Raises BadRequest for any other."""
         if self._key is not None and not hmac.compare_digest(
             self._key.encode("utf-8", "surrogatepass"), given.encode("utf-8", "surrogatepass")
         ):

@@ -1,4 +1,4 @@
-"""JSON over HTTP: bodies that every reader takes the same way, answers by providers' types, events of a stream."""
+"""JSON over HTTP: strict reading of bodies, answers in providers' types, and events of a stream."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MAX_BODY_BYTES = 32 * 2**20
 
 
 async def read_body(request: Request) -> bytes:
-    """A request's body. The server reads and forgets what is left of one that is refused."""
+    """Read a request's body. Of a body that is too long the server discards the rest."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -38,22 +38,22 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """ASCII: what some readers of streams take for the end of a line stands escaped."""
+    """Write JSON in ASCII: some readers of streams would take other line separators for the end of a line."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as providers that pass them on as text write them."""
+    """Write a call's arguments as text, for providers that pass them on so."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def checked(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of a provider's own type, as that type takes it."""
+def to_json(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a value against a provider's own type, and return it as JSON."""
     return model.model_validate(value).model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def kind_of(model: type[BaseModel]) -> str:
-    """What a provider's type of event writes as its `type`."""
+def event_type(model: type[BaseModel]) -> str:
+    """Return the `type` that a provider's event class writes."""
     return str(get_args(model.model_fields["type"].annotation)[0])
 
 

@@ -1,4 +1,4 @@
-"""Stores what is sampled for agents: all that waits at one moment in one transaction, in a thread of its own."""
+"""Stores agents' replies in a thread of its own; all that wait at the same moment share one transaction."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,32 +22,32 @@ class _Job:
 
 
 class NodeWriter:
-    """Commits are shared: a disk that takes 10 ms for one takes no longer for thirty."""
+    """Writes nodes of all sessions. Thirty that share a commit take no longer than one, 10 ms on some disks."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._late: list[tuple[str, int]] = []
-        """Replies that were delivered while the database could not store that."""
+        self._unstored_deliveries: list[tuple[str, int]] = []
+        """Deliveries that the database could not store yet."""
         self._thread = ThreadPoolExecutor(1, "nodes")
 
     async def store(self, session: str, nodes: Sequence[Node]) -> None:
-        """Returns once the nodes are on disk, or none of them is. Raises what the database raised."""
+        """Store the nodes, all or none; return once they are on disk. Raises what the database raised."""
         job = _Job([(session, node) for node in nodes])
         self._put(job)
-        await asyncio.shield(asyncio.wrap_future(job.done))  # who waits no more takes back nothing
+        await asyncio.shield(asyncio.wrap_future(job.done))  # a caller that is cancelled cancels no write
 
-    def delivered(self, session: str, number: int) -> None:
-        """Stored at once, which nobody waits for: after a crash before it an equal request is given the same reply."""
+    def store_delivery(self, session: str, number: int) -> None:
+        """Store soon that a reply was delivered. After a crash before it, an equal request receives the same reply."""
         self._put(_Job(delivered=[(session, number)]))
 
-    async def between(self, work: Callable[[], Result]) -> Result:
-        """What other work with the database returns, done behind all that was put here before: alone, so that neither
-        waits for the other's locks."""
+    async def run_in_turn(self, work: Callable[[], Result]) -> Result:
+        """Do other work with the database after all earlier writes, and return its result. It runs in the same thread,
+        so that neither waits for the other's locks."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
-        """Returns once all is stored."""
+        """Stop; return once all is stored."""
         self._thread.shutdown()
 
     def _put(self, job: _Job) -> None:
@@ -62,14 +62,14 @@ class NodeWriter:
             self._store(waiting)
 
     def _store(self, jobs: Sequence[_Job]) -> None:
-        delivered = [*self._late, *(one for job in jobs for one in job.delivered)]
-        self._late = []
+        delivered = [*self._unstored_deliveries, *(one for job in jobs for one in job.delivered)]
+        self._unstored_deliveries = []
         try:
             self._sessions.add([one for job in jobs for one in job.nodes], delivered)
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
-            self._late = delivered
+        except Exception as error:  # noqa: BLE001  raised for the caller that waits
+            self._unstored_deliveries = delivered
             if len(jobs) > 1 and not isinstance(error, DatabaseFailed):
-                for job in jobs:  # one that can't be stored keeps no other from it
+                for job in jobs:  # a job that can't be stored holds up no other
                     self._store([job])
                 return
             for job in jobs:

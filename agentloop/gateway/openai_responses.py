@@ -1,6 +1,6 @@
-"""OpenAI's responses, without a state: the whole conversation is the input, in items.
+"""OpenAI's responses. The gateway keeps no state for them: each request has the whole conversation, as items.
 
-Thinking travels as the summary of a reasoning item, which clients send back.
+Thinking is the summary of a reasoning item, which clients send back.
 """
 
 import re
@@ -11,19 +11,19 @@ from typing import Any
 from openai.types import responses as types
 from pydantic import BaseModel
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Given
-from agentloop.gateway.http_json import arguments_text, checked, kind_of, openai_error, sse
-from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, name_of, tool_of, wrong
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
+from agentloop.gateway.http_json import arguments_text, event_type, openai_error, sse, to_json
+from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_name, read_tool, wrong
 
 PING = b": ping\n\n"
 _ASSISTANT = ("reasoning", "message", "function_call")
-"""The items of one reply, in their order; there may be several calls."""
+"""The kinds of item in one reply, in their order. A reply may have several calls."""
 _SEARCH = "web_search"
 _ITEM_ID = re.compile(r"(?:rs|msg)_(.{1,40})|fc_(.{1,40})_[0-9]+")
 
 
-def read(body: Mapping[str, Any], given: Given) -> AgentRequest:
-    rows = _rows(body.get("instructions"), body.get("input"), lambda id: _given_item(id, given, body.get("tools")))
+def read(body: Mapping[str, Any], find_reply: FindReply) -> AgentRequest:
+    rows = _rows(body.get("instructions"), body.get("input"), lambda id: _find_item(id, find_reply, body.get("tools")))
     offered = body.get("tools")
     tools = [tool for tool, _ in _tools("tools", offered)]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
@@ -37,40 +37,40 @@ def read(body: Mapping[str, Any], given: Given) -> AgentRequest:
 
 
 def _tools(field: str, given: Any, namespace: str | None = None) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Functions, each with its namespace; without what the provider would search with, which no policy can."""
-    for index, tool in enumerate(list_of(field, given)):
+    """Read the functions, each with its namespace. The provider's own web search is left out: no policy has it."""
+    for index, tool in enumerate(read_list(field, given)):
         where, kind = f"{field}[{index}]", tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace" and namespace is None:
-            name = name_of(f"{where}.name", tool.get("name"))
+            name = read_name(f"{where}.name", tool.get("name"))
             yield from _tools(f"{where}.tools", tool.get("tools"), name)
         elif kind != _SEARCH:
-            yield tool_of(where, tool, ["function"]), namespace
+            yield read_tool(where, tool, ["function"]), namespace
 
 
-def _given_item(id: Any, given: Given, tools: Any) -> dict[str, Any] | None:
-    """The item of that id of a reply that was given; None: there is none."""
+def _find_item(id: Any, find_reply: FindReply, tools: Any) -> dict[str, Any] | None:
+    """Find the item of a delivered reply by the item's id; None where there is none."""
     found = _ITEM_ID.fullmatch(id) if isinstance(id, str) else None
-    reply = found and given(found[1] or found[2])
+    reply = found and find_reply(found[1] or found[2])
     return next((item for item in _items(reply, tools) if item["id"] == id), None) if reply else None
 
 
 def _rows(
-    instructions: Any, given: Any, item_of: Callable[[Any], dict[str, Any] | None]
+    instructions: Any, given: Any, find_item: Callable[[Any], dict[str, Any] | None]
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Messages in OpenAI's older form: the items of a reply are one. `item_of`: what a reference stands for."""
+    """Write the input as messages of chat completions; a reply's items become one. `find_item` reads references."""
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "text", instructions)
     rows: list[tuple[int, dict[str, Any]]] = []
     if instructions:
         rows.append((0, {"role": "system", "content": instructions}))
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of("input", given)
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else read_list("input", given)
     last = -1
     for index, item in enumerate(items):
         where = f"input[{index}]"
         if not isinstance(item, dict):
             raise wrong(where, "an object", item)
         if item.get("type") == "item_reference":
-            referred = item_of(item.get("id"))
+            referred = find_item(item.get("id"))
             if referred is None:
                 raise wrong(f"{where}.id", "that of an item of a reply that this session was given", item.get("id"))
             item = referred
@@ -94,13 +94,13 @@ def _rows(
 
 
 def _part(where: str, kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    """What an item of a reply is in its message."""
+    """Write an item of a reply as fields of its message."""
     if kind == "message":
         return {"content": item.get("content")}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         return {"tool_calls": [{"id": item.get("call_id"), "function": function}]}
-    parts = blocks_of(f"{where}.content", item.get("content")) or blocks_of(f"{where}.summary", item.get("summary"))
+    parts = read_blocks(f"{where}.content", item.get("content")) or read_blocks(f"{where}.summary", item.get("summary"))
     if not all(isinstance(part.get("text"), str) for part in parts):
         raise wrong(where, "of text parts", parts)
     return {"reasoning_content": "".join(part["text"] for part in parts) or None}
@@ -134,7 +134,7 @@ def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[s
         "tools": [{**kind, **tool["function"]} for tool in request.tools],
         "previous_response_id": None,
     }
-    return checked(types.Response, {**head, **fields})
+    return to_json(types.Response, {**head, **fields})
 
 
 def _items(reply: AgentReply, tools: Any) -> list[dict[str, Any]]:
@@ -146,8 +146,8 @@ def _items(reply: AgentReply, tools: Any) -> list[dict[str, Any]]:
         items.append({"type": "reasoning", "id": f"rs_{reply.id}", "summary": summary})
     if message.content or not message.tool_calls:
         content = [{"type": "output_text", "text": message.content, "annotations": []}]
-        said = {"role": "assistant", "content": content, "status": status}
-        items.append({"type": "message", "id": f"msg_{reply.id}", **said})
+        message_item = {"role": "assistant", "content": content, "status": status}
+        items.append({"type": "message", "id": f"msg_{reply.id}", **message_item})
     namespaces = {tool["function"]["name"]: space for tool, space in _tools("tools", tools)}
     for place, call in enumerate(message.tool_calls):
         called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}
@@ -169,12 +169,12 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     ended = types.ResponseIncompleteEvent if reply.finish == "length" else types.ResponseCompletedEvent
     steps.append((ended, {"response": response}))
     for number, (event, fields) in enumerate(steps):
-        kind = kind_of(event)
-        yield sse(checked(event, {"type": kind, "sequence_number": number, **fields}), kind)
+        kind = event_type(event)
+        yield sse(to_json(event, {"type": kind, "sequence_number": number, **fields}), kind)
 
 
 def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[BaseModel], dict[str, Any]]]:
-    """The events that build an item up."""
+    """Return the events that send an item piece by piece."""
     if item["type"] == "function_call":
         start = {**item, "arguments": "", "status": "in_progress"}
         steps: list[tuple[type[BaseModel], dict[str, Any]]] = [
@@ -206,4 +206,4 @@ def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[
 
 def error_event(bad: BadRequest) -> bytes:
     event = {"type": "error", "sequence_number": 0, "message": str(bad), "code": bad.code, "param": bad.field}
-    return sse({**checked(types.ResponseErrorEvent, event), **openai_error(bad)}, "error")
+    return sse({**to_json(types.ResponseErrorEvent, event), **openai_error(bad)}, "error")

@@ -1,5 +1,5 @@
-"""Sessions that are recorded for runs to come: each is opened by the first request to its name, goes on where it was
-after a crash, and becomes a row once somebody says that it is over, or nobody has asked for long."""
+"""Sessions of a gateway without a run, recorded for later runs. The first request to a name opens its session, which
+continues after a crash, and becomes a row once somebody ends it or it has been idle for long."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from replay.store import ReplayStore
 
 ENVIRONMENT = "gateway"
 MOST_OPEN = 4096
-"""Sessions: each is in memory."""
+"""The most open sessions: each is in memory."""
 _NAME = re.compile(r"[A-Za-z0-9._:~@+-]{1,128}")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Where sessions are stored, and who answers them."""
+    """Where sessions are stored, and what answers their requests."""
 
     store: ReplayStore
     run: str
     policy: Policy
     ask: Ask
     by_text: bool
-    """True: another model answers, and its replies come without log-probs."""
+    """True: another model answers by text, without log-probs."""
     temperature: float
-    """That replies are sampled at."""
+    """The temperature at which replies are sampled."""
 
     def row(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> tuple[TaskRecord, Trajectory]:
         """A session that has ended; its task is what it began with. At least one of its nodes is trained.
@@ -85,7 +85,7 @@ class Recording:
 
 
 class RecordedSession(AgentSession):
-    """An attempt at a task."""
+    """A recorded session: one attempt at a task."""
 
     def __init__(self, sessions: RecordedSessions, opened: OpenSession, writer: NodeWriter, nodes: list[Node]) -> None:
         now, recording = datetime.fromisoformat(opened.opened_at), sessions.recording
@@ -105,19 +105,19 @@ class RecordedSession(AgentSession):
 
 
 class RecordedSessions:
-    """All sessions of a recording; whoever has the key may name one of their own."""
+    """All open sessions of a recording. Whoever has the key may open one under any name."""
 
     def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float, most: int = MOST_OPEN) -> None:
-        """`idle_s`: after so long without a request a session is over. At most `most` are open."""
+        """A session without a request for `idle_s` ends. At most `most` sessions are open."""
         self.recording, self._key, self._idle_s, self._most = recording, key, idle_s, most
         self.refused = 0
-        """Requests for one more than may be open."""
+        """Requests that were refused because too many sessions were open."""
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
 
     @asynccontextmanager
-    async def under_way(self, app: Starlette) -> AsyncIterator[None]:
-        """The lifespan of the server that answers for them."""
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """The lifespan of the server: its start opens the stored sessions, and its end closes the writer."""
         self._writer = NodeWriter(self._stored)
         for opened in self._stored.opened(self.recording.run):
             self._sessions[opened.id] = asyncio.ensure_future(self._opened(opened.id))
@@ -160,17 +160,17 @@ class RecordedSessions:
             opened = self._stored.open(new)
             return None if opened is None else (opened, [] if opened is new else self._stored.nodes(id))
 
-        opened = await self._writer.between(open_)
+        opened = await self._writer.run_in_turn(open_)
         if opened is None:
             raise _ended()
         return RecordedSession(self, opened[0], self._writer, opened[1])
 
     async def end(self, session: RecordedSession) -> bool:
-        """Whether it made a row, which is stored then. What is asked and has no reply yet is refused."""
+        """End a session and store its row; return whether it had a reply to store. Pending requests are refused."""
         session.closed = True
         try:
             row = partial(self._store, session.id, tuple(session.tree.nodes), session.rewards.get(""))
-            is_row = await self._writer.between(row)  # and behind what it has asked to be stored
+            is_row = await self._writer.run_in_turn(row)  # after the nodes that the session has still to store
         except SessionForgotten:
             del self._sessions[session.id]
             raise forgotten() from None
@@ -181,8 +181,8 @@ class RecordedSessions:
         return is_row
 
     def _store(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> bool:
-        """One at a time: a row's slot and baseline follow from those before it."""
-        if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
+        """Store a session as a row. Rows are stored one by one: slot and baseline follow from earlier rows."""
+        if not any(node.is_trained for node in nodes):  # no reply was delivered that could be trained
             self._stored.end([id])
             return False
         task, row = self.recording.row(id, nodes, reward)

@@ -1,4 +1,4 @@
-"""The fields of requests: which are read, which the run's settings stand above, and which are refused."""
+"""The fields of requests: which are read, which the run's settings override, and which are refused."""
 
 import json
 import marshal
@@ -25,17 +25,17 @@ OVERRULED = frozenset(
     | {"reasoning", "reasoning_effort", "thinking", "verbosity", "text.verbosity", "output_config.effort"}
     | {"context_management"}
 )
-"""They say how to sample, or how a provider is to shorten the prompt: the run's settings do."""
+"""Fields about sampling, or about shortening the prompt at the provider. The run's settings decide these."""
 _UNLESS = {"parallel_tool_calls": True, "tool_choice.disable_parallel_tool_use": False}
-"""Overruled but for these values: a reply may always hold several calls."""
+"""Fields that are overruled unless they have these values: a reply may always hold several calls."""
 _HARMLESS = frozenset(
     {"user", "metadata", "store", "stream_options", "service_tier", "safety_identifier", "prediction", "max_tool_calls"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "client_metadata"}
     | {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
 )
-"""They change nothing of a reply."""
+"""Fields that change nothing in a reply."""
 _FORMATS = ("response_format", "text.format", "output_config.format")
-"""Overruled aside: a client that can't read a title goes without one."""
+"""Fields that are overruled for the model `aside`: a client that can't read a title does without one."""
 _TEXT = {"type": "text"}
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -52,19 +52,19 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "include": ([], ["reasoning.encrypted_content"]),
 }
-"""Fields that have one meaning here, by the values that ask for it."""
+"""Fields with a single meaning here, and the values that stand for it."""
 _OBJECTS = ("text", "output_config", "tool_choice")
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
+_BY_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
 _NOT_READ = ("function_call", "audio", "refusal")
 _MARKS = frozenset({"role", "type", "id", "status", "annotations", "cache_control"})
-"""Of messages and tools, what says nothing that a policy could be shown."""
-_OF_TOOL = frozenset({"name", "description", "parameters", "input_schema", "tools"})
+"""Fields of messages and tools that hold nothing to show a policy."""
+_TOOL_FIELDS = frozenset({"name", "description", "parameters", "input_schema", "tools"})
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WHERE = "messages[0]"
 _LONG = 2**13
-"""Bytes of a message that is not kept."""
+"""Bytes from which on a message is not cached."""
 
 
 def agent_request(
@@ -76,20 +76,20 @@ def agent_request(
     read: Collection[str] = (),
     field: str = "messages",
 ) -> AgentRequest:
-    """The request of a body.
+    """Read a request from its body.
 
-    `rows` are its messages in OpenAI's form, each with its index in `field`; `limits` the fields that limit the
-    reply's tokens, and `read` what else its protocol has.
+    `rows` are the messages in OpenAI's form, each with its index in `field`. `limits` are the fields that limit the
+    reply's tokens, and `read` the other fields of the protocol.
     """
     choice = body.get("tool_choice")
-    agent, aside = agent_of(body.get("model"))
-    overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
+    agent, aside = read_agent(body.get("model"))
+    overruled = _find_overruled(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
-    messages = tuple(_in_order_of_calls(_message(f"{field}[{index}]", row) for index, row in rows))
+    messages = tuple(_order_by_calls(_message(f"{field}[{index}]", row) for index, row in rows))
     for _, row in rows:
-        overruled |= _not_shown(field, [row], _OF_ROLE.get(row["role"], ("content",)))
-    overruled |= _not_shown("tools", (tool.get("function", tool) for tool in body.get("tools") or ()), _OF_TOOL)
+        overruled |= _not_shown(field, [row], _BY_ROLE.get(row["role"], ("content",)))
+    overruled |= _not_shown("tools", (tool.get("function", tool) for tool in body.get("tools") or ()), _TOOL_FIELDS)
     if messages[-1].role == "assistant":
         raise wrong(f"{field}[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     return AgentRequest(
@@ -110,8 +110,8 @@ def wrong(field: str, rule: str, value: Any) -> BadRequest:
     return BadRequest(400, f"{field} must be {rule}, got {_shown(value)}.", field)
 
 
-def list_of(field: str, value: Any) -> list[Any]:
-    """A field that may be left out."""
+def read_list(field: str, value: Any) -> list[Any]:
+    """Read a list; a field that is left out is an empty one."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -119,30 +119,30 @@ def list_of(field: str, value: Any) -> list[Any]:
     return value
 
 
-def blocks_of(field: str, content: Any) -> list[dict[str, Any]]:
-    """A content's parts; a text is one."""
+def read_blocks(field: str, content: Any) -> list[dict[str, Any]]:
+    """Read the parts of a content; a text is one part."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    blocks = list_of(field, content)
+    blocks = read_list(field, content)
     for index, block in enumerate(blocks):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise wrong(f"{field}[{index}]", "an object with a type", block)
     return blocks
 
 
-def tools_of(value: Any, kinds: Collection[str | None], schema: str = "parameters") -> list[dict[str, Any]]:
-    """Tools in OpenAI's form, by what the model sees of them. `kinds`: the types that are functions of the agent's."""
-    return [tool_of(f"tools[{index}]", tool, kinds, schema) for index, tool in enumerate(list_of("tools", value))]
+def read_tools(value: Any, kinds: Collection[str | None], schema: str = "parameters") -> list[dict[str, Any]]:
+    """Read tools into OpenAI's form, as the model sees them. `kinds` are the types of the agent's own functions."""
+    return [read_tool(f"tools[{index}]", tool, kinds, schema) for index, tool in enumerate(read_list("tools", value))]
 
 
-def tool_of(where: str, tool: Any, kinds: Collection[str | None], schema: str = "parameters") -> dict[str, Any]:
+def read_tool(where: str, tool: Any, kinds: Collection[str | None], schema: str = "parameters") -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") not in kinds:
         got = tool.get("type") if isinstance(tool, dict) else tool
         raise wrong(f"{where}.type", "that of a function, which the agent calls itself", got)
     given = tool.get("function", tool)
     if not isinstance(given, dict):
         raise wrong(f"{where}.function", "an object", given)
-    named: dict[str, Any] = {"name": name_of(f"{where}.name", given.get("name"))}
+    named: dict[str, Any] = {"name": read_name(f"{where}.name", given.get("name"))}
     for key, taken, kind in (("description", "description", str), ("parameters", schema, dict)):
         value = given.get(taken)
         if value is not None and not isinstance(value, kind):
@@ -159,17 +159,17 @@ def _message(where: str, row: Any) -> Message:
     for key in _NOT_READ:
         if row.get(key) is not None:
             raise wrong(f"{where}.{key}", "left out", row[key])
-    kept = {key: row.get(key) for key in _OF_ROLE.get(_ROLES[role], ("content",))}
-    packed = marshal.dumps({"role": _ROLES[role], **kept}, 2)  # unlike values, it tells 1 from true
+    kept = {key: row.get(key) for key in _BY_ROLE.get(_ROLES[role], ("content",))}
+    packed = marshal.dumps({"role": _ROLES[role], **kept}, 2)  # bytes as the cache's key: values would take 1 for true
     try:
-        return _known_message(packed) if len(packed) < _LONG else _read_message(packed)
+        return _read_cached_message(packed) if len(packed) < _LONG else _read_message(packed)
     except (RenderError, ValueError) as problem:
         text = str(problem).replace(_WHERE, where, 1)
         raise BadRequest(400, text, text.partition(" must ")[0]) from None
 
 
-def _in_order_of_calls(messages: Iterable[Message]) -> Iterator[Message]:
-    """Results stand as they were asked for, in whatever order they came: most templates show no ids."""
+def _order_by_calls(messages: Iterable[Message]) -> Iterator[Message]:
+    """Put tool results in the order of their calls: most templates show no ids."""
     places: dict[str | None, int] = {}
     for are_results, group in groupby(messages, key=lambda message: message.role == "tool"):
         found = list(group)
@@ -180,10 +180,10 @@ def _in_order_of_calls(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def _not_shown(field: str, given: Iterable[Any], read: Collection[str]) -> set[str]:
-    """What they say that the policy is not shown."""
+    """Return the names of fields that hold something the policy is not shown."""
     items = [item for one in given if isinstance(one, dict) for item in one.items()]
-    said = {key for key, value in items if value and key not in read and key not in _MARKS}
-    return {f"{field}.{key if _WORD.fullmatch(key) else '?'}" for key in said}
+    unseen = {key for key, value in items if value and key not in read and key not in _MARKS}
+    return {f"{field}.{key if _WORD.fullmatch(key) else '?'}" for key in unseen}
 
 
 def _read_message(packed: bytes) -> Message:
@@ -194,18 +194,18 @@ def _read_message(packed: bytes) -> Message:
     return message
 
 
-_known_message = lru_cache(2048)(_read_message)
-"""An agent sends its whole conversation each time."""
+_read_cached_message = lru_cache(2048)(_read_message)
+"""Reads a message from a cache: an agent sends its whole conversation each time."""
 
 
-def name_of(field: str, name: Any) -> str:
+def read_name(field: str, name: Any) -> str:
     try:
         return checked_name(field, name)
     except ValueError as problem:
         raise BadRequest(400, str(problem), field) from None
 
 
-def agent_of(model: Any) -> tuple[str, bool]:
+def read_agent(model: Any) -> tuple[str, bool]:
     found = _MODEL.fullmatch(model) if isinstance(model, str) else None
     if found is None:
         raise BadRequest(
@@ -218,8 +218,8 @@ def agent_of(model: Any) -> tuple[str, bool]:
     return found["agent"] or "", model == ASIDE
 
 
-def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
-    """The fields that are overruled. Raises BadRequest for one that the reply could not keep to."""
+def _find_overruled(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
+    """Return the overruled fields. Raises BadRequest for a field that the reply could not obey."""
     overruled = set()
     for name, value in _fields(body):
         if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]) or (aside and name in _FORMATS):
@@ -233,7 +233,7 @@ def _checked_fields(body: Mapping[str, Any], read: Collection[str], *, aside: bo
 
 
 def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that say something, those of objects among them by both names."""
+    """List the fields that are set; a field of an object has both names, such as `text.format`."""
     for name, value in body.items():
         if name in _OBJECTS and isinstance(value, dict):
             yield from ((f"{name}.{inner}", one) for inner, one in value.items() if one is not None)

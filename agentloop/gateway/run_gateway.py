@@ -1,4 +1,4 @@
-"""The gateway of a run, whose agents ask its policy and end with it; and the server that any gateway is behind."""
+"""The gateway of a run, whose agents' requests its policy answers; and the HTTP server of every gateway."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from replay.pages.serve import address_of, bound_socket, quiet_server
 
 _Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
 _IDLE_SECONDS = 600
-"""An agent's connection outlives its tools: one that is closed just when the agent asks again loses the request."""
+"""Seconds that an unused connection stays open. Closing it while the agent sends a request would lose that request."""
 
 
 class OpenedSession(AgentSession):
-    """One episode of an agent, which asks at `url` with `key`."""
+    """One episode of an agent, which sends its requests to `url` with `key`."""
 
     def __init__(self, gateway: RunGateway, ask: Ask) -> None:
         super().__init__(uuid.uuid4().hex, gateway.policy, ask, now=datetime.now())
@@ -42,29 +42,29 @@ class OpenedSession(AgentSession):
         self._open = gateway.opened
 
     def close(self) -> tuple[Node, ...]:
-        """It answers no more; what was asked of it."""
+        """Close the session, which then answers no more; return its nodes."""
         self._open.pop(self.id, None)
         self.closed = True
         return tuple(self.tree.nodes)
 
 
 class RunGateway:
-    """The sessions of the agents of this process."""
+    """The sessions of this process's agents."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.url, self.local_url = policy, "", ""
         self.keys = EpisodeKeys()
         self.opened: dict[str, OpenedSession] = {}
-        """Those that are answered, by their ids."""
+        """The open sessions by their ids."""
 
     def open(self, ask: _Ask) -> OpenedSession:
-        """A session whose replies `ask` gives, in the event loop that runs now."""
+        """Open a session whose replies come from `ask`, which runs in the present event loop."""
         playing = asyncio.get_running_loop()
 
-        async def asked(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(line, prompt.ids, most), playing))
+        async def ask_there(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(number, prompt.ids, most), playing))
 
-        session = OpenedSession(self, asked)
+        session = OpenedSession(self, ask_there)
         self.opened[session.id] = session
         return session
 
@@ -80,7 +80,7 @@ class RunGateway:
 
 @contextmanager
 def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) -> Iterator[RunGateway]:
-    """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
+    """Run the gateway, and the routes `further`, within the block. Raises UserError where it can't listen."""
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
     with serving(app, host=section.host, port=section.port, public_url=section.public_url) as gateway.local_url:
@@ -90,10 +90,10 @@ def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) ->
 
 @contextmanager
 def serving(app: ASGIApp, *, host: str, port: int, public_url: str | None = None) -> Iterator[str]:
-    """Serve the app within the block, and say at which URL; port 0: any that is free.
+    """Serve the app within the block, which receives its URL; port 0 is any free port.
 
-    On an address of this machine alone it answers to this machine's names, and to that of `public_url`. At its end,
-    requests under way have the seconds of `quiet_server` to be answered in.
+    On a loopback address it answers only to this machine's names and the name in `public_url`. At the end of the block,
+    open requests have the seconds of `quiet_server` to be answered in.
     """
     if host in LOOPBACK:
         app = by_own_names(app, *filter(None, [urlsplit(public_url or "").hostname]))
@@ -102,7 +102,7 @@ def serving(app: ASGIApp, *, host: str, port: int, public_url: str | None = None
     except OSError as problem:
         raise UserError(
             f"gateway.host and gateway.port must be free to listen on, got {problem} for {host} port {port}. "
-            "Set gateway.port to 0 for any."
+            "Set gateway.port to 0 for any free port."
         ) from problem
     server = quiet_server(app)
     server.config.timeout_keep_alive = _IDLE_SECONDS

@@ -1,5 +1,5 @@
-"""Replies of another model, asked by text over OpenAI's chat completions: their tokens are those that the policy would
-say them with, and have no log-probs."""
+"""Replies of another model, by text over OpenAI's chat completions: the policy's template turns them into tokens, which
+have no log-probs."""
 
 import math
 from typing import Any
@@ -8,28 +8,28 @@ from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
 from agentloop.errors import one_line
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
-from agentloop.gateway.chat_completions import written_calls
+from agentloop.gateway.chat_completions import openai_calls
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
 from context.conversation_tree import Prompt
 
 _WHOLE = {"stop", "tool_calls"}
-"""Reasons for which a reply ends that are its model's own."""
+"""Finish reasons of replies that their model has completed."""
 
 
 class TextUpstream:
     def __init__(self, url: str, *, key: str | None, model: str, renderer: Renderer) -> None:
-        """`url`: what clients of OpenAI take for their base URL; `renderer`: of the policy that is to imitate it."""
+        """`url` is the base URL for OpenAI's client; `renderer` is the renderer of the policy that is to imitate it."""
         self._client = AsyncOpenAI(base_url=url, api_key=key or "none")
         self._key, self._model, self._renderer = key, model, renderer
 
-    async def ask(self, request: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
-        """Its reply in the policy's tokens, `most` of them, without its thoughts. Raises GenerationFailed."""
-        body: dict[str, Any] = {"messages": [_written(message) for message in request.messages]}
+    async def ask(self, request: AgentRequest, conversation: int, prompt: Prompt, most: int) -> Completion:
+        """Return its reply in at most `most` of the policy's tokens, without thinking. Raises GenerationFailed."""
+        body: dict[str, Any] = {"messages": [_openai_message(message) for message in request.messages]}
         if request.tools:
             body["tools"] = request.tools
-        if request.max_tokens is not None:  # by the name that the agent expects it to know
+        if request.max_tokens is not None:  # under the name that the agent used
             name = "max_completion_tokens"
             body[name if name in request.body else "max_tokens"] = request.max_tokens
         try:
@@ -37,8 +37,8 @@ class TextUpstream:
             (choice,) = answer.choices
             if choice.message.refusal or choice.finish_reason not in _WHOLE | {"length"}:
                 raise RenderError(choice.message.refusal or f"finish_reason {choice.finish_reason!r}")
-            said = choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
-            message = read_message(0, said)
+            written = choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+            message = read_message(0, written)
             if not (message.content.strip() or message.tool_calls):
                 raise RenderError("an empty one")
             *_, message = self._renderer.template.with_call_ids((*prompt.rendering.given, message))
@@ -55,10 +55,10 @@ class TextUpstream:
         return Completion(tuple(ids), (math.nan,) * len(ids), 0)
 
 
-def _written(message: Message) -> dict[str, Any]:
+def _openai_message(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        row["tool_calls"] = written_calls(message)
+        row["tool_calls"] = openai_calls(message)
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
     return row

@@ -1,1 +1,1 @@
-"""Starts the roles of a run, as commands, on this machine or on a Ray cluster. No torch."""
+"""Starts a run's roles as commands, on this machine or on a Ray cluster. It imports no torch."""

@@ -1,7 +1,7 @@
-"""`--on ray`: Ray places the roles and starts them again elsewhere; each is still a command with a log of its own.
+"""`--on ray`: Ray places the roles, and restarts them elsewhere. Each is still a command with a log of its own.
 
-One actor per member of a role, in one placement group. The actor supervises its command as a launch on this machine
-does. Ray starts an actor again that died, or whose machine did; the new one first ends what is left of the old.
+All members of roles have one actor each, in one placement group. An actor supervises its command as a launch on this
+machine does. Ray restarts an actor that died, or whose machine did; the new actor first ends the old one's processes.
 """
 
 import os
@@ -24,26 +24,26 @@ _ALONE_S = 5.0
 
 
 class RoleActor(SupervisedRole):
-    """Supervises one command in a process of Ray's."""
+    """An actor of Ray that supervises one command."""
 
     def __init__(self, member: RoleMember, run: Path, folder: str, launch: str, environment: Mapping[str, str]) -> None:
         os.chdir(folder)
         self._unseen: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        super().__init__(member, run, {**environment, **own}, launch=launch, show=self._keep)
+        super().__init__(member, run, {**environment, **own}, launch=launch, show=self._store_line)
 
-    def _keep(self, name: str, line: str) -> None:
+    def _store_line(self, name: str, line: str) -> None:
         self._unseen.append((name, line))
 
-    def looked(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
-        """After a look, the lines since the last one, and its exit code, failure, and whether it runs."""
+    def look_for_lines(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
+        """Look; return the lines since the last look, then exit code, failure, and whether the command runs."""
         self.look()
         lines = [self._unseen.popleft() for _ in range(len(self._unseen))]
         return lines, self.exit_code, self.failure, self.runs
 
 
 class RemoteRole:
-    """A `RoleActor` as the launch sees it; nothing waits for an actor that is being started again."""
+    """The launch's side of a `RoleActor`. It never waits for an actor that is being restarted."""
 
     def __init__(self, ray: Any, actor: Any, member: RoleMember, show: Show) -> None:
         self._ray, self._actor, self._show = ray, actor, show
@@ -51,7 +51,7 @@ class RemoteRole:
         self.exit_code: int | None = None
         self.failure: str | None = None
         self._runs = True
-        self._asked = actor.looked.remote()
+        self._looking = actor.look_for_lines.remote()
 
     @property
     def runs(self) -> bool:
@@ -59,12 +59,12 @@ class RemoteRole:
         return self._runs
 
     def look(self) -> None:
-        if not self._ray.wait([self._asked], timeout=0)[0]:
+        if not self._ray.wait([self._looking], timeout=0)[0]:
             return
         try:
-            lines, *state = self._ray.get(self._asked)
+            lines, *state = self._ray.get(self._looking)
         except self._ray.exceptions.RayError as error:
-            # A task's error has what the constructor or a start of the command raised.
+            # The cause is an error of the constructor, or of the command's start.
             cause = getattr(error, "cause", None)
             self.exit_code, self._runs = 1 if cause is None else 2, False
             self.failure = f"{self.member.name} must be placed and start, got {one_line(cause or error)}"
@@ -72,7 +72,7 @@ class RemoteRole:
         for name, line in lines:
             self._show(name, line)
         self.exit_code, self.failure, self._runs = state
-        self._asked = self._actor.looked.remote()
+        self._looking = self._actor.look_for_lines.remote()
 
     def ask_to_leave(self) -> None:
         self._actor.ask_to_leave.remote()
@@ -84,17 +84,17 @@ class RemoteRole:
 
 
 def launch_on_ray(members: Sequence[RoleMember], run: Path, settings: RaySection) -> int:
-    """Run the roles on a Ray cluster until the learner has ended; the exit code. Raises UserError without room."""
-    ray = _connected(settings.address)
+    """Run the roles on a Ray cluster until the learner ends; return the exit code. Raises UserError without room."""
+    ray = _connect(settings.address)
     try:
-        group = _placed(ray, members, settings)
+        group = _place(ray, members, settings)
         show = console(members)
-        return supervise(_started(ray, group, members, run.absolute(), show), show)
+        return supervise(_start_actors(ray, group, members, run.absolute(), show), show)
     finally:
         ray.shutdown()
 
 
-def _connected(address: str | None) -> Any:
+def _connect(address: str | None) -> Any:
     os.environ.setdefault(_USAGE, "0")
     with needing("ray", "--on ray"):
         import ray
@@ -105,10 +105,10 @@ def _connected(address: str | None) -> Any:
     return ray
 
 
-def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> Any:
-    """A placement group with a bundle for each member. Raises UserError where there is no room in time."""
+def _place(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> Any:
+    """Make a placement group with a bundle per member. Raises UserError where it finds no room in time."""
     bundles = [{"CPU": member.needs.cpus} | ({"GPU": g} if (g := member.needs.gpus) else {}) for member in members]
-    # `agentloop engine` listens on its own machine only.
+    # `agentloop engine` listens on its own machine only, so all roles share that machine.
     together = any(member.role == "engine" and not member.needs.command for member in members)
     group = ray.util.placement_group(bundles, strategy="STRICT_PACK" if together else "PACK")
     # A cluster may grow; Ray on this machine alone does not.
@@ -125,7 +125,7 @@ def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> An
     return group
 
 
-def _started(ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Show) -> Iterator[RemoteRole]:
+def _start_actors(ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Show) -> Iterator[RemoteRole]:
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     launch = uuid.uuid4().hex

@@ -1,6 +1,6 @@
-"""A file of roles: which roles a run has, how many of each, what each needs, and each member of each as one command.
+"""The file of roles: a run's roles, the count and needs of each, and the command of each member.
 
-No other module knows what the commands are made of.
+No other module knows the words of these commands.
 """
 
 import json
@@ -62,7 +62,7 @@ class CommandRole(RoleSection):
 
 
 class RolesSection(Section):
-    """Roles by name: three that agentloop knows, and any other with a command of its own."""
+    """Roles by name: agentloop's own three, and any others with commands of their own."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, CommandRole] = Field(init=False)
@@ -80,7 +80,7 @@ class RolesSection(Section):
 
     @property
     def by_name(self) -> dict[str, RoleSection]:
-        """The roles there are, the learner first."""
+        """The roles of this run, the learner first."""
         known = {"learner": self.learner, "engine": self.engine, "worker": self.worker, **self.__pydantic_extra__}
         return {name: role for name, role in known.items() if role is not None}
 
@@ -100,7 +100,7 @@ class RolesFile(Section):
 
 
 def load_roles(path: Path) -> RolesFile:
-    """The file of roles at `path`. Raises UserError: `FILE:LINE: <key> must <rule>, got <value>.`"""
+    """Read the file of roles at `path`. Raises UserError: `FILE:LINE: <key> must <rule>, got <value>.`"""
     values, places = read_keys(path)
     roles = values.get("roles")
     if isinstance(roles, dict):  # a role with all of its keys commented out reads as null
@@ -111,10 +111,10 @@ def load_roles(path: Path) -> RolesFile:
         details = error.errors(include_url=False)[0]
     key = tuple(part for part in details["loc"] if isinstance(part, str))  # without the index in a list
     written = next((places[key[:length]] for length in range(len(key), 0, -1) if key[:length] in places), str(path))
-    raise UserError(f"{written}: {_rule(details, shown('.'.join(key)))}")
+    raise UserError(f"{written}: {_describe_mistake(details, shown('.'.join(key)))}")
 
 
-def _rule(details: ErrorDetails, key: str) -> str:
+def _describe_mistake(details: ErrorDetails, key: str) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
     wrong = {"extra_forbidden": "must be a known key, got an unknown one", "missing": "must be given, got nothing"}
@@ -125,27 +125,27 @@ def _rule(details: ErrorDetails, key: str) -> str:
 
 @dataclass(frozen=True)
 class RoleMember:
-    """One of the `count` of a role."""
+    """One of the `count` members of a role."""
 
     role: str
     name: str
-    """The role's, with its index where there can be several: learner, worker-2."""
+    """The role's name, with an index where a role can have several members: learner, worker-2."""
     command: tuple[str, ...]
     needs: RoleSection
 
     @property
     def leads(self) -> bool:
-        """Whether the run ends with it."""
+        """Whether the run ends with this member."""
         return self.role == "learner"
 
 
 def load_run_config(roles: RolesFile) -> RunConfig:
-    """The run's configuration, with the engines at the ports where they are started."""
+    """Load the run's configuration, with the URLs of the engines that are started."""
     return load_config(Path(roles.config), _overrides(roles))
 
 
 def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMember]:
-    """All commands of the run whose folder is `run`, the learner's first."""
+    """List all members of the run's roles, the learner first. `run` is the run's folder."""
     members: list[RoleMember] = []
     for role, section in roles.roles.by_name.items():
         first = section.port if isinstance(section, (EngineRole, CommandRole)) else None
@@ -153,25 +153,25 @@ def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMem
             port = None if first is None else first + index
             name = role if role == "learner" else f"{role}-{index}"
             if section.command:
-                command = tuple(_filled(section.command, run=run, index=index, port="" if port is None else port))
+                command = tuple(_fill_words(section.command, run=run, index=index, port="" if port is None else port))
             else:
-                command = tuple(_command(roles, config, run, section=section, port=port))
+                command = tuple(_command_words(roles, config, run, section=section, port=port))
             members.append(RoleMember(role, name, command, section))
     return members
 
 
-def _filled(words: Sequence[str], **values: object) -> Iterator[str]:
+def _fill_words(words: Sequence[str], **values: object) -> Iterator[str]:
     for word in words:
         for name, value in values.items():
             word = word.replace(f"{{{name}}}", str(value))
         yield word
 
 
-def _command(
+def _command_words(
     roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, port: int | None
 ) -> Iterator[str]:
     if isinstance(section, LearnerRole):
-        yield from _ranks(section.ranks)
+        yield from _learner_program(section.ranks)
         yield from ("train", roles.config)
         yield from (word for override in _overrides(roles) for word in ("--set", override))
         yield from ("--run", str(run))
@@ -193,8 +193,8 @@ def _command(
         yield from section.options
 
 
-def _ranks(ranks: int) -> tuple[str, ...]:
-    """What starts the learner. torchrun starts all its ranks again when one dies; they go on from the checkpoint."""
+def _learner_program(ranks: int) -> tuple[str, ...]:
+    """Return the words before `train`. torchrun restarts all ranks when one dies; they resume from the checkpoint."""
     if ranks == 1:
         return _AGENTLOOP
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))

@@ -1,4 +1,4 @@
-"""One member of a role: started, started again when it dies, and ended with all it started."""
+"""Supervises one member of a role: starts it, restarts it when it dies, and ends it with all its processes."""
 
 import json
 import os
@@ -18,32 +18,32 @@ from agentloop.launch.roles import RoleMember
 from agentloop.runs.run_folder import LOGS
 
 MARK = "AGENTLOOP_LAUNCHED"
-"""Environment variable of every role, which all it starts inherit: it finds them in sessions of their own, too."""
+"""An environment variable that marks a member's processes. All its children inherit it, also in other sessions."""
 MOST_ENDS = 5
-"""So many ends within `WINDOW_S`, or refusals in a row however slow, and the launch gives up."""
+"""The launch gives up after so many ends within `WINDOW_S`, or so many refusals in a row."""
 WINDOW_S = 60.0
 _LONGEST_WAIT_S = 30.0
 _REFUSED = 2
-"""Exit code of what the user can mend."""
+"""The exit code of an error that the user can mend."""
 _LOOK_AGAIN_S, _TO_END_S = 0.05, 10.0
-_LAST_WORDS_S = 2.0
+_LAST_OUTPUT_S = 2.0
 _LAST_LINES, _SILENT = 5, "it said nothing"
 Show = Callable[[str, str], None]
-"""Gets the name of a member and each line it prints."""
+"""Shows a line that a member printed; takes the member's name and the line."""
 
 
 class SupervisedRole:
-    """Started by the constructor; afterwards `look` is called again and again."""
+    """A supervised command. The constructor starts it; afterwards `look` is called at intervals."""
 
     def __init__(
         self, member: RoleMember, run: Path, environment: Mapping[str, str], *, launch: str, show: Show
     ) -> None:
-        """`launch` names this launch: what is left of an earlier start of the member in it is killed first."""
+        """`launch` is this launch's id: processes of the member's earlier starts in this launch are killed first."""
         self.member = member
         self.exit_code: int | None = None
-        """Set once it is not started again."""
+        """The exit code, once the command is not restarted any more."""
         self.failure: str | None = None
-        """Why it is not, where that ends the launch."""
+        """Why the command is not restarted, where that ends the launch."""
         self._mark = f"{run.absolute()}:{member.name}:{launch}"
         self._environment, self._show = {**environment, "PYTHONUNBUFFERED": "1", MARK: self._mark}, show
         path = run / LOGS / f"{member.name}.jsonl"
@@ -55,7 +55,7 @@ class SupervisedRole:
         self._start()
 
     def look(self) -> None:
-        """Start it again where it has ended and that is due."""
+        """Note whether the command has ended, and restart it when its pause is over."""
         now = time.monotonic()
         if self.exit_code is not None:
             return
@@ -63,11 +63,11 @@ class SupervisedRole:
             if now >= self._due:
                 self._start()
         elif (code := self._process.poll()) is not None:
-            self._kill()  # what it left behind
-            self._ended(code, now)
+            self._kill()  # the processes that it left behind
+            self._note_end(code, now)
 
     def ask_to_leave(self) -> None:
-        """SIGTERM for the command alone: torchrun, say, passes it on, and a second one would mean: at once."""
+        """Send SIGTERM to the command alone: torchrun passes it on, and would take a second one for 'at once'."""
         if self.exit_code is None and self.runs:
             self._process.send_signal(signal.SIGTERM)
 
@@ -76,7 +76,7 @@ class SupervisedRole:
         return self._due is None and self._process.poll() is None
 
     def end(self) -> None:
-        """It and all it started are gone when this returns; it is killed where it did not leave by itself."""
+        """End the command and all its processes; return once they are gone. A command that still runs is killed."""
         if self.runs:
             self._say(f"did not leave within {self.member.needs.stop_s:g} s and is killed")
         self._kill()
@@ -88,21 +88,21 @@ class SupervisedRole:
     def _start(self) -> None:
         self._due, self._started_at = None, time.monotonic()
         kill_marked(self._mark)
-        self._process = _started(self.member.command, self._environment)
+        self._process = _start_process(self.member.command, self._environment)
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
         self._record("started", pid=self._process.pid)
 
     def _kill(self) -> None:
-        """End it and all it started, now; returns once its last lines are read."""
+        """Kill the command and all its processes; return once its last lines are read."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         kill_marked(self._mark)
         self._process.wait()
-        self._reader.join(_LAST_WORDS_S)
+        self._reader.join(_LAST_OUTPUT_S)
 
-    def _ended(self, code: int, now: float) -> None:
+    def _note_end(self, code: int, now: float) -> None:
         words = f"signal {-code}" if code < 0 else f"exit code {code}"
         name, last = self.member.name, " / ".join(line.strip() for line in self._lines if line.strip())[-600:]
         if code == 0 or (self.member.leads and not was_killed(code)):
@@ -110,7 +110,7 @@ class SupervisedRole:
             if code:
                 self.failure = f"{name} must not fail, got {words}: {last or _SILENT}"
             self._say(f"has ended{f' with {words}' if code else ''}")
-        elif (wait_s := self._restarts.ended(code, now=now, ran_s=now - self._started_at)) is None:
+        elif (wait_s := self._restarts.next_wait_s(code, now=now, ran_s=now - self._started_at)) is None:
             self.exit_code = code
             found = f"{MOST_ENDS} ends one after the other, the last one with {words}"
             self.failure = f"{name} must stay up, got {found}: {last or _SILENT}"
@@ -131,7 +131,7 @@ class SupervisedRole:
                 self._show(self.member.name, line)
 
     def _record(self, event: str, **fields: Any) -> None:
-        """One JSON object on a line, for whatever collects logs; the reader of its output writes too."""
+        """Write an event to the log, as one JSON object on a line. The output's reader writes there too."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "role": self.member.name, "event": event}
         with self._writing:
             if not self._log.closed:
@@ -140,14 +140,14 @@ class SupervisedRole:
 
 
 class Restarts:
-    """The ends of one role: when it is started again, and when not any more."""
+    """The ends of one member, and the pauses before it is restarted."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=MOST_ENDS)
         self._refusals, self._wait_s = 0, 0.5
 
-    def ended(self, code: int, *, now: float, ran_s: float) -> float | None:
-        """Seconds to wait before the next start: 1, 2, 4, ... and from 1 again after a minute's run; None: no more."""
+    def next_wait_s(self, code: int, *, now: float, ran_s: float) -> float | None:
+        """Note an end; return the pause before the next start: 1, 2, 4, ..., 1 after a minute's run; None: none."""
         self._ends.append(now)
         self._refusals = self._refusals + 1 if code == _REFUSED else 0
         if self._refusals == MOST_ENDS or (len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S):
@@ -157,22 +157,22 @@ class Restarts:
 
 
 def was_killed(code: int) -> bool:
-    """Whether an exit code stands for a signal, and not for what the command itself found."""
+    """Whether an exit code means a signal, and not an error that the command itself found."""
     return code < 0 or code > 128
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL for every process with this mark, until there is none, or one that can't be ended has its time."""
+    """Kill every process with this mark, until none is left or the time is over."""
     end = time.monotonic() + _TO_END_S
-    while (pids := list(_marked(mark))) and time.monotonic() < end:
+    while (pids := list(_find_marked(mark))) and time.monotonic() < end:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _marked(mark: str) -> Iterator[int]:
-    """Nothing where there is no /proc: there only the group of the command is killed."""
+def _find_marked(mark: str) -> Iterator[int]:
+    """Find the processes with this mark. Without /proc it finds none: only the command's group is killed then."""
     wanted = f"{MARK}={mark}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # another user's, or just gone; a dead one's reads empty
@@ -180,7 +180,7 @@ def _marked(mark: str) -> Iterator[int]:
                 yield int(path.parent.name)
 
 
-def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start_process(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,

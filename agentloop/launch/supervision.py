@@ -1,4 +1,4 @@
-"""From the first role's start to the last one's end, wherever they run; `--on local`: as children of this program."""
+"""A launch, from the first role's start to the last one's end. `--on local`: the roles are children of this program."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 def launch_here(members: Sequence[RoleMember], run: Path) -> int:
-    """Run the roles until the learner, or all of them, have ended; the exit code. Raises UserError without GPUs."""
+    """Run the roles here until the learner, or all of them, have ended; return the exit code. Raises UserError."""
     devices, launch = assigned_devices(members, os.environ), uuid.uuid4().hex
     show = console(members)
     return supervise(
@@ -32,7 +32,7 @@ def launch_here(members: Sequence[RoleMember], run: Path) -> int:
 
 
 def assigned_devices(members: Sequence[RoleMember], environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """By member, the GPUs it may see: each one's own, in order. Nothing is said where nobody wants any."""
+    """Assign each member its own GPUs, in order; empty where no member needs any. Raises UserError for too few."""
     wanted = sum(member.needs.gpus for member in members)
     if not wanted:
         return {}
@@ -50,7 +50,7 @@ def assigned_devices(members: Sequence[RoleMember], environment: Mapping[str, st
 
 
 class Supervised(Protocol):
-    """What a `SupervisedRole` is to a launch, wherever it runs."""
+    """A supervised role as the launch uses it, on this machine or on Ray."""
 
     member: RoleMember
     exit_code: int | None
@@ -64,12 +64,12 @@ class Supervised(Protocol):
 
 
 def supervise(started: Iterable[Supervised], show: Show) -> int:
-    """Stay with the roles, which `started` starts one by one, until the learner or all of them have ended.
+    """Supervise the roles, which iterating `started` starts, until the learner or all of them have ended.
 
-    The exit code: 0, the learner's own, 1 where a role does not stay up, or 128 + signal where one asked for the end.
+    The exit code is 0, the learner's own, 1 where a role does not stay up, or 128 plus the signal that ended it.
     """
     roles: list[Supervised] = []
-    with _stop_asked() as stop:
+    with _noted_signals() as stop:
         try:
             for role in started:
                 roles.append(role)
@@ -87,8 +87,8 @@ def supervise(started: Iterable[Supervised], show: Show) -> int:
 
 
 @contextmanager
-def _stop_asked() -> Iterator[list[int]]:
-    """Within, Ctrl-C and SIGTERM are only noted: the numbers of the signals that asked for the end."""
+def _noted_signals() -> Iterator[list[int]]:
+    """Collect, within the block, the numbers of Ctrl-C and SIGTERM signals, which have no other effect."""
     asked: list[int] = []
     before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -109,7 +109,7 @@ def _watch(roles: Sequence[Supervised], stop: Sequence[int]) -> None:
 
 
 def _end(roles: Sequence[Supervised], stop: Sequence[int]) -> None:
-    """The learner leaves first: it may need the others for the iteration under way. A second signal kills all."""
+    """End the learner first: it may need the others to finish its iteration. A second signal kills all."""
     for leads in (True, False):
         leaving = [role for role in roles if role.member.leads is leads]
         for role in leaving:
@@ -122,11 +122,11 @@ def _end(roles: Sequence[Supervised], stop: Sequence[int]) -> None:
 
 
 def console(members: Sequence[RoleMember]) -> Show:
-    """Shows lines of all roles on the terminal, each with who printed it."""
+    """Return a function that prints members' lines on the terminal, each after its member's name."""
     width, lock = max(len(member.name) for member in members), threading.Lock()
 
     def show(name: str, line: str) -> None:
-        with lock, suppress(BrokenPipeError):  # nobody reads on; the logs have it
+        with lock, suppress(BrokenPipeError):  # the terminal is gone; the logs have the line
             print(f"{name:<{width}} | {line}", flush=True)
 
     return show

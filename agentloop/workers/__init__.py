@@ -1,1 +1,1 @@
-"""Processes that collect episodes for runs: they claim tickets, run them on its engines, store the rows."""
+"""Worker processes: they claim a run's tickets, play the episodes on its engines, and store the rows."""

@@ -1,5 +1,5 @@
-"""Episodes of a run for agents that others start: each asks for a ticket, plays it at a base URL of its own, and says
-its reward. All else is a worker's."""
+"""Episodes of a run for agents that others start. An agent requests an episode, plays it at its own base URL, and posts
+its reward; a worker does the rest."""
 
 import asyncio
 import time
@@ -33,35 +33,35 @@ from replay.storage.collecting.ticket_records import Claim
 _MOST_AT_ONCE = 1024
 _LOOK_S = 0.25
 _LONGEST_WAIT_S = 20.0
-"""For a ticket; who waits longer is told to ask again."""
+"""Seconds that a request waits for a ticket; then its agent is told to ask again."""
 
 
 class EpisodeDesk:
-    """Where agents wait for episodes: they ask in the server's thread, and are given them in the worker's."""
+    """Hands episodes to waiting agents. Requests arrive in the server's thread; the worker's thread answers them."""
 
     def __init__(self, run: JoinedRun, key: SharedKey, *, idle_s: float) -> None:
-        """`idle_s`: an agent that has not asked for so long has given its episode up."""
+        """`idle_s`: an agent without a request for so long has abandoned its episode."""
         self._tickets, self._authors = run.store.tickets, run.actors.authors
         self._key, self._idle_s, self._timeout_s = key, idle_s, run.config.rollout.episode_timeout_s
         self._judged = bool(run.config.reward.functions)
         self._askers: deque[Future[tuple[OpenedSession, Task]]] = deque()
         self.is_over = False
         self.gateway: RunGateway | None = None
-        """Where they play; set before anything is played."""
+        """The gateway at which agents play; set before the first episode."""
 
     @property
     def waiting(self) -> int:
         return len(self._askers)
 
     async def ask(self, request: Request) -> Response:
-        """POST /episodes: `{"id": ..., "url": ..., "key": ..., "task": ...}`."""
+        """Answer POST /episodes with `{"id": ..., "url": ..., "key": ..., "task": ...}`."""
         try:
             self._key.check(request.headers.get("authorization", "").removeprefix("Bearer "))
-            return JSONResponse(await self._given(request))
+            return JSONResponse(await self._wait_for_episode(request))
         except BadRequest as bad:
             return JSONResponse(openai_error(bad), bad.status, {"retry-after": "1"})
 
-    async def _given(self, request: Request) -> dict[str, Any]:
+    async def _wait_for_episode(self, request: Request) -> dict[str, Any]:
         asker = Future[tuple[OpenedSession, Task]]()
         self._askers.append(asker)
         given, until = asyncio.wrap_future(asker), time.monotonic() + _LONGEST_WAIT_S
@@ -69,23 +69,23 @@ class EpisodeDesk:
             await asyncio.wait([given], timeout=_LOOK_S)
         if given.done() and not given.cancelled():
             opened, task = given.result()
-            if await request.is_disconnected():  # its ticket is another's
+            if await request.is_disconnected():  # the closed session gives the ticket back
                 opened.close()
             return {"id": opened.id, "url": opened.url, "key": opened.key, "task": dict(task.payload)}
         given.cancel()
-        with suppress(ValueError):  # it was taken out for cancelled
+        with suppress(ValueError):  # `_hand_over` has removed it already
             self._askers.remove(asker)
         if self.is_over:
             raise BadRequest(410, "The run must be one that goes on, got one that has ended.")
         raise BadRequest(503, "There is no free ticket of the run now. Ask again.")
 
     async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
-        """By the agent that has waited longest."""
+        """Let the agent that has waited longest play the episode of a claim."""
         assert self.gateway is not None
         opened, stop_reason = self.gateway.open(ask), StopReason.ANSWERED
         try:
             over = asyncio.wrap_future(opened.ended)
-            is_played = self._tell(opened, task)
+            is_played = self._hand_over(opened, task)
             async with asyncio.timeout(self._timeout_s):
                 while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
                     is_played = not opened.closed and opened.idle_s <= self._idle_s
@@ -94,13 +94,13 @@ class EpisodeDesk:
         finally:
             nodes = opened.close()
         if over.done():
-            over.result()  # raises what the worker can't go on after
+            over.result()  # raises an error that must end the worker
         if not is_played:
             await asyncio.to_thread(self._tickets.give_back, [claim])
-            raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
+            raise asyncio.CancelledError  # as for a lost claim: the worker finds out when it extends its leases
         return episode_of(task, nodes, opened, AgentEnd(), stop_reason, authors=self._authors, judged=self._judged)
 
-    def _tell(self, opened: OpenedSession, task: Task) -> bool:
+    def _hand_over(self, opened: OpenedSession, task: Task) -> bool:
         while self._askers:
             asker = self._askers.popleft()
             if asker.set_running_or_notify_cancel():
@@ -112,7 +112,7 @@ class EpisodeDesk:
 def give_episodes(
     run: Path, section: GatewaySection, *, key: str | None, idle_s: float, stop: StopRequest, say: Callable[[str], None]
 ) -> None:
-    """Until a signal comes; once the run has ended, there are none to be had. Raises UserError where that can't be."""
+    """Serve episodes until a signal comes; after the run's end there are none. Raises UserError where it can't join."""
     joined = join_run(run, wait_s=600.0, note=say)
     policy = agents_policy(joined.config, joined.actors.renderer)
     desk = EpisodeDesk(joined, SharedKey(key), idle_s=idle_s)

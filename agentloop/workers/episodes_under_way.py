@@ -1,4 +1,4 @@
-"""The episodes that a worker runs at the same time, from their claim to a result that can be stored."""
+"""The episodes that a worker plays at the same time, from their claim to a result that can be stored."""
 
 import asyncio
 import itertools
@@ -25,23 +25,23 @@ _TO_END_S = 3.0
 class EpisodeResult:
     claim: Claim
     episode: Episode | None
-    """None where an error ended it."""
+    """The episode; None where an error ended it."""
     reward: float = math.nan
     problem: str | None = None
-    """Why it counts for nothing; None: it counts."""
+    """Why the episode does not count; None where it counts."""
 
 
 Player = Callable[[Claim, Task, AskAny], Coroutine[Any, Any, Episode]]
-"""Plays the episode of a claim by what asks the policy."""
+"""Plays the episode of a claim; its third argument asks the policy."""
 
 
 class EpisodesUnderWay:
-    """Each goes on by itself; those that ended meanwhile are scored together."""
+    """The unfinished episodes of a worker. Those that end at about the same time are scored together."""
 
     def __init__(self, run: JoinedRun, player: Player | None = None) -> None:
-        """`player` None: they are run here."""
+        """Without a `player` the worker plays the episodes itself."""
         self._opened = ExitStack()
-        self._player = player or self._run_here
+        self._player = player or self._play_here
         self._actors = run.actors
         if player is None:
             self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
@@ -57,34 +57,34 @@ class EpisodesUnderWay:
         self._results: list[EpisodeResult] = []
 
     def __len__(self) -> int:
-        """Episodes that have not ended."""
+        """The number of unfinished episodes."""
         return len(self._running)
 
     def start(self, claim: Claim, task: Task) -> None:
-        """Run the episode of a claim; its place is free."""
+        """Play the episode of a claim; its place must be free."""
         running = asyncio.ensure_future(self._play(claim, task))
         self._running[claim.place] = running
-        running.add_done_callback(partial(self._ended, claim.place))
+        running.add_done_callback(partial(self._remove, claim.place))
 
-    def _ended(self, place: Place, task: asyncio.Task[None]) -> None:
+    def _remove(self, place: Place, task: asyncio.Task[None]) -> None:
         if self._running.get(place) is task:
             del self._running[place]
 
     def results(self) -> list[EpisodeResult]:
-        """All that ended since the last call."""
+        """Return all results since the last call."""
         if self._scoring is not None and self._scoring.done():
-            self._scoring.result()  # raises what it raised
+            self._scoring.result()  # raises an error of the scoring
         taken, self._results = self._results, []
         return taken
 
     def cancel(self, places: Iterable[Place]) -> None:
-        """Nobody wants these episodes any more."""
+        """Cancel these episodes, which nobody needs any more."""
         for place in places:
             if place in self._running:
                 self._running[place].cancel()
 
     async def end(self) -> None:
-        """Cancel all that run, and score those that have ended, as far as that takes no time."""
+        """Cancel all unfinished episodes, and score the finished ones as far as a few seconds allow."""
         waited = [*self._running.values(), *([] if self._scoring is None else [self._scoring])]
         self.cancel(list(self._running))
         if waited:
@@ -93,7 +93,7 @@ class EpisodesUnderWay:
         self._threads.close()
         await self._run.engine.close()
 
-    async def _run_here(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
+    async def _play_here(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
         number = next(self._numbers)
         return await play_episode(self._actors, task, self._run.config, ask=ask, number=number, threads=self._threads)
 

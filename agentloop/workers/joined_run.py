@@ -1,4 +1,4 @@
-"""A worker joins a run: it waits until the run is there, and has what the learner has, or is refused by name."""
+"""A worker joins a run: it waits for the run, and checks that tokenizer, tasks and code are the learner's."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _MOST_BATCHES = 8
 
 
 class IssuedTasks:
-    """Tasks of tickets, made from the run's own source by their numbers in the batch's plan; their hashes say so."""
+    """Makes tickets' tasks from the run's own source, by their numbers in the batch's plan, and checks their hashes."""
 
     def __init__(
         self, source: TaskSource, environments: RunEnvironments, config: RunConfig, store: ReplayStore
@@ -34,8 +34,8 @@ class IssuedTasks:
         self._held_out_tasks = config.evaluation.tasks
         self._made = lru_cache(_MOST_BATCHES)(self._make)
 
-    def of(self, tickets: Sequence[TicketRecord]) -> list[Task]:
-        """The tasks to run, by what was planned. Raises UserError where this machine makes other tasks."""
+    def tasks_for(self, tickets: Sequence[TicketRecord]) -> list[Task]:
+        """Make the planned tasks of these tickets. Raises UserError where this machine makes other tasks."""
         found = []
         for ticket in tickets:
             known = self._made(ticket.run, None if ticket.purpose == EVALUATION else ticket.iteration)
@@ -48,7 +48,7 @@ class IssuedTasks:
         return found
 
     def _make(self, run: str, iteration: int | None) -> dict[str, Task]:
-        """Tasks by their hashes, of a batch or (None) of the evaluation."""
+        """Make the tasks of an iteration's batch, or (None) of the evaluation, by their hashes."""
         if iteration is None:
             tasks = self._source.held_out(self._held_out_tasks)
         else:
@@ -69,7 +69,7 @@ class JoinedRun:
 
 
 def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> JoinedRun:
-    """The run in the folder `path`, which is waited for. Raises UserError where this worker can't collect for it."""
+    """Wait for the run in the folder `path`, and open it. Raises UserError where this worker can't collect for it."""
     folder, store, run = _wait_for(path, wait_s, note)
     try:
         config = folder.config
@@ -86,7 +86,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         vocab_size = int((run.fingerprint or {})["vocab_size"])
         engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
         engine.begin(seed=0, temperature=config.rollout.temperature)
-        # A reward that is unknown costs its episode, and is counted: it ends no worker.
+        # An unknown reward costs its episode, and is counted; it does not end the worker.
         section = config.reward.model_copy(update={"on_error": "drop"})
         return JoinedRun(
             config,
@@ -103,11 +103,11 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
 
 
 def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[RunFolder, ReplayStore, RunRecord]:
-    """Learner and workers start together: the run may not be there yet."""
+    """Wait until the learner has begun the run: both may have been started together."""
     deadline, waited = time.monotonic() + wait_s, False
     while True:
         try:
-            return _opened(path)
+            return _open_run(path)
         except OtherSchema:
             raise
         except ReplayError as problem:
@@ -122,8 +122,8 @@ def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[R
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
-    """Raises ReplayError for what the learner has still to make."""
+def _open_run(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
+    """Open the run. Raises ReplayError where the learner has not begun it yet."""
     if not has_run(path):
         raise ReplayError("no run.json in it")
     folder = open_run_folder(path)
@@ -144,10 +144,10 @@ def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
 
 def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
     found = {"tokenizer": files.codec.hash, "template": files.template.hash}
-    for name, mine in found.items():
+    for name, own in found.items():
         theirs = str((run.fingerprint or {}).get(name))
-        if mine != theirs:
+        if own != theirs:
             raise UserError(
-                f"{name} of a worker must be the run's, got {mine[:12]} in {folder} in place of {theirs[:12]}. "
+                f"{name} of a worker must be the run's, got {own[:12]} in {folder} in place of {theirs[:12]}. "
                 "Copy the run's start folder again, and use the same version of agentloop."
             )

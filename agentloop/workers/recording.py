@@ -1,4 +1,4 @@
-"""A gateway that only records: agents ask an engine of somebody's own, or another model, and nothing is trained yet."""
+"""A gateway that only records: agents ask somebody's own engine, or another model, and nothing is trained yet."""
 
 import gc
 import json
@@ -44,24 +44,24 @@ from replay.storage.databases import Location
 from replay.store import ReplayStore
 
 UPSTREAM_KEY = "AGENTLOOP_UPSTREAM_KEY"
-"""Environment variable of the upstream's key."""
+"""The environment variable with the upstream's key."""
 _LOOK_S = 0.25
 _LEASE_S = 10.0
-"""After a crash, the next gateway waits for its end."""
+"""Seconds of the recording's lease: after a crash, the next gateway waits for its end."""
 _LONGEST = 1 << 30
-"""Tokens: the model's own limit is the upstream's to know."""
+"""A limit in tokens for an upstream that states none: it knows its model's own limit."""
 
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What is recorded, and of whom: see `agentloop gateway --help`."""
+    """The options of a recording: see `agentloop gateway --help`."""
 
     name: str
     model: Path
     upstream: str
     upstream_key: str | None
     upstream_model: str | None
-    """None: the one that a vLLM names first."""
+    """The model's name at the upstream; None: the first that a vLLM names."""
     by_text: bool
     temperature: float
     idle_s: float
@@ -76,26 +76,26 @@ def record_sessions(
     stop: StopRequest,
     say: Callable[[str], None],
 ) -> None:
-    """Record sessions until a signal comes. Raises UserError where that can't be."""
-    sizes, server = _family(options.model), _server(options)
-    files = _files(options.model)
+    """Record sessions until a signal comes. Raises UserError for wrong options or an unfit upstream."""
+    sizes, server = _read_family(options.model), _ask_upstream(options)
+    files = _load_files(options.model)
     renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
     fingerprint = {"tokenizer": files.codec.hash, "template": files.template.hash, **sizes}
-    ask = _upstream(options, server, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    ask = _make_ask(options, server, renderer, vocab_size=int(fingerprint["vocab_size"]))
     longest = _LONGEST if server is None else server.max_model_len or _LONGEST
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
     with closing(ReplayStore.create(location)) as store, ExitStack() as leading:
-        run = _run_of(store, options, renderer, fingerprint)
-        _lead(store, run=run, name=options.name, leading=leading)
-        store.resume(run, 0)  # a gateway that was replaced can store no more rows
+        run = _find_or_add_run(store, options, renderer, fingerprint)
+        _wait_to_lead(store, run=run, name=options.name, leading=leading)
+        store.resume(run, 0)  # an earlier gateway, if it still runs, can store no more rows
         hashes = (renderer.codec.hash, renderer.template.hash)
         store.add_policy(PolicyRecord(run, 0, None if options.by_text else str(options.model.resolve()), *hashes))
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
-        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
-        gc.set_threshold(20_000, 20, 20)  # sessions are few and large: to look through them more often finds nothing
-        sys.setswitchinterval(0.0005)  # seconds: requests wait less for the thread that writes
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.lifespan)
+        gc.set_threshold(20_000, 20, 20)  # sessions are few and large: more frequent collections would find nothing
+        sys.setswitchinterval(0.0005)  # seconds: requests wait less for the writer's thread
         listening = serving(app, host=section.host, port=section.port, public_url=section.public_url)
         with listening as url, stop.working():
             kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
@@ -107,8 +107,8 @@ def record_sessions(
             say(f"{sessions.refused:,} requests were refused: {MOST_OPEN:,} sessions were open")
 
 
-def _server(options: RecordingOptions) -> ServerFacts | None:
-    """The vLLM; None: a model that is asked by text."""
+def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
+    """Ask the upstream for its facts; None for a model that is asked by text."""
     if options.by_text:
         if options.upstream_model is None:
             raise UserError("--upstream-model must name the upstream's model with --text, got none. Give its name.")
@@ -116,13 +116,13 @@ def _server(options: RecordingOptions) -> ServerFacts | None:
     try:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
-        said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        said = said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
-        raise UserError(f"{said} Another server than a vLLM is recorded with --text, to be imitated.") from None
+        text = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
+        text = text.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        raise UserError(f"{text} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 
-def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
-    """What gives replies."""
+def _make_ask(options: RecordingOptions, server: ServerFacts | None, renderer: Renderer, *, vocab_size: int) -> Ask:
+    """Make the function that samples replies from the upstream."""
     key, stop_ids = options.upstream_key, renderer.stop_ids
     if server is None:
         from agentloop.gateway.text_upstream import TextUpstream
@@ -132,14 +132,14 @@ def _upstream(options: RecordingOptions, server: ServerFacts | None, renderer: R
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
 
-    async def ask(_: AgentRequest, line: int, prompt: Prompt, most: int) -> Completion:
-        return await engine.reply(GenerationRequest(line, prompt.ids, most))
+    async def ask(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
+        return await engine.reply(GenerationRequest(number, prompt.ids, most))
 
     return ask
 
 
-def _family(model: Path) -> dict[str, str | int]:
-    """As a run of this model has it: `agentloop.models.loading` reads the same from the model itself."""
+def _read_family(model: Path) -> dict[str, str | int]:
+    """Read model family and vocabulary size, as `agentloop.models.loading` reads them from the loaded model."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         vocab_size = int(config.get("text_config", config)["vocab_size"])
@@ -154,25 +154,25 @@ def _family(model: Path) -> dict[str, str | int]:
 _SAVE = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
 
 
-def _files(model: Path) -> ModelFiles:
-    """With the tokenizer that a run has, which is what transformers makes of the folder: of some families that is not
-    what tokenizer.json says. In a process of its own, as it may bring torch."""
+def _load_files(model: Path) -> ModelFiles:
+    """Load the model's files, with the tokenizer that transformers makes of them, as a run does. For some families it
+    differs from tokenizer.json. It runs in a process of its own, because it may import torch."""
     with tempfile.TemporaryDirectory() as folder:
         made = subprocess.run([sys.executable, "-c", _SAVE, model, folder], capture_output=True, text=True)
         if made.returncode:
-            said = shortened(made.stderr.strip().rpartition("\n")[2])
+            problem = shortened(made.stderr.strip().rpartition("\n")[2])
             raise UserError(
-                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({said}). Copy it again."
+                f"--model must hold a tokenizer that transformers loads, got {str(model)!r} ({problem}). Copy it again."
             )
         with suppress(FileNotFoundError):
             shutil.copy(model / "generation_config.json", folder)
         return load_model_files(folder)
 
 
-def _run_of(
+def _find_or_add_run(
     store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
 ) -> str:
-    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another kind."""
+    """Find the recording of this name, or add it; return its id. Raises UserError where it is of another model."""
     model = str(options.model.resolve())
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
     with store.reading() as connection:
@@ -188,8 +188,8 @@ def _run_of(
     return id
 
 
-def _lead(store: ReplayStore, *, run: str, name: str, leading: ExitStack) -> None:
-    """The end of the lease of a gateway that was killed is waited for."""
+def _wait_to_lead(store: ReplayStore, *, run: str, name: str, leading: ExitStack) -> None:
+    """Become the recording's only gateway. It waits for the end of a killed gateway's lease."""
     until = time.monotonic() + _LEASE_S + 2 * _LOOK_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a worker sees of its run: how often it looks while it waits, and which weights the engines serve."""
+"""A worker's view of its run: how often it reads the database, and which weights the engines serve."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from replay.store import ReplayStore
 
 _LOOK_S = 0.25
 _BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND = 400, 20
-"""Of all workers of a run together."""
+"""The most looks of all workers of a run together."""
 _LONGEST_PAUSE = 0.75
-"""Of a lease: who has not reported for a whole one counts as gone."""
+"""The longest pause as a part of a lease: a worker without a report for a whole lease counts as gone."""
 
 
-class Looks:
-    """Workers share one database: the more there are, the longer each waits until it looks again."""
+class RunPoller:
+    """Looks at the database, which all workers share: the more there are, the longer each waits between two looks."""
 
     def __init__(self, store: ReplayStore, run: str, worker: str, *, lease_s: float) -> None:
         self._store = store
@@ -31,23 +31,23 @@ class Looks:
 
     @property
     def report_is_due(self) -> bool:
-        """At the first look a third of a lease after the last report."""
+        """Whether a third of a lease has passed since the last report."""
         return time.monotonic() >= self._next_report
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """This worker is alive, and says this of itself; how many others are is counted."""
+        """Report that this worker is alive, with these facts; count the workers that are."""
         self._store.roles.report("worker", self._run, self._worker, facts)
         self._workers = self._store.roles.count("worker", self._run, lease_s=self._lease_s)
         self._next_report = time.monotonic() + self._report_s
 
     def pause_s(self, *, busy: bool) -> float:
-        """Seconds until the next look; those who wait look less often than those who have something to do."""
+        """Return the seconds until the next look; idle workers look less often than busy ones."""
         looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
         return min(max(_LOOK_S, self._workers / looks), _LONGEST_PAUSE * self._lease_s)
 
 
 class ListedEngines:
-    """Asks an engine for nothing but what the learner has proved it for."""
+    """Keeps the engine client to the weights that the learner has proved."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
@@ -59,7 +59,7 @@ class ListedEngines:
         return bool(self._serving)
 
     def update(self, listed: Sequence[Participant]) -> None:
-        """What is served now; an engine that is being published to, or is not listed, is asked no more."""
+        """Take the list of engines. One that is absent, or is being published to, gets no requests meanwhile."""
         serving = {
             each.id: (int(each.facts["version"]), str(each.facts["label"]), each.facts["adapter"])
             for each in listed

@@ -1,4 +1,4 @@
-"""A worker: claims tickets of a run, runs their episodes side by side, and stores each as soon as it has ended."""
+"""A worker: it claims tickets of a run, plays their episodes concurrently, and stores each one once it has ended."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
-from agentloop.workers.run_view import ListedEngines, Looks
+from agentloop.workers.run_view import ListedEngines, RunPoller
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
@@ -28,9 +28,9 @@ from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Cla
 _SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
-"""For storing what has ended and giving the rest back."""
+"""Seconds to store ended episodes and to give the other tickets back."""
 _MOST_ERRORS_IN_A_ROW = 8
-"""Episodes that an error ended: a worker on which none goes well must not use up the run's tickets."""
+"""Episodes in a row that an error ended. Then the worker ends: it must not use up the run's tickets."""
 
 _Result = TypeVar("_Result")
 
@@ -47,7 +47,7 @@ class Desk(Protocol):
 
 
 class Worker:
-    """Looks at its run again and again. A slow database holds no episode up: one thread asks it."""
+    """RunPoller at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Worker:
         say: Callable[[str], None],
         desk: Desk | None = None,
     ) -> None:
-        """`desk`: where agents wait for its episodes, to play them; None: it runs them itself."""
+        """`desk` hands the episodes to waiting agents; None: the worker plays them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
@@ -67,22 +67,22 @@ class Worker:
         self._say = say
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
-        self._looks = Looks(run.store, run.id, self.id, lease_s=self._lease_s)
+        self._poller = RunPoller(run.store, run.id, self.id, lease_s=self._lease_s)
         self._engines = ListedEngines(run.engine)
         self._claims = HeldClaims(concurrency)
-        """Of episodes that are under way, or ended and not stored yet."""
+        """The claims of episodes that are unfinished, or not stored yet."""
         self._results: list[EpisodeResult] = []
-        """Ended and not stored yet."""
+        """Results that are not stored yet."""
         self._returned: list[Claim] = []
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
-        """Of the episodes that ended last, as long as each was ended by an error."""
+        """The errors that ended the latest episodes; empty once one ends without an error."""
         self._next_extension = 0.0
         self._back_off_s = 0.0
 
     def collect(self) -> None:
         """Collect until the run ends or a signal comes. Raises UserError where this worker can't collect."""
-        # Not asyncio.run, which waits at its end for tools that never do.
+        # Not asyncio.run: at its end it waits for threads, even of tools that never return.
         asyncio.new_event_loop().run_until_complete(self._collect())
 
     async def _collect(self) -> None:
@@ -90,7 +90,7 @@ class Worker:
         try:
             while not self._stop.requested:
                 try:
-                    view = await self._ask(self._looks.look)
+                    view = await self._ask(self._poller.look)
                     if view.has_ended:
                         self._say("the run has ended")
                         return
@@ -102,7 +102,7 @@ class Worker:
             await self._leave()
 
     async def _act(self, view: RunView) -> float:
-        """What has to be done now; seconds until the next look."""
+        """Do all that is due; return the seconds until the next look."""
         if self._back_off_s:
             self._say("the database answers again")
             self._back_off_s = 0.0
@@ -116,10 +116,10 @@ class Worker:
         await self._extend()
         await self._give_back()
         await self._claim(view)
-        if self._looks.report_is_due:
-            await self._ask(self._looks.report, self._facts())
+        if self._poller.report_is_due:
+            await self._ask(self._poller.report, self._facts())
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
-        return self._looks.pause_s(busy=bool(busy))
+        return self._poller.pause_s(busy=bool(busy))
 
     async def _store_results(self) -> None:
         for result in self._episodes.results():
@@ -144,7 +144,7 @@ class Worker:
         if self._claims:
             held = self._claims.all
             lost = await self._ask(lambda: self._run.store.tickets.extend(held, lease_s=self._lease_s))
-            # What has ended is stored all the same: it counts if it is first.
+            # Ended episodes of lost claims are stored all the same: the first result counts.
             self._episodes.cancel(lost)
             self._claims.drop(lost)
         self._next_extension = now + self._lease_s / 3
@@ -153,20 +153,20 @@ class Worker:
         count = self._claims.wanted if self._desk is None else min(self._claims.wanted, self._desk.waiting)
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
-        claims, known = await self._ask(self._claimed, count)
+        claims, known = await self._ask(self._claim_tickets, count)
         taken, returned = self._claims.add(claims)
         if self._run.actors.memory is not None:
             self._run.actors.memory.keep([claim.ticket.task for claim in self._claims.all])
             self._run.actors.memory.add(known)
         self._returned += returned
-        tasks = await self._ask(self._run.tasks.of, [claim.ticket for claim in taken])
+        tasks = await self._ask(self._run.tasks.tasks_for, [claim.ticket for claim in taken])
         for claim, task in zip(taken, tasks, strict=True):
             self._episodes.start(claim, task)
-        # At once: what is under way may end this process.
+        # At once, because an episode could end this process.
         await self._give_back()
 
-    def _claimed(self, count: int) -> tuple[list[Claim], list[ObservationRecord]]:
-        """Tickets, and what is known of their tasks' tools."""
+    def _claim_tickets(self, count: int) -> tuple[list[Claim], list[ObservationRecord]]:
+        """Claim tickets; return them with the remembered observations of their tasks' tools."""
         run, memory = self._run, self._run.actors.memory
         claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
         tasks = [claim.ticket.task for claim in claims]
@@ -193,7 +193,7 @@ class Worker:
         }
 
     async def _leave(self) -> None:
-        """Store what has ended, give the rest back, and be forgotten, as far as that takes no time."""
+        """Store ended episodes, give the other tickets back, and sign off, as far as a few seconds allow."""
         try:
             async with asyncio.timeout(_TO_LEAVE_S):
                 await self._episodes.end()
@@ -203,12 +203,12 @@ class Worker:
                 await self._ask(self._run.store.roles.leave, "worker", self._run.id, self.id)
         except (TimeoutError, DatabaseFailed) as error:
             reason = str(error) or f"{_TO_LEAVE_S:g} s were over"
-            self._say(f"left {len(self._claims)} tickets to the end of their leases: {reason}")
+            self._say(f"{len(self._claims)} tickets stay claimed until their leases end: {reason}")
         self._say(f"left: {self._counts['done']} episodes stored, {self._counts['failed']} failed")
 
     def _wait_for_database(self, error: DatabaseFailed) -> float:
         if not self._back_off_s:
-            self._say(f"waiting for the database, with what has ended in memory: {error}")
+            self._say(f"waiting for the database, with ended episodes in memory: {error}")
         self._back_off_s = min(max(2 * self._back_off_s, 0.5), _LONGEST_BACK_OFF_S)
         return self._back_off_s
 
@@ -218,20 +218,21 @@ class Worker:
             await asyncio.sleep(min(left, _SIGNAL_S))
 
     async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
-        """Asked in the one thread that talks to the database."""
+        """Ask the database, in the one thread that does."""
         return await asyncio.get_running_loop().run_in_executor(self._database, question, *args)
 
 
 class HeldClaims:
-    """A ticket in its last try is run by itself: should it end this worker, no other one has lost a try by it."""
+    """The claims that a worker holds. A ticket in its last try is played alone: if it ends the worker, no other ticket
+    loses a try."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[Place, Claim] = {}
         self._alone: Place | None = None
-        """In its last try."""
+        """The place of the ticket in its last try that is played alone; None without one."""
         self._makes_room = False
-        """A ticket in its last try waits until this worker holds no other."""
+        """True: a ticket in its last try waits until this worker holds no other."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -247,7 +248,7 @@ class HeldClaims:
         return 0 if self._alone is not None else self._most - len(self._held)
 
     def add(self, claims: Sequence[Claim]) -> tuple[list[Claim], list[Claim]]:
-        """What is held and run from now on, and what must be given back."""
+        """Take claims; return those to play now, and those to give back."""
         last = [claim for claim in claims if claim.tries >= MOST_TRIES]
         others = [claim for claim in claims if claim.tries < MOST_TRIES]
         if last and not others and not self._held:
@@ -258,7 +259,7 @@ class HeldClaims:
         return others, last
 
     def drop(self, places: Iterable[Place]) -> None:
-        """They have ended, or are another's."""
+        """Drop claims that have ended, or that another worker has."""
         for place in places:
             self._held.pop(place, None)
             if place == self._alone:
@@ -266,7 +267,7 @@ class HeldClaims:
 
 
 def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[str]:
-    """How many counted as `done` and as `failed`. May be done again where it raised: what was stored counts once."""
+    """Store results; count the `done` and the `failed`. After an error it may be repeated: a result counts once."""
     counts: Counter[str] = Counter()
     rows = []
     for result in results:
@@ -275,14 +276,14 @@ def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[s
         elif result.claim.ticket.purpose == EVALUATION:
             assert result.episode is not None  # only a problem has none
             outcome = asdict(outcome_of(result.episode, run.config))
-            kept = _held_out(run, result.claim, result.episode) if run.config.evaluation.keep_episodes else None
+            kept = _make_held_out(run, result.claim, result.episode) if run.config.evaluation.keep_episodes else None
             counts["done"] += run.store.tickets.finish_evaluation(result.claim, outcome, kept)
         else:
-            rows.append((result.claim, row_of(run, result)))
+            rows.append((result.claim, make_row(run, result)))
     return counts + _finish(run, rows)
 
 
-def _held_out(run: JoinedRun, claim: Claim, episode: Episode) -> HeldOutEpisode:
+def _make_held_out(run: JoinedRun, claim: Claim, episode: Episode) -> HeldOutEpisode:
     ticket = claim.ticket
     number = ticket.number * run.config.evaluation.samples + ticket.member
     return held_out_episode(run.actors, episode, run.config, run=ticket.run, iteration=ticket.iteration, number=number)
@@ -294,7 +295,7 @@ def _finish(run: JoinedRun, rows: list[tuple[Claim, Trajectory]]) -> Counter[str
     except InvalidRecord as error:
         if len(rows) == 1:
             return Counter(failed=_fail(run, rows[0][0], str(error)))
-    # One of them can't be stored: the others can.
+    # One row can't be stored: store the others.
     return sum((_finish(run, [row]) for row in rows), Counter[str]())
 
 
@@ -302,8 +303,8 @@ def _fail(run: JoinedRun, claim: Claim, problem: str) -> int:
     return int(claim.place not in run.store.tickets.fail([claim], problem))
 
 
-def row_of(run: JoinedRun, result: EpisodeResult) -> Trajectory:
-    """A trajectory whose ids follow from its ticket's place; the learner gives it its advantage with its group."""
+def make_row(run: JoinedRun, result: EpisodeResult) -> Trajectory:
+    """Make a result's trajectory. Its ids follow from its ticket's place; the learner computes its advantage later."""
     assert result.episode is not None  # only a problem has none
     ticket = result.claim.ticket
     by = CollectedBy(ticket.run, ticket.iteration, attempt=0)

@@ -80,10 +80,10 @@ class Colleague:
         self.asked.append((request, said))
         return AgentReply(id, said, "tool_calls" if calls else "stop", 0, 0, 0)
 
-    def given(self, id: str) -> None:
-        """Its agents name no reply by its id."""
+    def find_reply(self, id: str) -> None:
+        """Find nothing: these agents name no reply by its id."""
 
-    def delivered(self, reply: AgentReply) -> None:
+    def mark_delivered(self, reply: AgentReply) -> None:
         """Nothing is to be done."""
 
     async def count_tokens(self, request: AgentRequest) -> int:

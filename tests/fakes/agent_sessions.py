@@ -55,10 +55,10 @@ class ScriptedSession:
         finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
         return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
 
-    def given(self, id: str) -> None:
-        """It remembers no reply."""
+    def find_reply(self, id: str) -> None:
+        """Find nothing: it remembers no reply."""
 
-    def delivered(self, reply: AgentReply) -> None:
+    def mark_delivered(self, reply: AgentReply) -> None:
         self.log.append(f"delivered {reply.id.rpartition('_')[2]}")
 
     async def count_tokens(self, request: AgentRequest) -> int:

@@ -31,7 +31,7 @@ def test_an_engine_that_died_or_hangs_ends_and_serves_nothing_until_the_next_one
         assert process.wait() == 1 and "vllm serve has ended with exit code" in process.output
     with engine_command(tmp_path / "000000", run, port, "--silence", "15") as process, control_of(port) as control:
         process.says("answers at", timeout_s=START_S)
-        with pytest.raises(ProofFailed, match="must call its weights so, got 'default'"):
+        with pytest.raises(ProofFailed, match="must have this label for its weights, got 'default'"):
             prove(control, policy)
         control.name_weights(policy.label)
         with pytest.raises(ProofFailed, match="must sample with the learner's log-probs"):

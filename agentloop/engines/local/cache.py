@@ -1,10 +1,11 @@
-"""Keys and values of running episodes, kept across turns.
+"""The key-value cache of running episodes, across their turns.
 
-Rows have different lengths, so new tokens are padded on the left; those columns are holes that no query sees. When
-a turn begins, ended rows are dropped and the rest are packed to the left again, so holes do not pile up.
+Rows have new tokens of different counts, so the tokens are padded on the left. A padded column is a hole that no query
+sees. When a turn begins, ended rows are dropped and the others packed to the left, so holes do not add up.
 
-A hole costs as much as a token. So what all first prompts begin with is computed once, and rows with more to see than
-most are shown the more of it apart from the others.
+A hole costs as much as a token. So the common beginning of all first prompts is computed once, and rows with more new
+tokens than most are fed the surplus apart from the others. Example: rows with 3, 4 and 90 new tokens would need 270
+columns together. Fed apart, the long row takes 86 columns alone, and then all rows take 4.
 """
 
 import copy
@@ -21,55 +22,55 @@ from agentloop.engines.generator import GenerationRequest
 
 _GROWTH = 64
 _TOKENS_PER_CALL = 128
-"""Calling the model once more costs about as much as showing it this many."""
+"""A further call of the model costs about as much as feeding it this many tokens."""
 
 
 class EpisodeCache:
-    """What a model has seen of a batch of episodes. Starts empty; `admit` or `keep` says whose turn it is."""
+    """The tokens that a model has seen of a batch of episodes. `admit` or `narrow_to` begins a turn."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn again.
+        # Windowed or recurrent layers count columns, holes too. Their models compute the whole prompt at each turn.
         self._packs = full_attention(model)
         self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
         self.forget()
 
     def forget(self) -> None:
-        self._row_of: dict[int, int] = {}
+        self._row_by_episode: dict[int, int] = {}
         self._reset(0)
 
-    def fed(self, episode: int) -> int:
-        """Tokens of this episode the model has already seen."""
-        return len(self._fed[self._row_of[episode]])
+    def num_fed(self, episode: int) -> int:
+        """Count the tokens of this episode that the model has already seen."""
+        return len(self._fed[self._row_by_episode[episode]])
 
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Forget everything; these episodes begin from nothing, or from what all their prompts begin with."""
+        """Forget everything. These episodes begin empty, or with the common beginning of all their prompts."""
         shared = list(requests[0].prompt_ids)
         for request in requests:
             shared = common_beginning(shared, request.prompt_ids)
         if self._packs and len(shared) * (len(requests) - 1) > _TOKENS_PER_CALL:
             self._reset(1)
             self.feed([shared])
-            self._take([0] * len(requests), [shared] * len(requests))
+            self._select([0] * len(requests), [shared] * len(requests))
         else:
             self._reset(len(requests))
-        self._row_of = {request.episode: row for row, request in enumerate(requests)}
+        self._row_by_episode = {request.episode: row for row, request in enumerate(requests)}
 
-    def keep(self, requests: Sequence[GenerationRequest]) -> bool:
-        """Narrow to these episodes, each to what its old and its new prompt begin with; False if any is new."""
-        rows = [self._row_of.get(request.episode) for request in requests]
+    def narrow_to(self, requests: Sequence[GenerationRequest]) -> bool:
+        """Drop all other episodes, and cut each to the part that its new prompt repeats; False if any is new."""
+        rows = [self._row_by_episode.get(request.episode) for request in requests]
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
             return False
         fed = [
             common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)
         ]
-        self._take(known, fed)
-        self._row_of = {request.episode: row for row, request in enumerate(requests)}
+        self._select(known, fed)
+        self._row_by_episode = {request.episode: row for row, request in enumerate(requests)}
         return True
 
     def feed(self, chunks: Sequence[list[int]]) -> Tensor:
-        """Show each row its new tokens; the logits after the last one, [B, V]. Those of an empty chunk mean nothing."""
+        """Feed each row its new tokens; return the logits after them, [B, V]. An empty chunk's logits mean nothing."""
         even = _even_width([len(chunk) for chunk in chunks])
         long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
         if long and self._feed_apart(long, [chunks[row][:-even] for row in long]):
@@ -77,7 +78,7 @@ class EpisodeCache:
         return self._feed(chunks)
 
     def _reset(self, rows: int) -> None:
-        """So many rows that have seen nothing."""
+        """Begin again with so many empty rows."""
         if self._packs:
             self._states: Any = Cache(layer_class_to_replicate=_PackedLayer)
         else:
@@ -86,9 +87,8 @@ class EpisodeCache:
         self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
         self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
 
-    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
-        """Only these rows, in this order; what each has seen of `fed` is all of it. Their real columns come to the left
-        in order."""
+    def _select(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
+        """Select these rows, in this order, each cut to the tokens `fed`. Their real columns move to the left."""
         index = torch.tensor(rows, device=self._model.device)
         self._fed = [list(ids) for ids in fed]
         self._length = torch.tensor([len(ids) for ids in fed], device=self._model.device)
@@ -99,7 +99,7 @@ class EpisodeCache:
         self._real = torch.arange(width, device=index.device)[None] < self._length[:, None]
 
     def part(self, rows: Sequence[int]) -> Self | None:
-        """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
+        """Copy these rows into a cache of their own, for `rejoin` later; None where the model's layers can't."""
         if not self._packs:
             return None
         index = torch.tensor(rows, device=self._model.device)
@@ -110,7 +110,7 @@ class EpisodeCache:
         return part
 
     def rejoin(self, rows: Sequence[int], part: Self) -> None:
-        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
+        """Take these rows back from `part`. Nothing was fed to the other rows meanwhile."""
         index = torch.tensor(rows, device=self._model.device)
         for layer, other in zip(self._states.layers, part._states.layers, strict=True):
             layer.rejoin(index, other)
@@ -119,7 +119,7 @@ class EpisodeCache:
         self._length[index] = part._length
 
     def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
-        """Show some rows theirs, and the others nothing; False where that can't be."""
+        """Feed some rows, and the others nothing; False where the model's layers can't."""
         part = self.part(rows) if self._states.layers else None
         if part is None:
             return False
@@ -128,7 +128,7 @@ class EpisodeCache:
         return True
 
     def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
-        """`feed`, all at once."""
+        """Feed all rows together, padded to the longest chunk."""
         width = max(len(chunk) for chunk in chunks)
         ids = torch.tensor([[0] * (width - len(chunk)) + chunk for chunk in chunks], device=self._model.device)
         sizes = torch.tensor([len(chunk) for chunk in chunks], device=ids.device)
@@ -152,19 +152,19 @@ class EpisodeCache:
         return logits[:, -1]
 
     def _mask(self, before: int, width: int) -> Tensor:
-        """[B, 1, width, all columns] for full attention, which saves the model its own; else the real columns."""
+        """Make the mask: [B, 1, width, all columns] for full attention, else the real columns."""
         if not self._makes_mask:
             return self._real
         columns = torch.arange(before + width, device=self._real.device)
         queries = columns[before:]
         causal = columns[None, :] <= queries[:, None]
-        # A hole may look at itself: a query that sees nothing would give NaN.
+        # A hole may see itself: a query that sees nothing would give NaN.
         itself = columns[None, :] == queries[:, None]
         return ((causal[None] & self._real[:, None, :]) | itself[None])[:, None]
 
 
 class _PackedLayer(DynamicLayer):
-    """Grows by blocks instead of copying everything at every token."""
+    """A layer's keys and values, which grow by blocks instead of being copied at every token."""
 
     keys: Tensor
     values: Tensor
@@ -195,7 +195,7 @@ class _PackedLayer(DynamicLayer):
         return part
 
     def rejoin(self, rows: Tensor, part: Self) -> None:
-        """The columns that `part` has more become columns of these rows; the others' are zeros."""
+        """Append the new columns of `part` to these rows; the other rows have zeros there."""
         used, end = self.get_seq_length(), part.get_seq_length()
         self._grow(used, end)
         for block, states in zip(self._blocks, (part.keys, part.values), strict=True):
@@ -204,7 +204,7 @@ class _PackedLayer(DynamicLayer):
         self.keys, self.values = (block[..., :end, :] for block in self._blocks)
 
     def pack(self, rows: Tensor, columns: Tensor) -> None:
-        """Take `columns` [rows, width] of each of `rows`."""
+        """Select these rows, and of each its `columns` [rows, width]."""
         self._blocks = [
             states[rows[:, None], :, columns].transpose(1, 2).contiguous() for states in (self.keys, self.values)
         ]
@@ -212,7 +212,7 @@ class _PackedLayer(DynamicLayer):
 
 
 def _even_width(sizes: Sequence[int]) -> int:
-    """Tokens up to which all rows are fed together; longer rows are shown the rest before, padded alike."""
+    """Choose how many tokens all rows are fed together. Longer rows are fed their surplus first, padded alike."""
     longest, rows = max(sizes), len(sizes)
     costs = {
         width: rows * width + sum(size > width for size in sizes) * (longest - width) + _TOKENS_PER_CALL
@@ -224,7 +224,7 @@ def _even_width(sizes: Sequence[int]) -> int:
 
 
 def common_beginning(fed: list[int], prompt: Sequence[int]) -> list[int]:
-    """What both begin with, less than all of `prompt`: its last token has to be fed for its logits."""
+    """Return the common beginning, without the prompt's last token: that one is fed for its logits."""
     limit = min(len(fed), len(prompt) - 1)
     if list(prompt[:limit]) == fed[:limit]:
         return fed[:limit]

@@ -22,16 +22,16 @@ from agentloop.records import Completion
 from context.parse.reply import before_stop
 from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, Decoder
 
-_FEW = 0.5
-"""Share of a batch that copying its keys and values pays for, to go on without the others' holes."""
+_FEW_RUNNING = 0.5
+"""The share of running rows from which on copying their keys and values is cheaper than the other rows' holes."""
 
 
 class StopStrings:
-    """Says of sampled tokens whether the last of them completed one of `texts`, which then ends the reply."""
+    """Finds out whether the last sampled token completed one of `texts`, which ends the reply."""
 
     def __init__(self, texts: Sequence[str], codec: Decoder) -> None:
         self._texts, self._codec = tuple(texts), codec
-        # A token spells at least a byte.
+        # A token stands for at least a byte.
         self._longest = max((len(text.encode()) for text in texts), default=0) + MOST_TOKENS_OF_A_CHARACTER
 
     def __bool__(self) -> bool:
@@ -64,7 +64,7 @@ class LocalGenerator:
         self._cache = EpisodeCache(self.model)
 
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
-        """Another one of the same policy that multiplies as `compute` says."""
+        """Return another generator of the same policy, with these compute settings."""
         return LocalGenerator(
             self.model,
             stop_ids=self._stop_ids,
@@ -74,7 +74,7 @@ class LocalGenerator:
         )
 
     def published(self, version: int) -> None:
-        """New weights are in place."""
+        """Note that the model has new weights."""
         self.policy_version = version
         self._cache.forget()
 
@@ -87,27 +87,27 @@ class LocalGenerator:
         if not requests:
             return []
         replies = [_Reply(request.max_new_tokens) for request in requests]
-        # Around all steps, so that weights are cast once; in inference mode each step would cast them.
+        # Autocast spans all steps, so weights are cast once. In inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
             torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast),
         ):
-            if not self._cache.keep(requests):
+            if not self._cache.narrow_to(requests):
                 self._cache.admit(requests)
-            logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
+            logits = self._cache.feed([list(r.prompt_ids[self._cache.num_fed(r.episode) :]) for r in requests])
             self._decode(self._cache, replies, logits)
         return [reply.completion(self.policy_version) for reply in replies]
 
     def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
-        """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
+        """Sample until every reply has ended. Ended rows are fed holes, until few enough run to copy those alone."""
         while True:
             self._add(replies, logits)
-            # A reply's last token is not fed: the next turn's prompt begins with it.
+            # A reply's last token is not fed: it is part of the next turn's new tokens.
             chunks = [[] if reply.ended else [reply.token_ids[-1]] for reply in replies]
             running = [row for row, chunk in enumerate(chunks) if chunk]
             if not running:
                 return
-            part = cache.part(running) if len(running) <= len(replies) * _FEW else None
+            part = cache.part(running) if len(running) <= len(replies) * _FEW_RUNNING else None
             if part is not None:
                 logits = part.feed([chunks[row] for row in running])
                 self._decode(part, [replies[row] for row in running], logits)
@@ -116,7 +116,8 @@ class LocalGenerator:
             logits = cache.feed(chunks)
 
     def _add(self, replies: Sequence[_Reply], logits: Tensor) -> None:
-        sampled = torch.stack([values.double() for values in self._sample(logits)]).tolist()  # a GPU is waited for once
+        # One transfer, so one wait for the GPU.
+        sampled = torch.stack([values.double() for values in self._sample(logits)]).tolist()
         for reply, token, log_prob, entropy in zip(replies, *sampled, strict=True):
             if math.isnan(log_prob):
                 raise TrainingStopped(
@@ -136,13 +137,13 @@ class LocalGenerator:
         if greedy:
             tokens = scores.argmax(dim=-1)
         else:
-            tokens = self._choose(probabilities)
+            tokens = self._draw_tokens(probabilities)
         # A probability that underflows to 0 has a log of -inf; its product counts as 0.
         entropies = -(probabilities * scores.clamp_min(-1e4)).sum(dim=-1)
         return tokens, scores.gather(1, tokens[:, None])[:, 0], entropies
 
-    def _choose(self, probabilities: Tensor) -> Tensor:
-        """One token per row by inverting the distribution function: ten times cheaper than torch.multinomial."""
+    def _draw_tokens(self, probabilities: Tensor) -> Tensor:
+        """Draw a token per row by inverting the distribution function: ten times cheaper than torch.multinomial."""
         cumulative = probabilities.double().cumsum(dim=-1)
         uniform = torch.rand(
             (len(cumulative), 1), generator=self._random, dtype=torch.float64, device=cumulative.device

@@ -1,1 +1,1 @@
-"""A policy on its way into an engine: the folder it is in, the engine's control, and the proof that it got there."""
+"""Publishing a policy to an engine: the policy's folder, the engine's control, and the proof that it arrived."""

@@ -1,6 +1,6 @@
-"""The control of one vLLM server: its weights, its adapters, and what it says of tokens.
+"""The control of one vLLM server: its weights, its adapters, and its log-probs of given tokens.
 
-Control routes ask for no key and change the policy: a server that has them must be reachable from its own machine only.
+Control routes change the policy and ask for no key: only the server's own machine may reach it.
 """
 
 import time
@@ -17,36 +17,36 @@ from agentloop.engines.remote.vllm_protocol import GENERATE, EngineFault, genera
 from agentloop.errors import UserError, one_line, shortened
 
 ASLEEP = "asleep"
-"""What an engine calls weights that it has discarded."""
+"""An engine's label for weights that it has discarded."""
 LIKELIEST = 20
-"""Most next tokens that vLLM gives the log-probs of."""
+"""The most next tokens for which vLLM gives log-probs."""
 _HEALTH_S = 5.0
 _DEVELOPER_PATHS = ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version", "/server_info")
 
 
 class EngineRefused(UserError):
-    """The server does not do what it was asked to."""
+    """The server has refused a call, or did not answer it."""
 
     def __init__(self, text: str, *, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
-        """Of the answer; None where none came."""
+        """The answer's HTTP status; None where no answer came."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What an engine says of a row of tokens, in nats."""
+    """An engine's log-probs for a row of tokens, in nats."""
 
     log_probs: tuple[float, ...]
-    """Of each token but the first, at temperature 1."""
+    """Log-probs at temperature 1 of each token but the first."""
     following: Mapping[int, float]
-    """Of the likeliest tokens after the row and of the one it sampled, as in a rollout."""
+    """Log-probs of the likeliest next tokens and of the sampled one, at the rollout's temperature."""
     model: str | None
     label: str
 
 
 class EngineControl(AbstractContextManager["EngineControl"]):
-    """A server at `url`, which calls its model `model`. Calls wait at most `timeout_s`; none is made twice."""
+    """Controls a server at `url` whose model is named `model`. Calls wait at most `timeout_s`; none is repeated."""
 
     def __init__(self, url: str, *, model: str, key: str | None = None, timeout_s: float = 300.0) -> None:
         self.url = url.rstrip("/")
@@ -61,13 +61,13 @@ class EngineControl(AbstractContextManager["EngineControl"]):
         )
         self._asleep: list[str] = []
         self.wake_s = 0.0
-        """Seconds that it took to wake up when it last did."""
+        """Seconds that the last wake-up took."""
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def healthy(self) -> bool:
-        """Whether the server says that its engine is alive, and the engine, which may stand still, answers."""
+        """Whether the server reports a living engine, and the engine itself, which may hang, answers."""
         try:
             alive = self._client.get("/health", timeout=_HEALTH_S).status_code == 200
             self._client.get("/is_paused", timeout=_HEALTH_S)
@@ -76,55 +76,54 @@ class EngineControl(AbstractContextManager["EngineControl"]):
         return alive
 
     def version(self) -> str:
-        return str(self._asked("GET", "/version")["version"])
+        return str(self._call("GET", "/version")["version"])
 
     def number_type(self) -> str:
-        """The type in which it holds its weights and multiplies: bfloat16, float16 or float32."""
-        answer = self._asked("GET", "/server_info", params={"config_format": "json"})
+        """Return the type in which it stores weights and multiplies: bfloat16, float16 or float32."""
+        answer = self._call("GET", "/server_info", params={"config_format": "json"})
         try:
             return str(answer["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
         except (KeyError, TypeError) as error:
             raise self._unlike_vllm("/server_info", one_line(error)) from error
 
     def label(self) -> str:
-        """What the server calls its weights: "default" until somebody named them."""
-        return str(self._asked("GET", "/weight_info")["weight_version"])
+        """Return the server's label for its weights: "default" until somebody has named them."""
+        return str(self._call("GET", "/weight_info")["weight_version"])
 
     def name_weights(self, label: str) -> None:
-        self._asked("POST", "/update_weight_version", {"new_version": label})
+        self._call("POST", "/update_weight_version", {"new_version": label})
 
     def resume(self) -> None:
-        self._asked("POST", "/resume")
+        self._call("POST", "/resume")
 
     def sleep(self, level: int) -> None:
-        """It gives its GPU's memory back until it gets new weights; replies under way are aborted.
+        """Free the GPU's memory until new weights come; unfinished replies are aborted.
 
-        At level 1 it moves its weights to the host's memory, at level 2 it discards them; it discards the key-value
-        cache at both.
+        Level 1 moves the weights to the host's memory, level 2 discards them. Both discard the key-value cache.
         """
-        self._asked("POST", "/sleep", params={"level": str(level), "mode": "abort"})
+        self._call("POST", "/sleep", params={"level": str(level), "mode": "abort"})
         self._asleep, self.wake_s = ["weights", "kv_cache"], 0.0
         if level > 1:
             self.name_weights(ASLEEP)
 
     def _wake(self, part: str) -> None:
-        """It takes this part of its memory again, if it sleeps."""
+        """Allocate this part of its memory again, if it is asleep."""
         if part in self._asleep:
             began = time.monotonic()
-            self._asked("POST", "/wake_up", params={"tags": part})
+            self._call("POST", "/wake_up", params={"tags": part})
             self._asleep.remove(part)
             self.wake_s += time.monotonic() - began
 
     def reload(self, folder: Path, label: str) -> None:
-        """Every weight is read from `folder` and called `label`; replies under way pause meanwhile, then go on.
+        """Load all weights from `folder` and name them `label`; unfinished replies pause, then continue.
 
-        Where it fails, the server stays paused: its weights are gone, and the next request would end it.
+        After a failure the server stays paused: its weights are gone, and the next request would end it.
         """
         arguments = {"weights_path": str(folder.resolve())}
         self._replace([("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})], label)
 
     def receive(self, update: Mapping[str, Any], label: str) -> None:
-        """As `reload`, from memory that `update` gives the handles of; whoever owns it keeps it until this is over."""
+        """Load all weights as `reload` does, from memory that stays allocated meanwhile. `update` has its handles."""
         steps: list[tuple[str, Any]] = [
             ("/init_weight_transfer_engine", {"init_info": {"packed": False}}),
             ("/start_weight_update", None),
@@ -139,39 +138,39 @@ class EngineControl(AbstractContextManager["EngineControl"]):
 
     def _replace(self, steps: Sequence[tuple[str, Any]], label: str) -> None:
         self._wake("weights")
-        self._asked("POST", "/pause", params={"mode": "keep"})
+        self._call("POST", "/pause", params={"mode": "keep"})
         try:
             for path, body in steps:
-                self._asked("POST", path, body)
+                self._call("POST", path, body)
         except EngineRefused as error:
             raise EngineRefused(
                 f"{error} Start the engine again: its weights are gone.", status=error.status
             ) from error
-        self._wake("kv_cache")  # only now: while weights come, they take more than their place
-        # Keys and values of the old weights; replies under way get theirs made again.
-        self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
+        self._wake("kv_cache")  # only now: weights need more memory while they are loaded
+        # The cache has keys and values of the old weights; unfinished replies compute theirs again.
+        self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.name_weights(label)
         self.resume()
 
     def adapters(self) -> list[str]:
-        cards = self._asked("GET", "/v1/models")["data"]
+        cards = self._call("GET", "/v1/models")["data"]
         return [str(card["id"]) for card in cards if card.get("parent") is not None]
 
     def load_adapter(self, name: str, folder: Path) -> None:
         self._wake("weights")
-        self._asked("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
+        self._call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
         self._wake("kv_cache")
 
     def unload_adapter(self, name: str) -> None:
-        """Replies that it samples finish with it."""
-        self._asked("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        """Unload an adapter. Replies that it is sampling finish with it."""
+        self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
+    def score_tokens(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
         """Sample a token after the row as in a rollout, and score the row itself unless `whole` is False."""
         body = generate_body(
             model, row, temperature=temperature, max_new_tokens=1, likeliest=LIKELIEST, scores_prompt=whole
         )
-        answer = self._asked("POST", GENERATE, body)
+        answer = self._call("POST", GENERATE, body)
         try:
             reply = read_reply(answer)
             pairs = zip(row[1:], reply.prompt[1:], strict=True) if whole else ()
@@ -189,8 +188,8 @@ class EngineControl(AbstractContextManager["EngineControl"]):
             "Use a version of vLLM that docs/real-models.md names."
         )
 
-    def _asked(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
-        """The answer's JSON, None where it is not JSON. Raises EngineRefused."""
+    def _call(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
+        """Make a call and return the answer's JSON, None where it is not JSON. Raises EngineRefused."""
         try:
             answer = self._client.request(method, path, json=body, params=params)
         except httpx2.HTTPError as error:

@@ -1,9 +1,12 @@
-"""Whether an engine has the new weights, the ones before or others, by the log-probs it gives to the same tokens.
+"""Tells from an engine's log-probs whether it has the new weights, the previous ones or others.
 
-An engine in 16 bits rounds at every layer, in an order of its own: its log-probs are those of its weights plus noise.
-The learner rounds its weights as the engine does and multiplies in float32, which adds none. With x = new - before and
-y = engine - before, both by the learner's word, the share = sum(x y) / sum(x x) is 1 with the new weights and 0 with
-those before, up to noise that is not correlated with x.
+An engine in 16 bits rounds at every layer, in an order of its own, so its log-probs have noise. The learner rounds its
+weights as the engine does, but multiplies in float32, which adds no noise. `new` and `before` are the learner's
+log-probs with the new and the previous weights. With x = new - before and y = engine - before, the share is
+sum(x y) / sum(x x). It is 1 with the new weights and 0 with the previous ones, up to noise not correlated with x.
+
+Example: an update moves two tokens from -1.0 and -2.0 to -0.9 and -2.2 nats. An engine that gives -0.9 and -2.2 has
+share 1. An engine that still gives -1.0 and -2.0 has share 0: it is behind.
 """
 
 import math
@@ -13,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ERRORS = 5.0
-"""Standard errors below 1 from which on a share is no chance: 3 in 10 million publishes of the right weights."""
+"""A share so many standard errors below 1 is not chance: right weights show it in 3 of 10 million publishes."""
 WHOLE = 0.9
-"""From this share on the move is taken for whole, however small the error: 0.99 to 1.03 were seen of right engines."""
+"""A share from here on counts as the whole update, however small the error. Right engines had 0.99 to 1.03."""
 FACTOR, FLOOR = 2.0, 1e-3
-"""An engine differs from the learner by at most so much: times the learner's own rounding, and nats besides."""
+"""The largest difference of a right engine: the factor times the learner's own rounding, plus the floor in nats."""
 _LEAST_WEIGHT = 1e-6
 
 
@@ -27,26 +30,26 @@ class Compared(NamedTuple):
     token: int
     engine: float
     new: float
-    """The learner's."""
+    """The learner's log-prob with the new weights."""
     rounding: float
-    """What the learner's own moves when it multiplies in the engine's type."""
+    """By how much the learner's log-prob moves when it multiplies in the engine's type."""
     before: float | None = None
-    """The learner's, with the weights before; None: they are not known."""
+    """The learner's log-prob with the previous weights; None where they are not known."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the log-probs of some tokens say, in nats; means are root mean squares."""
+    """The comparison of some tokens' log-probs, in nats. Every mean is a root mean square."""
 
     tokens: int
     difference: float
-    """Mean of engine - new; infinite where the engine gave something that is no number."""
+    """Mean of engine - new; infinite where the engine gave something other than a number."""
     rounding: float
-    """Mean of what the learner's own log-probs move when it multiplies in the engine's type."""
+    """Mean of the tokens' `rounding`."""
     moved: float | None = None
-    """Mean of new - before; None where the weights before are not known."""
+    """Mean of new - before; None where the previous weights are not known."""
     share: float | None = None
-    """How much of that move the engine has made: 1 is all of it, 0 none. None where nothing has moved."""
+    """The part of that move that the engine has made: 1 is all, 0 is none. None where nothing has moved."""
     error: float | None = None
     """Standard error of the share."""
 
@@ -57,22 +60,22 @@ class Evidence:
 
     @property
     def differs(self) -> bool:
-        """The engine has neither the new weights nor ones near them."""
+        """Whether the engine has neither the new weights nor any near them."""
         return not self.difference <= self.limit < math.inf
 
     @property
     def is_behind(self) -> bool:
-        """The engine has weights before, or has kept some of them: by more than chance, and more than a tenth."""
+        """Whether the engine has kept previous weights: by more than chance, and by more than a tenth of the update."""
         return self.share is not None and self.error is not None and self.share < min(WHOLE, 1 - ERRORS * self.error)
 
 
-def weigh(tokens: Sequence[Compared]) -> Evidence:
-    """What they say together of the engine's weights.
+def compare_log_probs(tokens: Sequence[Compared]) -> Evidence:
+    """Compare the log-probs of all tokens, as evidence about the engine's weights.
 
-    The error of the share is the larger of two: that of its residuals, which knows the engine's own noise, and that of
-    the learner's rounding, which is not deceived by one token that has moved more than all others together. Wherever
-    the same token stands, like contexts round alike: residuals are summed for each before they are squared, and each
-    of these sums is as if the share came of all others (the jackknife of clusters, Bell and McCaffrey 2002).
+    The share's error is the larger of two estimates. The first uses residuals, which show the engine's own noise. The
+    second uses the learner's rounding: it stays right where one token moved more than all others together. The same
+    token in like contexts is rounded alike. So residuals are summed by token before they are squared, and each sum
+    is computed as if the share came from all other tokens (the jackknife of clusters, Bell and McCaffrey 2002).
     """
     difference, rounding = _rms([one.engine - one.new for one in tokens]), _rms([one.rounding for one in tokens])
     moved = [(one.new - one.before, one) for one in tokens if one.before is not None]
@@ -84,13 +87,13 @@ def weigh(tokens: Sequence[Compared]) -> Evidence:
     # engine - before = x + (engine - new)
     share = 1 + math.fsum(x * (one.engine - one.new) for x, one in moved) / total
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    # Of each token: its part of `total`, its residuals, and its rounding.
+    # By token: its part of `total`, the sum of its residuals, and of its rounding.
     for x, one in moved:
         found = x * x / total, x * ((one.engine - one.new) + (1 - share) * x), x * one.rounding
         sums[one.token] = [before + value for before, value in zip(sums[one.token], found, strict=True)]
-    of_engine = math.fsum((residual / max(1 - part, _LEAST_WEIGHT)) ** 2 for part, residual, _ in sums.values())
-    of_learner = math.fsum(own**2 for _, _, own in sums.values())
-    error = math.sqrt(max(of_engine, of_learner)) / total
+    engine_variance = math.fsum((residual / max(1 - part, _LEAST_WEIGHT)) ** 2 for part, residual, _ in sums.values())
+    learner_variance = math.fsum(own**2 for _, _, own in sums.values())
+    error = math.sqrt(max(engine_variance, learner_variance)) / total
     return Evidence(len(tokens), difference, rounding, _rms([x for x, _ in moved]), share, error)
 
 

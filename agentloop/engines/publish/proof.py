@@ -1,7 +1,7 @@
 """The proof that an engine samples from the policy that was published, and the publish that ends in it.
 
-An engine may answer 200 to a reload and keep some of its old weights, report log-probs from before the temperature, or
-have been started again with the weights it began with. Its own word is no evidence; its log-probs are.
+An engine may answer 200 to a reload and still keep some old weights. It may report log-probs from before the
+temperature, or have restarted with its first weights. Its answers and labels prove nothing; its log-probs do.
 """
 
 import json
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.engines.publish.engine_control import EngineControl, EngineRefused, Scored
-from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, weigh
+from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, compare_log_probs
 from agentloop.engines.publish.published_policy import Probe, PublishedPolicy, read_published, version_in
 from agentloop.errors import UserError
 
 UNPROVED = "unproved"
-"""What an engine is made to call weights that failed their proof."""
+"""The label of weights that failed their proof."""
 PROOFS = "proofs.jsonl"
-"""A file next to the policies: what was compared in each proof, one JSON object on a line."""
+"""A file next to the policies, with the numbers of each proof as a JSON object on a line."""
 Source = Path | Callable[[], AbstractContextManager[Mapping[str, Any]]]
-"""Where weights come from: a published folder, or memory, whose handles are made again for each time they are sent."""
+"""Where weights come from: a published folder, or memory, whose handles are made anew for each transfer."""
 
 
 class ProofFailed(UserError):
@@ -34,15 +34,15 @@ class ProofFailed(UserError):
 @dataclass(frozen=True)
 class Proof:
     weights: Evidence
-    """On tokens that the probe gives, at temperature 1; for an adapter equal to `sampling`."""
+    """The comparison of the probe's tokens at temperature 1; for an adapter it equals `sampling`."""
     sampling: Evidence
-    """On the likeliest next tokens, at the temperature they are sampled at."""
+    """The comparison of the likeliest next tokens, at the temperature of sampling."""
     load_s: float = 0.0
     prove_s: float = 0.0
 
     @property
     def difference(self) -> float:
-        """Root mean square between engine and learner, in nats."""
+        """The root mean square difference between engine and learner, in nats."""
         return self.weights.difference
 
     @property
@@ -51,23 +51,23 @@ class Proof:
 
 
 def publish(engine: EngineControl, folder: Path) -> Proof:
-    """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved."""
-    return bring(engine, read_published(folder), folder, record=folder.parent / PROOFS)
+    """Load the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved."""
+    return bring_policy(engine, read_published(folder), folder, record=folder.parent / PROOFS)
 
 
-def bring(engine: EngineControl, policy: PublishedPolicy, source: Source, *, record: Path) -> Proof:
+def bring_policy(engine: EngineControl, policy: PublishedPolicy, source: Source, *, record: Path) -> Proof:
     """Give the engine the policy's weights, and prove them. Raises UserError where they can't be proved.
 
-    What the engine has under the policy's name already, and proves, is not sent again. What was compared is written
-    down in `record`.
+    Weights that the engine already has under the policy's name are proved, and sent again only if the proof fails. The
+    compared numbers are appended to the file `record`.
     """
     names = engine.adapters() if policy.kind == "lora" else [engine.label()]
     if policy.label in names:
         try:
             return prove(engine, policy, record=record)
         except ProofFailed:
-            # Its name is all that it has of the policy.
-            _disown(engine, policy)
+            # The engine has only the policy's name, and other weights.
+            _take_name(engine, policy)
     began = time.monotonic()
     if not isinstance(source, Path):
         with source() as update:
@@ -80,15 +80,15 @@ def bring(engine: EngineControl, policy: PublishedPolicy, source: Source, *, rec
     try:
         proof = replace(prove(engine, policy, record=record), load_s=load_s)
     except ProofFailed:
-        _disown(engine, policy)
+        _take_name(engine, policy)
         raise
     if policy.kind == "lora":
         _unload_older(engine, policy)
     return proof
 
 
-def _disown(engine: EngineControl, policy: PublishedPolicy) -> None:
-    """Nothing sampled from now on bears the name of a policy that it is not."""
+def _take_name(engine: EngineControl, policy: PublishedPolicy) -> None:
+    """Take the policy's name from weights that are not the policy's, before anything else is sampled."""
     if policy.kind == "lora":
         engine.unload_adapter(policy.label)
     else:
@@ -96,9 +96,9 @@ def _disown(engine: EngineControl, policy: PublishedPolicy) -> None:
 
 
 def _unload_older(engine: EngineControl, policy: PublishedPolicy) -> None:
-    """A name is never used again, so that adapters only ever add up. The one before may still be sampled from."""
-    of_run = {name: version_in(name, policy.run) for name in engine.adapters() if name != policy.label}
-    others = {name: version for name, version in of_run.items() if version is not None}
+    """Unload adapters of older versions. The previous version stays: unfinished replies may still sample from it."""
+    versions = {name: version_in(name, policy.run) for name in engine.adapters() if name != policy.label}
+    others = {name: version for name, version in versions.items() if version is not None}
     before = max((version for version in others.values() if version < policy.version), default=None)
     for name, version in others.items():
         if version != before:
@@ -106,7 +106,7 @@ def _unload_older(engine: EngineControl, policy: PublishedPolicy) -> None:
 
 
 def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None = None) -> Proof:
-    """Compare the engine's word on the probe's tokens with the learner's, noted in `record`. Raises ProofFailed."""
+    """Compare the engine's log-probs of the probe with the learner's, noted in `record`. Raises ProofFailed."""
     began = time.monotonic()
     subject, probe = f"the engine at {engine.url}, published {policy.label},", policy.probe
     number_type = engine.number_type()
@@ -116,11 +116,11 @@ def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None
             f"{number_type}. Start it with that --dtype."
         )
     with ThreadPoolExecutor(len(probe.rows)) as pool:
-        found = list(pool.map(lambda row: _scored(engine, policy, row, subject), probe.rows))
-    following = _following(probe, found)
+        found = list(pool.map(lambda row: _score_row(engine, policy, row, subject), probe.rows))
+    following = _compare_following(probe, found)
     likeliest = [one for row in following for one in row]
-    given = _given(probe, found) if policy.kind == "full" else likeliest
-    proof = Proof(weigh(given), weigh(likeliest), prove_s=time.monotonic() - began)
+    given = _compare_given(probe, found) if policy.kind == "full" else likeliest
+    proof = Proof(compare_log_probs(given), compare_log_probs(likeliest), prove_s=time.monotonic() - began)
     if record is not None:
         line: dict[str, Any] = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
         if not proof.holds:
@@ -130,18 +130,18 @@ def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None
     if not proof.holds:
         raise ProofFailed(
             f"{subject} must sample with the learner's log-probs at temperature {probe.temperature:g}, got "
-            f"{_refusal(proof, given, following)}"
+            f"{_explain_failure(proof, given, following)}"
         )
     return proof
 
 
-def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], subject: str) -> Scored:
-    """What the engine says of one row of the probe. Raises ProofFailed where it says it of another model."""
+def _score_row(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], subject: str) -> Scored:
+    """Ask the engine for its log-probs of one row. Raises ProofFailed where another model answers."""
     model = policy.label if policy.kind == "lora" else engine.model
     try:
         # vLLM 0.32 has no log-probs of a prompt for an adapter while others sample: its engine ends with an error.
         whole = policy.kind == "full"
-        found = engine.scored(row, temperature=policy.probe.temperature, model=model, whole=whole)
+        found = engine.score_tokens(row, temperature=policy.probe.temperature, model=model, whole=whole)
     except EngineRefused as error:
         if error.status == 400:
             raise ProofFailed(
@@ -150,15 +150,15 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
         raise
     if policy.kind == "full" and found.label != policy.label:
         raise ProofFailed(
-            f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else "
-            "publishes to it: publish again, and let one run publish to an engine."
+            f"{subject} must have this label for its weights, got {found.label!r}. It was started again, or another "
+            "run publishes to it. Publish again, and let one run alone publish to an engine."
         )
     if found.model != model:
         raise ProofFailed(f"{subject} must sample from {model!r}, got {found.model!r}.")
     return found
 
 
-def _given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
+def _compare_given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
     before = probe.before or [[None] * len(row) for row in probe.log_probs]
     columns = zip(probe.rows, found, probe.log_probs, probe.rounding, before, strict=True)
     return [
@@ -168,8 +168,8 @@ def _given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
     ]
 
 
-def _following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
-    """Next tokens that engine and learner both name, after each row."""
+def _compare_following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
+    """Compare, after each row, the next tokens that engine and learner both name."""
     columns = zip(found, probe.next_ids, probe.next_log_probs, probe.next_rounding, strict=True)
     return [
         [
@@ -181,19 +181,20 @@ def _following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
     ]
 
 
-def _refusal(proof: Proof, given: Sequence[Compared], following: Sequence[Sequence[Compared]]) -> str:
-    """What shows that the engine has other weights, or samples otherwise, and what to do."""
+def _explain_failure(proof: Proof, given: Sequence[Compared], following: Sequence[Sequence[Compared]]) -> str:
+    """Say what shows that the engine has other weights, or samples in another way, and what to do."""
     weights, sampling = proof.weights, proof.sampling
     if weights.is_behind:
         return (
             f"{_worst(given)}; of an update that moves them by {weights.moved:.3g} nats it shows {weights.share:.0%}, "
-            f"within {weights.error:.0%}: it has kept weights of before. Start it again from a published folder."
+            f"within {weights.error:.0%}: it has kept previous weights. Start it again from a published folder."
         )
     if weights.differs:
         return (
             f"{_worst(given)}; they differ by {weights.difference:.3g} nats where rounding explains "
-            f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when "
-            "the folder has none), or have been started from another model. Start it again from a published folder."
+            f"{weights.limit:.2g}: it may have kept old weights (on CPU, vLLM keeps a head tied to the "
+            "embeddings when the folder has none), or have been started from another model. Start it again from a "
+            "published folder."
         )
     return (
         f"{_worst([one for row in following for one in row])}; next tokens differ by {sampling.difference:.3g} nats "

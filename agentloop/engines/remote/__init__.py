@@ -1,1 +1,1 @@
-"""An engine on the other side of HTTP: token ids out; ids, log-probs and the versions of the weights back."""
+"""Engines over HTTP: requests send token ids; replies have ids, log-probs and the versions of the weights."""

@@ -1,4 +1,4 @@
-"""The policy, sampled by engines on the other side of HTTP."""
+"""Samples from the policy on engines over HTTP."""
 
 import asyncio
 import copy
@@ -22,17 +22,17 @@ from agentloop.engines.remote.server_facts import (
     ask_server,
     key_headers,
     read_key,
-    trusted,
+    trusted_context,
 )
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
 from agentloop.engines.remote.vllm_protocol import (
-    ASKED_AGAIN,
     GENERATE,
-    GONE,
+    GONE_FAULTS,
+    RETRIED_FAULTS,
     EngineFault,
     FaultKind,
     WireReply,
-    checked_reply,
+    check_reply,
     generate_body,
     read_reply,
 )
@@ -42,31 +42,31 @@ from agentloop.records import Completion, GenerationFailed
 _LOOK_AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 4.0
 _Transport = httpx2.AsyncHTTPTransport
-"""And no client, which does more before and after a request than that takes."""
+"""A transport is enough: a client would add more work to a request than the request itself."""
 _WAIT_S, _SAY_AGAIN_S = 2.0, 30.0
 
 
 @dataclass(frozen=True)
 class EngineLimits:
     concurrency: int = 64
-    """Most turns under way at once, over all engines."""
+    """The most turns at the same time, over all engines."""
     turn_timeout_s: float = 600.0
-    """Seconds that a turn may take with all its tries, once it is one of those under way."""
+    """Seconds that a turn may take with all its tries, once it has begun."""
     tries: int = 3
     first_pause_s: float = 0.25
-    """Seconds before the second try; more before each later one."""
+    """Seconds before the second try; each later pause is longer."""
     restart_timeout_s: float = 300.0
-    """Seconds for which an engine that is gone may come back; the tries meanwhile are not counted."""
+    """Seconds within which a lost engine may return. Tries meanwhile are not counted."""
     proof_timeout_s: float = 10.0
-    """Seconds that a reply in the middle of a publish waits until its engine is proved for the new weights."""
+    """Seconds that a reply sampled during a publish waits for the proof of the new weights."""
 
 
 @dataclass(frozen=True)
 class _Session:
-    """What belongs to one event loop."""
+    """The connections and slots of one event loop."""
 
     idle: list[_Transport]
-    """With a connection each: one with many asks each of them, for every request, whether it is still there."""
+    """Unused transports with one connection each. A transport with many would check them all at every request."""
     slots: asyncio.Semaphore
 
 
@@ -74,18 +74,18 @@ class _Session:
 class _Turn:
     request: GenerationRequest
     tried: list[str] = field(default_factory=list)
-    """The engine of each try."""
+    """The engine's URL, for each try."""
     counted: int = 0
-    """Tries that failed on an engine that was there, or all, once it has been gone for too long."""
+    """Failed tries that count: on engines that are up, or all of them once an engine is gone for too long."""
     fault: EngineFault | None = None
-    """Of the last try that ended."""
+    """The fault of the last try."""
 
 
 class RemoteEngine:
-    """Samples from engines over HTTP; `published()` says which weights they serve.
+    """Samples from engines over HTTP; `published()` names the weights that they serve.
 
-    A reply that does not hold what it must is never returned: the turn ends in `GenerationFailed`, which names the
-    fault, and `faults` counts every fault by its name, also those that a second try made good.
+    A wrong reply is never returned: the turn ends in `GenerationFailed`, which names the fault. `faults` counts every
+    fault by its name, also where a later try succeeded.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RemoteEngine:
         limits: EngineLimits | None = None,
         one_version: bool = False,
     ) -> None:
-        """`one_version`: whatever weights a server says it has are those that were published."""
+        """`one_version`: nobody publishes, so weights of any label are the published version."""
         self._servers = {server.url: server for server in servers}
         self._urls = ServingUrls(tuple(self._servers))
         self._key = key
@@ -123,28 +123,28 @@ class RemoteEngine:
     def published(
         self, version: int, name: str | None = None, *, label: str | None = None, urls: Collection[str] | None = None
     ) -> None:
-        """The engines at `urls` (None: all) were proved to serve `version`; others go on with theirs.
+        """Note that the engines at `urls` (None: all) were proved to serve `version`; others continue with theirs.
 
-        `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
-        itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
+        `name` is a LoRA adapter, which requests then name as their model. Without it the model itself was reloaded,
+        and `label` (None: the version as text) is its label in the server's version spans.
         """
         chosen = self._urls.all if urls is None else urls
-        self._urls.published(version, label=label or name or str(version), adapter=name, urls=chosen)
+        self._urls.set_serving(version, label=label or name or str(version), adapter=name, urls=chosen)
 
     def withdraw(self, url: str) -> None:
-        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone."""
+        """Use this engine no more until `published` names it again: its weights will change, or it is gone."""
         self._urls.withdraw(url)
 
     def begin(self, *, seed: int, temperature: float) -> None:
         """Start a batch of episodes. Temperature 0 is greedy.
 
-        The seed is not sent. vLLM's seeds are per request: on CPU one in a chunked prefill ends the server, elsewhere
-        batches change the rounding, so that they would promise a repetition they don't give.
+        The seed is not sent, because vLLM's seeds, one per request, do not make replies repeatable: batches change the
+        rounding. On CPU, a seed in a chunked prefill ends the server.
         """
         self._temperature = temperature
 
     def at_temperature(self, temperature: float) -> Self:
-        """The same engines for episodes that are sampled at another temperature meanwhile: all else is shared."""
+        """Return a view of the same engines that samples at another temperature; all else is shared."""
         other = copy.copy(self)
         other._temperature = temperature
         return other
@@ -156,48 +156,48 @@ class RemoteEngine:
             await transport.aclose()
 
     async def reply(self, request: GenerationRequest) -> Completion:
-        """A reply that may be recorded, within `turn_timeout_s` of its turn. Raises GenerationFailed without one."""
+        """Sample a reply that may be recorded, within `turn_timeout_s`. Raises GenerationFailed without one."""
         session = self._session()
         async with session.slots:
             turn = _Turn(request)
-            transport = session.idle.pop() if session.idle else _Transport(verify=trusted(), trust_env=False)
+            transport = session.idle.pop() if session.idle else _Transport(verify=trusted_context(), trust_env=False)
             try:
                 async with asyncio.timeout(self._limits.turn_timeout_s):
-                    return await self._tried(transport, turn)
+                    return await self._try_until_reply(transport, turn)
             except TimeoutError:
                 if turn.tried:
-                    self._urls.failed(turn.tried[-1])
+                    self._urls.note_failure(turn.tried[-1])
                 last = f"; before it, {turn.fault.kind}: {turn.fault}" if turn.fault else ""
                 self.faults[FaultKind.DEADLINE] += 1
             finally:
                 session.idle.append(transport)
             raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
 
-    async def _tried(self, transport: _Transport, turn: _Turn) -> Completion:
+    async def _try_until_reply(self, transport: _Transport, turn: _Turn) -> Completion:
         while True:
             while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
-                await asyncio.sleep(_LOOK_AGAIN_S)  # one that was withdrawn comes back when it has been proved
+                await asyncio.sleep(_LOOK_AGAIN_S)  # a withdrawn engine returns once it is proved
             turn.tried.append(url)
             try:
-                reply = await self._asked(transport, url, turn.request)
+                reply = await self._request_reply(transport, url, turn.request)
             except EngineFault as fault:
                 turn.fault = fault
                 self.faults[fault.kind] += 1
-                # An engine that is gone may come back; not for ever.
-                if fault.kind not in GONE or self._urls.gone(url) >= self._limits.restart_timeout_s:
-                    turn.counted = len(turn.tried) if fault.kind in GONE else turn.counted + 1
-                if fault.kind not in ASKED_AGAIN or turn.counted >= self._limits.tries:
+                # A lost engine may return, but only for a while.
+                if fault.kind not in GONE_FAULTS or self._urls.note_gone(url) >= self._limits.restart_timeout_s:
+                    turn.counted = len(turn.tried) if fault.kind in GONE_FAULTS else turn.counted + 1
+                if fault.kind not in RETRIED_FAULTS or turn.counted >= self._limits.tries:
                     raise GenerationFailed(f"{fault.kind}: {fault}") from None
             else:
-                self._urls.replied(url)
+                self._urls.note_reply(url)
                 return reply
-            self._urls.failed(url)
+            self._urls.note_failure(url)
             doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
-            # By chance: the episodes of a batch, which all fail at once, are not to come back at once.
+            # The pause is random: a batch's episodes fail together, and should not all return together.
             await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
-    async def _asked(self, transport: _Transport, url: str, request: GenerationRequest) -> Completion:
-        server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since it was chosen
+    async def _request_reply(self, transport: _Transport, url: str, request: GenerationRequest) -> Completion:
+        server, weights = self._servers[url], self._urls.serving[url]  # nothing was awaited since the URL was chosen
         body = generate_body(
             weights.adapter or server.model,
             request.prompt_ids,
@@ -205,7 +205,7 @@ class RemoteEngine:
             max_new_tokens=request.max_new_tokens,
             stop_ids=sorted(self._stop_ids),
         )
-        answer = await self._posted(transport, url + GENERATE, body)
+        answer = await self._post(transport, url + GENERATE, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
             raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
         self._check_status(answer)
@@ -213,8 +213,8 @@ class RemoteEngine:
             reply = read_reply(json.loads(answer.content))
         except ValueError:
             raise EngineFault(FaultKind.CUT_BODY, f"{len(answer.content)} bytes that are no whole JSON") from None
-        await self._labels_are_proved(url, reply, weights)
-        return checked_reply(
+        await self._wait_for_proof(url, reply, weights)
+        return check_reply(
             reply,
             request,
             stop_ids=self._stop_ids,
@@ -223,9 +223,9 @@ class RemoteEngine:
             versions=None if self._one_version else self._urls.versions[url],
         )
 
-    async def _posted(self, transport: _Transport, url: str, body: dict[str, object]) -> httpx2.Response:
+    async def _post(self, transport: _Transport, url: str, body: dict[str, object]) -> httpx2.Response:
         try:
-            # The turn's own deadline ends all but the connecting.
+            # Only connecting has a limit here: the turn's own deadline ends the rest.
             limits = {"timeout": {"connect": CONNECT_TIMEOUT_S}}
             asked = httpx2.Request("POST", url, json=body, headers=key_headers(self._key), extensions=limits)
             answer = await transport.handle_async_request(asked)
@@ -245,11 +245,11 @@ class RemoteEngine:
         kind = FaultKind.BUSY if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS else FaultKind.REFUSED
         if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
             kind = FaultKind.SERVER_ERROR
-        text = answer.text.replace(self._key, "***") if self._key else answer.text  # should the server repeat it
+        text = answer.text.replace(self._key, "***") if self._key else answer.text  # the server may repeat the key
         raise EngineFault(kind, f"status {answer.status_code}: {shortened(text)}")
 
-    async def _labels_are_proved(self, url: str, reply: WireReply, weights: Weights) -> None:
-        """Wait a little for the proof of weights that came in while the reply was sampled."""
+    async def _wait_for_proof(self, url: str, reply: WireReply, weights: Weights) -> None:
+        """Wait a little for the proof of weights that were published while the reply was sampled."""
         if weights.adapter is not None or self._one_version:
             return
         labels = {span.label for span in reply.spans} - {UNLABELLED}

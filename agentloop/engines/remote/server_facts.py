@@ -1,4 +1,4 @@
-"""What an engine's server is asked before anything is sampled: which vLLM it is, which model, how long a text."""
+"""Questions to an engine's server before anything is sampled: its version, its model, and its longest text."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from agentloop.errors import UserError, one_line, shortened
 
 LEAST_VERSION = "0.32"
-"""Of vLLM. Earlier replies name no weights, and earlier servers do not know `--enable-scale-out`."""
+"""The oldest vLLM that works. Older ones name no weights in replies, and do not know `--enable-scale-out`."""
 CONNECT_TIMEOUT_S = 5.0
 _WARM_UP = httpx2.Timeout(300.0, connect=CONNECT_TIMEOUT_S)
 """A server's first reply may take a minute."""
@@ -23,17 +23,17 @@ _WARM_UP = httpx2.Timeout(300.0, connect=CONNECT_TIMEOUT_S)
 class ServerFacts:
     url: str
     model: str
-    """What the server calls the model itself, whatever adapters it has."""
+    """The server's name for the model itself, without adapters."""
     max_model_len: int | None
-    """Most tokens of a prompt and its reply; None where the server does not say."""
+    """The most tokens of a prompt and its reply together; None where the server states none."""
 
 
 class EngineAway(UserError):
-    """Nothing answers there; it may be about to."""
+    """No server answers at the URL; one may be starting."""
 
 
 def read_key(variable: str) -> str | None:
-    """The engine's key from the environment; None where the variable is not set. No message ever shows it."""
+    """Read the engine's key from the environment; None where the variable is not set. No message shows the key."""
     key = os.environ.get(variable, "").strip()
     if not re.fullmatch(r"[!-~]*", key):
         raise UserError(f"{variable} must be letters, digits and signs without a space. Set it to the engine's key.")
@@ -45,13 +45,13 @@ def key_headers(key: str | None) -> dict[str, str]:
 
 
 @cache
-def trusted() -> ssl.SSLContext:
-    """Whom the machine trusts. Reading that takes 40 ms, which a client for each batch of turns would pay each time."""
+def trusted_context() -> ssl.SSLContext:
+    """Load the machine's trusted certificates, once: that takes 40 ms, too long for every batch of turns."""
     return ssl.create_default_context()
 
 
 def check_version(version: str, *, key: str, where: str) -> None:
-    """Raises UserError, about the setting `key`, unless `where` is of a vLLM that is new enough."""
+    """Check that vLLM is new enough. Raises UserError, about the setting `key` at `where`."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < tuple(map(int, LEAST_VERSION.split("."))):
         raise UserError(
@@ -61,11 +61,11 @@ def check_version(version: str, *, key: str, where: str) -> None:
 
 
 def ask_server(url: str, *, model: str | None = None, key: str | None) -> ServerFacts:
-    """What the server at `url` can. Raises EngineAway where nothing answers, UserError for one of no use."""
+    """Ask the server at `url` for its facts. Raises EngineAway where none answers, UserError for an unfit one."""
     url = url.rstrip("/")
-    # An engine is where its URL says: no proxy, and no password file, of this machine's user is asked.
+    # The client uses the URL alone: no proxy and no password file of this machine's user.
     with httpx2.Client(
-        base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted()
+        base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted_context()
     ) as client:
         try:
             card = _base_model(client, url, model)
@@ -81,7 +81,7 @@ def ask_server(url: str, *, model: str | None = None, key: str | None) -> Server
 
 
 def _warm_up(client: httpx2.Client, url: str, model: str) -> None:
-    """Sample a first token. Raises UserError where the route is closed that says which weights sampled it."""
+    """Sample a first token. Raises UserError where the server has no route that names a token's weights."""
     answer = client.post(GENERATE, json=generate_body(model, [0], temperature=1.0, max_new_tokens=1))
     if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         answer.raise_for_status()

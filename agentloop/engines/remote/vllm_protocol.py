@@ -1,6 +1,6 @@
-"""vLLM's `/inference/v1/generate`, which says which weights sampled each token: what is sent, and what comes back.
+"""Requests and replies of vLLM's `/inference/v1/generate`, whose replies name the weights that sampled each token.
 
-A reply is recorded, and so trained, only if everything it says of itself holds.
+A reply is recorded, and so trained, only if everything that it states about itself is consistent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,30 +18,30 @@ GENERATE = "/inference/v1/generate"
 
 
 class FaultKind(StrEnum):
-    CONNECTION = "connection"  # none, or it was lost before the answer began
+    CONNECTION = "connection"  # no connection, or it was lost before the answer began
     BUSY = "busy"  # status 429
     SERVER_ERROR = "server_error"  # status 5xx
-    CUT_BODY = "cut_body"  # the answer ended in the middle, or is no JSON
-    ABORTED = "aborted"  # the server gave the reply up
-    UNPROVED_VERSION = "unproved_version"  # weights that this engine has not been proved for have sampled
-    DEADLINE = "deadline"  # the turn's time was over
-    REFUSED = "refused"  # any other status: the request is wrong, and stays so
-    WRONG_REPLY = "wrong_reply"  # the answer does not hold what a reply to this request must
+    CUT_BODY = "cut_body"  # the answer ended early, or is not JSON
+    ABORTED = "aborted"  # the server aborted the reply
+    UNPROVED_VERSION = "unproved_version"  # weights for which the engine was not proved have sampled
+    DEADLINE = "deadline"  # the turn took too long
+    REFUSED = "refused"  # any other status: the request is wrong, and a second one would be
+    WRONG_REPLY = "wrong_reply"  # the answer is not a valid reply to this request
 
 
-ASKED_AGAIN = frozenset(FaultKind) - {FaultKind.DEADLINE, FaultKind.REFUSED, FaultKind.WRONG_REPLY}
-"""Faults that say nothing about what was sampled: the next try may pass, and samples as the first would have.
+RETRIED_FAULTS = frozenset(FaultKind) - {FaultKind.DEADLINE, FaultKind.REFUSED, FaultKind.WRONG_REPLY}
+"""Faults that do not depend on the sampled tokens. The turn is tried again, and samples as the first try would have.
 
-A reply that is wrong in itself is not asked for again. It is wrong because of its tokens (a cut one is a long one), so
-a second try would prefer tokens that happen to pass, and no log-prob records such a preference.
+A wrong reply is not retried. It is wrong because of its tokens (a reply that is cut is a long one), so a second try
+would prefer tokens that happen to pass, and no log-prob records that preference.
 """
 
-GONE = frozenset({FaultKind.CONNECTION, FaultKind.UNPROVED_VERSION})
-"""The engine is restarting, or has restarted and is not proved yet: no try is lost by waiting for it."""
+GONE_FAULTS = frozenset({FaultKind.CONNECTION, FaultKind.UNPROVED_VERSION})
+"""Faults of an engine that restarts, or is not proved again yet: they do not count as tries."""
 
 
 class EngineFault(Exception):
-    """One try has given nothing that may be recorded."""
+    """One try gave no reply that may be recorded."""
 
     def __init__(self, kind: FaultKind, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class EngineFault(Exception):
 
 
 class VersionSpan(NamedTuple):
-    """Tokens `start` to `end` of a reply were sampled by the weights that the server calls `label`."""
+    """The weights labelled `label` sampled the tokens `start` to `end` of a reply."""
 
     label: str
     start: int
@@ -58,20 +58,20 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class WireReply:
-    """An answer as it came; nothing but the types in it has been checked."""
+    """An answer as it arrived; only its types are checked."""
 
     model: str | None
     prompt_tokens: int | None
     token_ids: Sequence[int]
     scored_ids: Sequence[int]
-    """The tokens that the log-probs are said to be of."""
+    """The tokens to which the log-probs belong, as the server states it."""
     log_probs: Sequence[float | None]
     finish_reason: str | None
     spans: Sequence[VersionSpan]
     likeliest: Mapping[int, float]
-    """Log-probs of the likeliest tokens in the place of the last one; empty where they were not asked for."""
+    """Log-probs of the likeliest tokens at the last place; empty unless requested."""
     prompt: Sequence[Any]
-    """Log-probs of the prompt's tokens as vLLM writes them; empty where they were not asked for."""
+    """Log-probs of the prompt's tokens as vLLM writes them; empty unless requested."""
 
 
 def generate_body(
@@ -84,7 +84,7 @@ def generate_body(
     likeliest: int = 0,
     scores_prompt: bool = False,
 ) -> dict[str, Any]:
-    """A request for a reply from the whole distribution at `temperature`, and nothing else, as JSON."""
+    """Write a request, as JSON, for a reply sampled from the whole distribution at `temperature`."""
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "max_tokens": max_new_tokens,
@@ -104,7 +104,7 @@ def generate_body(
 
 
 def read_reply(answer: Any) -> WireReply:
-    """What came back. Raises EngineFault where it is not what the route answers with."""
+    """Read an answer's JSON. Raises EngineFault where it is not a reply of this route."""
     try:
         (choice,) = answer["choices"]
         scored = (choice.get("logprobs") or {}).get("content") or []
@@ -117,7 +117,7 @@ def read_reply(answer: Any) -> WireReply:
             scored_ids=[index(one["token_id"]) for one in scored],
             log_probs=[None if one["logprob"] is None else float(one["logprob"]) for one in scored],
             finish_reason=choice.get("finish_reason"),
-            # No span covers no token, so that a reply without spans is refused.
+            # Without spans no token is covered, so the reply is refused.
             spans=[
                 VersionSpan(str(span["version"]), index(span["start"]), index(span["end"]))
                 for span in choice.get("weight_versions") or []
@@ -130,10 +130,10 @@ def read_reply(answer: Any) -> WireReply:
 
 
 _UNKNOWN = -9999.0
-"""vLLM sends this for NaN, for minus infinity, and where it does not know."""
+"""vLLM sends this for NaN, for minus infinity, and for an unknown log-prob."""
 
 
-def checked_reply(
+def check_reply(
     reply: WireReply,
     request: GenerationRequest,
     *,
@@ -142,10 +142,10 @@ def checked_reply(
     weights: Weights,
     versions: Mapping[str, int] | None,
 ) -> Completion:
-    """The completion that may be recorded. Raises EngineFault for any other reply.
+    """Check a reply, and return it as a completion. Raises EngineFault where it may not be recorded.
 
-    `weights` were asked for; `versions` are those that the engine was proved for, by the label its spans give them;
-    None: its weights are what they are, and nobody publishes others.
+    The request named `weights`. `versions` are the versions that the engine was proved for, by their label in spans;
+    None where nobody publishes to the engine.
     """
     if reply.finish_reason == "abort":
         raise EngineFault(FaultKind.ABORTED, "the server gave the reply up")
@@ -171,7 +171,7 @@ def _scoring_problem(reply: WireReply, request: GenerationRequest) -> str | None
 
 
 def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozenset[int]) -> str | None:
-    """A reply ends at its first stop token, or at its length."""
+    """Check that the reply ends at its first stop token, or at its limit."""
     n = len(reply.token_ids)
     stop = next((place for place, token in enumerate(reply.token_ids) if token in stop_ids), None)
     if stop is not None and stop < n - 1:
@@ -187,9 +187,9 @@ def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozens
 
 
 def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -> int | tuple[int, ...]:
-    """The version of all tokens, or one for each."""
+    """Return one version for all tokens, or a version for each."""
     if weights.adapter is not None:
-        # The server's spans are then those of the model below the adapter, which is the same for all versions.
+        # The spans then name the model below the adapter, which is the same for all versions.
         if reply.model != weights.adapter:
             text = f"a reply of {reply.model!r}, asked of {weights.adapter!r}"
             raise EngineFault(FaultKind.WRONG_REPLY, text)
@@ -204,7 +204,7 @@ def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -
 
 
 def _check_spans(spans: Sequence[VersionSpan], n: int) -> None:
-    """Raises EngineFault unless each of `n` tokens is in exactly one span."""
+    """Check that each of `n` tokens is in exactly one span. Raises EngineFault."""
     starts, ends = [span.start for span in spans], [span.end for span in spans]
     if [*starts, n] != [0, *ends] or any(span.end <= span.start for span in spans):
         found = ", ".join(f"{span.start} to {span.end}" for span in spans) or "none"

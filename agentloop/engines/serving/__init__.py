@@ -1,1 +1,1 @@
-"""Engines of this machine: how they are started, watched, and given the policy with a proof."""
+"""Engines on this machine: starting them, watching them, and publishing the policy to them with a proof."""

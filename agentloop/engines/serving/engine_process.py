@@ -1,4 +1,4 @@
-"""`vllm serve`: how it is started so that a policy can be published to it, and one under way with all it starts."""
+"""`vllm serve` as a process: the command that makes proved publishing possible, its start, and its end."""
 
 import os
 import re
@@ -20,19 +20,19 @@ from agentloop.errors import UserError, one_line, shortened
 
 LOOPBACK = "127.0.0.1"
 EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
-_THEIR_KEY_VARIABLE = "VLLM_API_KEY"
+_VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 _VERSION_S = 300.0
-"""Its imports take a while."""
+"""Seconds for `vllm --version`, whose imports take a while."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the most; adapters may have fewer."""
-_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""They name this program's packages; vLLM has its own."""
+"""The largest ranks that vLLM can be set to; adapters may have fewer."""
+_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables that name this program's packages; vLLM has packages of its own."""
 _LOOK_AGAIN_S = 0.5
 _GRACE_S = 20.0
 _LAST_LINES = 200
 _CAUSES = ("Error:", "error:")
-# The kernel says when the process that started this program is gone, however it went; all of the group then goes. A
-# handler for SIGTERM, which is not inherited: the group gets it, and this has to outlive the rest of it.
+# The kernel signals this program when its parent is gone, however that ended; it then kills its whole group. The group
+# gets SIGTERM too. This program's handler, which its children do not inherit, lets it outlive them.
 _ENDS_WITH_PARENT = """\
 import ctypes, os, signal, subprocess, sys
 signal.signal(signal.SIGUSR1, lambda *_: os.killpg(0, signal.SIGKILL))
@@ -47,7 +47,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a person may choose; every other setting is what proved publishing needs."""
+    """The settings that may be chosen; proved publishing determines all others."""
 
     model: str
     """A folder or a hub id."""
@@ -57,17 +57,17 @@ class ServeOptions:
     max_model_len: int | None = None
     """None: as long as the model allows."""
     lora_rank: int = 0
-    """Most ranks of an adapter; 0: whole models are published."""
+    """The largest rank of an adapter; 0: whole models are published."""
     further: tuple[str, ...] = ()
-    """Words for `vllm serve` that are passed on as they are."""
+    """Further words for `vllm serve`."""
     memory_share: float | None = None
-    """What it takes of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
+    """The share of the device's memory for weights and key-value cache together; None: vLLM's own default."""
     sleep_level: Literal[0, 1, 2] = 0
-    """How it sleeps while a learner has the GPU. 1: weights move to the host's memory, 2: they are discarded; the
-    key-value cache is, at both. 0: it never does.
+    """How it sleeps while a learner has the GPU. 0: it never sleeps. 1: weights move to the host's memory. 2: weights
+    are discarded. Both 1 and 2 discard the key-value cache.
     """
     shares_memory: bool = False
-    """Weights come through the GPU's memory. Whoever reaches its port can then run programs as its user does."""
+    """Weights come through the GPU's memory. Whoever reaches the port can then run programs as vLLM's user."""
 
     @property
     def url(self) -> str:
@@ -75,7 +75,7 @@ class ServeOptions:
 
 
 def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
-    """The executable named, else AGENTLOOP_VLLM's, else the PATH's. Raises UserError for none or an old one."""
+    """Find vLLM: `named`, or from AGENTLOOP_VLLM, or from the PATH. Raises UserError for none or an old one."""
     key, wanted = "--vllm" if named else EXECUTABLE_VARIABLE, named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
     found = shutil.which(wanted)
     if found is None:
@@ -84,24 +84,24 @@ def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
             "environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
             f"'vllm>={LEAST_VERSION}'), then set {EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
-    check_version(_version_of(found, environment), key=key, where=found)
+    check_version(_read_version(found, environment), key=key, where=found)
     return Path(found)
 
 
-def _version_of(executable: str, environment: Mapping[str, str]) -> str:
-    """What it prints: the version is a line of its own, among what its imports have to say."""
+def _read_version(executable: str, environment: Mapping[str, str]) -> str:
+    """Ask an executable for its version, which is a line of its own among the output of its imports."""
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [executable, "--version"], env=environment, capture_output=True, text=True, timeout=_VERSION_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return one_line(error)
-    lines = said.stdout.split("\n")
-    return next((line for line in lines if re.match(r"\d+\.\d+", line)), f"exit code {said.returncode}")
+    lines = printed.stdout.split("\n")
+    return next((line for line in lines if re.match(r"\d+\.\d+", line)), f"exit code {printed.returncode}")
 
 
 def serve_command(executable: Path, options: ServeOptions) -> list[str]:
-    """The words to start. No key is among them: every user of the machine sees them."""
+    """Return the command's words. They hold no key: every user of the machine can see them."""
     command = [str(executable), "serve", options.model, "--served-model-name", options.served_model_name]
     # Routes that change the weights ask for no key.
     command += ["--host", LOOPBACK, "--port", str(options.port), "--dtype", options.dtype]
@@ -109,7 +109,7 @@ def serve_command(executable: Path, options: ServeOptions) -> list[str]:
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]
     if options.lora_rank:
-        # Two versions at once: replies under way finish with the one before.
+        # Two versions at the same time: unfinished replies finish with the previous one.
         allowed = next((rank for rank in _LORA_RANKS if rank >= options.lora_rank), options.lora_rank)
         command += ["--enable-lora", "--max-lora-rank", str(allowed), "--max-loras", "2"]
     if options.memory_share is not None:
@@ -122,8 +122,8 @@ def serve_command(executable: Path, options: ServeOptions) -> list[str]:
 
 
 def serve_environment(options: ServeOptions, key: str | None, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment to start it in, made from `base`."""
-    kept = {name: value for name, value in base.items() if name not in (*_OURS, KEY_VARIABLE)}
+    """Return vLLM's environment variables, made from `base`."""
+    kept = {name: value for name, value in base.items() if name not in (*_PYTHON_VARIABLES, KEY_VARIABLE)}
     kept["VLLM_SERVER_DEV_MODE"] = "1"
     kept.setdefault("VLLM_NO_USAGE_STATS", "1")
     if options.lora_rank:
@@ -131,23 +131,23 @@ def serve_environment(options: ServeOptions, key: str | None, base: Mapping[str,
     if options.shares_memory:
         kept["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of memory come pickled
     if key is not None:
-        kept[_THEIR_KEY_VARIABLE] = key
+        kept[_VLLM_KEY_VARIABLE] = key
     return kept
 
 
 class EngineProcess:
-    """Started by the constructor; its output goes to `log`, after what is there. On Linux it ends with this process."""
+    """A process that the constructor starts. Its output is appended to `log`. On Linux it ends with this process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path) -> None:
         _check_free(port)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
-            self._process = _started(command, environment, output)
+            self._process = _start_process(command, environment, output)
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     @property
@@ -155,32 +155,33 @@ class EngineProcess:
         return self._process.pid
 
     def wait_until(self, ready: Callable[[], bool], *, limit_s: float, stopped: Callable[[], bool]) -> bool:
-        """Wait until it is ready; False when `stopped` says so first. Raises UserError when it ends, or is too slow."""
+        """Wait until it is ready; False if `stopped` is true first. Raises UserError when it ends, or is too slow."""
         end = time.monotonic() + limit_s
         while not stopped():
             if self.exit_code is not None:
                 raise UserError(
-                    f"vllm serve must start, got exit code {self.exit_code}: {self.last_error()} All of it: {self.log}"
+                    f"vllm serve must start, got exit code {self.exit_code}: {self.last_error()} "
+                    f"See its log: {self.log}"
                 )
             if ready():
                 return True
             if time.monotonic() > end:
                 raise UserError(
-                    f"vllm serve must answer within {limit_s:g} s, got nothing. What it says: {self.log} "
+                    f"vllm serve must answer within {limit_s:g} s, got nothing. See its log: {self.log} "
                     "(`agentloop engine` takes a longer --start-timeout)"
                 )
             time.sleep(_LOOK_AGAIN_S)
         return False
 
     def last_error(self) -> str:
-        """The last line of its output that names an error, or the last one."""
+        """Return the last line of its output that names an error, else the last line."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in deque(file, _LAST_LINES) if line.strip()]
         causes = [line for line in lines if any(cause in line for cause in _CAUSES)]
         return shortened((causes or lines or ["it said nothing."])[-1])
 
     def end(self) -> None:
-        """End it and every process it started: asked first, killed after a while."""
+        """End it and every process it started: by SIGTERM, and after a while by SIGKILL."""
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
@@ -197,7 +198,7 @@ class EngineProcess:
 def vllm_process(
     options: ServeOptions, key: str | None, *, folder: Path, say: Callable[[str], None], vllm: Path | None = None
 ) -> Iterator[EngineProcess]:
-    """Within, `vllm serve` runs, with a log in `folder`. `vllm`: see `find_vllm`. Raises UserError where it can't."""
+    """Run `vllm serve` within the block, with a log in `folder`. `vllm`: see `find_vllm`. Raises UserError."""
     environment, log = serve_environment(options, key, os.environ), folder / f"engine-{options.port}.log"
     command = serve_command(find_vllm(vllm, environment), options)
     say(f"starting vllm serve {options.model} (log: {log})")
@@ -208,9 +209,11 @@ def vllm_process(
         process.end()
 
 
-def _started(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_process(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
     before = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
-    # A group of its own: Ctrl-C reaches this program alone, which then ends the group.
+    # It has a process group of its own: Ctrl-C reaches only this program, which then ends the group.
     return subprocess.Popen(
         [*(before if sys.platform == "linux" else ()), *command],
         env=environment,
@@ -233,6 +236,6 @@ def _check_free(port: int) -> None:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise UserError(
-                f"--port must be free, got {port} ({error.strerror}). End what listens there, attach to it with "
-                f"--attach http://{LOOPBACK}:{port}, or choose another."
+                f"--port must be free, got {port} ({error.strerror}). End the program there, attach to it with "
+                f"--attach http://{LOOPBACK}:{port}, or choose another port."
             ) from error

@@ -1,4 +1,4 @@
-"""`agentloop engine` stays with one engine: the newest policy is published to it, and proved."""
+"""`agentloop engine` watches one engine, and publishes the newest policy to it with a proof."""
 
 import time
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from agentloop.errors import UserError
 
 LOOK_AGAIN_S = 1.0
 SILENT_S = 300.0
-"""An engine that does not answer for so long is given up: its processes may stand still without being dead. While it
-reads weights it says nothing either.
+"""Seconds without an answer after which an engine is given up: its processes may hang without being dead. It does not
+answer while it loads weights, either.
 """
 
 
 class EngineWatch:
-    """Stays with an engine until `stopped`: the newest of the folder `policies` is published to it once, and proved.
+    """Watches an engine until `stopped`, and publishes each newest policy in the folder `policies` to it once.
 
-    An engine that comes back is another, which has no policy of the run's.
+    An engine that answers again after a silence counts as a new one, without a policy of the run.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class EngineWatch:
         stopped: Callable[[], bool] = lambda: False,
         silent_s: float = SILENT_S,
     ) -> None:
-        """`policies` None: nothing is published."""
+        """Without `policies` nothing is published."""
         self._engine, self._policies = engine, policies
         self._say, self._stopped, self._silent_s = say, stopped, silent_s
         self._published: Path | None = None
 
     def serve(self, process: EngineProcess, *, start_timeout_s: float) -> None:
-        """Stay with an engine started here. Raises UserError where it does not come up, EngineEnded where it dies."""
+        """Watch an engine started here. Raises UserError where it does not start, EngineEnded where it dies."""
         if process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
             self.stay(process)
 
     def stay(self, process: EngineProcess | None) -> None:
-        """Stay with an engine until it ends; `process` None: one that somebody else starts, which may come back."""
+        """Watch an engine until it ends. Without a `process`, somebody else starts the engine, and it may return."""
         answers, answered_at = False, time.monotonic()
         while not self._stopped():
             if process is not None and process.exit_code is not None:
@@ -69,7 +69,7 @@ class EngineWatch:
             time.sleep(LOOK_AGAIN_S)
 
     def publish_newest(self) -> None:
-        """Publish what is new. Raises EngineRefused where the engine can't take it."""
+        """Publish a newer policy if there is one. Raises EngineRefused where the engine can't load it."""
         if self._policies is None or newest_published(self._policies) in (None, self._published):
             return
         with one_publisher(self._policies, self._engine.url):
@@ -82,7 +82,7 @@ class EngineWatch:
             except EngineRefused:
                 raise
             except UserError as error:
-                # A later policy may be whole, or reach all of the engine.
+                # A later policy may succeed.
                 self._say(f"refused: {error}")
             else:
                 self._say(

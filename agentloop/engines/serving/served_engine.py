@@ -1,4 +1,4 @@
-"""The engine that a run has for itself: started with it, and gone with it, however the run ends."""
+"""A run's own engine, which starts and ends with the run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,42 +12,42 @@ from agentloop.engines.serving.engine_process import EngineProcess, ServeOptions
 from agentloop.errors import TrainingStopped
 
 _START_S = 1800.0
-"""It compiles and captures graphs first."""
+"""Seconds to start: vLLM first compiles, and captures graphs."""
 _SILENT_S = 60.0
 _LOOK_AGAIN_S = 0.5
 
 
 class EngineEnded(TrainingStopped):
-    """The run's own engine has ended, or says nothing any more."""
+    """The run's own engine has ended, or does not answer any more."""
 
 
 class ServedEngine:
-    """It answers. Nobody starts it again: a run that goes on starts one, and gives it its last weights."""
+    """A run's own engine that answers. Nobody restarts it: a resumed run starts another, with the last weights."""
 
     def __init__(self, options: ServeOptions, process: EngineProcess, control: EngineControl) -> None:
         self.options, self._process, self._control = options, process, control
 
     def check(self) -> None:
-        """Raises EngineEnded where it is not there any more, or does not answer for a while."""
+        """Check that the engine is up. Raises EngineEnded where it has ended, or does not answer for a while."""
         end = time.monotonic() + _SILENT_S
         while not self._control.healthy():
             if self._process.exit_code is not None or time.monotonic() > end:
                 code = self._process.exit_code
                 found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
                 raise EngineEnded(
-                    f"the run's own engine must stay up, got {found}. What it says: {self._process.log} Run again "
+                    f"the run's own engine must stay up, got {found}. Its log is {self._process.log}. Run again "
                     "with --resume, which starts another."
                 )
             time.sleep(_LOOK_AGAIN_S)
 
     def connected(self, config: RunConfig) -> RunConfig:
-        """The settings with its URL. It is not waited for when it is gone."""
+        """Return the settings with the engine's URL. Nobody waits for this engine once it is gone."""
         engine = config.engine.model_copy(update={"urls": (self.options.url,), "restart_timeout_s": 0.0})
         return config.model_copy(update={"engine": engine})
 
 
 def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> ServeOptions:
-    """How vLLM is started for a run; `shares_gpu`: the learner has the same one."""
+    """Choose how vLLM starts for a run. `shares_gpu`: the learner uses the same GPU."""
     section, whole = config.engine, config.lora.rank == 0
     in_memory = section.transfer == "memory" and config.checkpoint.keep_policies == "none"
     return ServeOptions(

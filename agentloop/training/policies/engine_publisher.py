@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentloop.engines.publish.engine_control import LIKELIEST, EngineControl, EngineRefused
-from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
+from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring_policy
 from agentloop.engines.publish.published_policy import NumberType, Probe, PublishedPolicy, one_publisher, read_published
 from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.engines.remote.server_facts import read_key
@@ -167,7 +167,7 @@ class EnginePublisher(Publisher):
         while True:
             try:
                 with one_publisher(policies, control.url):
-                    return bring(control, policy, source, record=policies / PROOFS)
+                    return bring_policy(control, policy, source, record=policies / PROOFS)
             except ProofFailed:
                 # It may have been restarted in the middle.
                 if refused:

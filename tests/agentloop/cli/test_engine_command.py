@@ -55,4 +55,4 @@ def test_it_ends_with_the_reason_when_its_vllm_dies(tmp_path: Path) -> None:
     with Program(*words) as process:
         assert process.wait() == 2
     (line,) = process.errors
-    assert line.startswith("agentloop: vllm serve must start, got exit code 3: OSError: no such GPU All of it: ")
+    assert line.startswith("agentloop: vllm serve must start, got exit code 3: OSError: no such GPU See its log: ")

@@ -111,7 +111,9 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any], tmp_
         ("grpo", {"rollout": {"engine": "vllm"}, "engine": {"serve": True}}, "engine.serve must be false on 2 ranks, "),
     ],
 )
-def test_what_cant_be_sharded_is_refused(tmp_path: Path, algorithm: str, sections: dict[str, Any], said: str) -> None:
+def test_settings_that_can_not_be_sharded_are_refused(
+    tmp_path: Path, algorithm: str, sections: dict[str, Any], said: str
+) -> None:
     config = small_config(tmp_path, tmp_path, algorithm, **sections)
     check_ranks(config, Ranks())
     with pytest.raises(UserError, match=said):

@@ -16,7 +16,7 @@ import torch
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server, read_key
-from agentloop.engines.remote.vllm_protocol import ASKED_AGAIN, FaultKind
+from agentloop.engines.remote.vllm_protocol import RETRIED_FAULTS, FaultKind
 from agentloop.errors import UserError
 from tests.fakes.engine_sampling import load, plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving
@@ -105,11 +105,11 @@ def test_passing_faults_cost_a_try_and_lasting_ones_the_turn(server: EngineServe
     server.traps.set(trap)
     failure = asked(engine)
     assert isinstance(failure, GenerationFailed) and str(failure).startswith(f"{kind}: ")
-    tries = 3 if kind in ASKED_AGAIN else 1
+    tries = 3 if kind in RETRIED_FAULTS else 1
     assert (engine.faults, len(server.requests)) == ({kind: tries}, tries)
-    server.traps.set(trap, 1 if kind in ASKED_AGAIN else 0)
+    server.traps.set(trap, 1 if kind in RETRIED_FAULTS else 0)
     assert_good(server, asked(engine))
-    assert engine.faults == {kind: tries + (kind in ASKED_AGAIN)}
+    assert engine.faults == {kind: tries + (kind in RETRIED_FAULTS)}
 
 
 def test_a_silent_server_costs_the_turn_its_deadline(server: EngineServer) -> None:
@@ -119,7 +119,7 @@ def test_a_silent_server_costs_the_turn_its_deadline(server: EngineServer) -> No
     assert engine.faults == {"deadline": 12}
 
 
-def test_what_can_not_be_an_engine_of_the_run_is_refused(server: EngineServer) -> None:
+def test_server_that_is_unfit_for_the_run_is_refused(server: EngineServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(UserError, match=f"engine.urls must answer, got ConnectError: .* from {url}"):

@@ -10,7 +10,7 @@ import pytest
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.generator import recordable
 from agentloop.engines.remote.serving_urls import Weights
-from agentloop.engines.remote.vllm_protocol import EngineFault, checked_reply, read_reply
+from agentloop.engines.remote.vllm_protocol import EngineFault, check_reply, read_reply
 
 REQUEST = GenerationRequest(0, [1, 2], 3)
 SCORED = {5: -1.0, 6: -0.5, 7: -2.0}
@@ -32,7 +32,7 @@ def checked(
         for name in path[:-1]:
             place = place[name]
         place[path[-1]] = value
-    return checked_reply(
+    return check_reply(
         read_reply(answer),
         request,
         stop_ids=frozenset({9}),

@@ -65,7 +65,7 @@ class Gateways:
         self._until_end = AsyncExitStack()
 
     @asynccontextmanager
-    async def under_way(self, app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with self._until_end:
             await self._begin()
             yield
@@ -88,7 +88,7 @@ class Gateways:
         store.resume(RUN, 0)
         recording = Recording(store, RUN, self._limits, self._ask, by_text=False, temperature=1.0)
         self._sessions = RecordedSessions(recording, SharedKey(KEY), idle_s=600)
-        await self._until_end.enter_async_context(self._sessions.under_way(Starlette()))
+        await self._until_end.enter_async_context(self._sessions.lifespan(Starlette()))
 
 
 @dataclass
@@ -238,7 +238,7 @@ def check_seeds(location: Location, name: str, seeds: range) -> Counter[str]:
     limits = Policy(model.renderer(), lambda tools: parser, TrainingControl(), most, most)
     with closing(new_store(location)) as store:
         policy.gateways = Gateways(location, limits, policy.ask, policy.rng)
-        app = Starlette(routes=[Mount("/", create_app(policy.gateways))], lifespan=policy.gateways.under_way)
+        app = Starlette(routes=[Mount("/", create_app(policy.gateways))], lifespan=policy.gateways.lifespan)
         with serving(app, host="127.0.0.1", port=0) as url:
             played = asyncio.run(play_all(url, policy, mine))
         for session in played:
@@ -287,6 +287,6 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
 @pytest.mark.parametrize(
     "seeds", [pytest.param(range(90), marks=pytest.mark.slow), pytest.param(range(90, 2000), marks=SOAK)], ids=str
 )
-def test_what_clients_get_over_http_is_stored_and_trained_exactly(location: Location, name: str, seeds: range) -> None:
+def test_replies_over_http_are_stored_and_trained_exactly(location: Location, name: str, seeds: range) -> None:
     chunks = [range(seeds[at], min(seeds[at] + 90, seeds.stop)) for at in range(0, len(seeds), 90)]
     print(name, dict(sum((check_seeds(location, name, chunk) for chunk in chunks), Counter[str]())))

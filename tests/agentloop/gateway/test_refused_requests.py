@@ -137,7 +137,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_not_supported_is_refused_with_the_fields_name(gateway: Gateway) -> None:
+def test_unsupported_field_is_refused_by_its_name(gateway: Gateway) -> None:
     for path, fields, text in UNSUPPORTED:
         field, message = refusal(post(gateway, path, {**BODIES[path], **fields}))
         assert message.startswith(text), message
@@ -209,7 +209,7 @@ OVERRULED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_the_runs_settings_or_no_policy_can_keep_to_is_overruled_and_named(gateway: Gateway) -> None:
+def test_fields_without_effect_are_overruled_and_named(gateway: Gateway) -> None:
     for path, fields, names in OVERRULED:
         response = post(gateway, path, {**BODIES[path], **fields})
         assert response.status_code == 200, response.text

@@ -74,7 +74,7 @@ def test_equal_requests_are_samples_of_their_own_unless_nobody_waits_for_the_one
         sampler.free.set()
         replies = await asyncio.gather(*waiting)
         assert [int(reply.id[-4:]) for reply in replies] == [0, 1, 2, 2, 3, 4, 5]
-        session.delivered(replies[0])
+        session.mark_delivered(replies[0])
         again = await session.reply(asked, asyncio.Future())  # of the others, each is on its way
         assert (sampler.count, again.id[-4:]) == (7, "0006")
         clients[4].set_result(None)
@@ -130,7 +130,7 @@ def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_pa
         session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
         asked = [session.reply(request(Message("user", place)), asyncio.Future()) for place in ("Here?", "There?")]
         for reply in await asyncio.gather(*asked):
-            session.delivered(reply)
+            session.mark_delivered(reply)
 
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
@@ -170,7 +170,7 @@ def test_a_session_that_was_forgotten_is_closed_and_keeps_no_other_from_being_st
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("begin immediate")  # what is asked meanwhile is stored together
             for session, reply in zip(sessions, before, strict=True):
-                session.delivered(reply)
+                session.mark_delivered(reply)
             storing = [asyncio.ensure_future(writer.store(each.id, each.tree.nodes)) for each in sessions[1:]]
             await asyncio.sleep(0)
         stored = await asyncio.gather(*storing, return_exceptions=True)
@@ -211,7 +211,7 @@ def recorded(path: Path, play: Callable[[RecordedSessions, Sampler], Awaitable[N
         sampler = Sampler()
         recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
         sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
-        async with sessions.under_way(Starlette()):
+        async with sessions.lifespan(Starlette()):
             await play(sessions, sampler)
 
     with closing(new_store(path)) as store:
@@ -219,7 +219,7 @@ def recorded(path: Path, play: Callable[[RecordedSessions, Sampler], Awaitable[N
 
 
 async def given(session: AgentSession, text: str = "Where?") -> None:
-    session.delivered(await session.reply(request(Message("user", text)), asyncio.Future()))
+    session.mark_delivered(await session.reply(request(Message("user", text)), asyncio.Future()))
 
 
 def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_end_of_a_session_is_said_once_and_waits_for_nobody(tmp_path: Path) -> N
     assert sql(tmp_path / "replay.sqlite", "select * from sessions") == []
 
 
-def test_what_was_forgotten_does_not_come_back_when_its_session_ends(tmp_path: Path) -> None:
+def test_forgotten_session_does_not_return_when_it_ends(tmp_path: Path) -> None:
     async def play(sessions: RecordedSessions, _: Sampler) -> None:
         session = await sessions.authorize("a", "")
         await given(session)
@@ -335,7 +335,7 @@ def test_only_what_asks_for_a_reply_opens_a_session_and_so_many_are_open(tmp_pat
     with closing(new_store(path)) as store:
         recording = Recording(store, RUN, POLICY, Sampler().ask, by_text=False, temperature=1.0)
         sessions = RecordedSessions(recording, SharedKey(None), idle_s=600, most=2)
-        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.lifespan)
         with serving(app, host="127.0.0.1", port=0) as url, httpx2.Client(headers={"x-api-key": "any"}) as client:
 
             def status(name: str) -> int:

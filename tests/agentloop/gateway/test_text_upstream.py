@@ -49,13 +49,15 @@ def read(status: int, answer: Any) -> Completion:
         ("stop", {"content": "One begins with <tool_call> here."}, "chat template must write a learned reply"),
     ],
 )
-def test_what_could_not_be_imitated_as_said_is_no_reply(finish: str | None, message: dict[str, Any], text: str) -> None:
+def test_reply_that_can_not_be_imitated_exactly_is_refused(
+    finish: str | None, message: dict[str, Any], text: str
+) -> None:
     with pytest.raises(GenerationFailed, match=f"^the upstream must give .* got RenderError: {text}"):
         answered(finish, **message)
 
 
 @pytest.mark.parametrize("answer", [[1], {"choices": [None]}, {"choices": [{"message": None}]}, {"choices": None}])
-def test_what_is_no_chat_completion_is_no_reply(answer: Any) -> None:
+def test_answer_that_is_no_chat_completion_is_refused(answer: Any) -> None:
     with pytest.raises(GenerationFailed, match="^the upstream must give "):
         read(200, answer)
 
@@ -81,7 +83,7 @@ def test_a_reply_longer_than_was_asked_for_is_cut_as_the_policys_own() -> None:
         ("length", {"content": "One begins with"}),
     ],
 )
-def test_what_is_said_in_the_policys_tokens_is_a_reply(finish: str, message: dict[str, Any]) -> None:
+def test_reply_has_the_policys_tokens(finish: str, message: dict[str, Any]) -> None:
     ids = answered(finish, **message).token_ids
     assert (ids[-1] == MODEL.end_id) == (finish != "length")
     said = MODEL.codec.decode(ids)

@@ -62,7 +62,7 @@ def test_one_signal_makes_every_role_leave_and_nothing_stays(number: signal.Sign
 
 
 @pytest.mark.slow
-def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path: Path) -> None:
+def test_learner_with_an_error_to_mend_ends_the_launch_with_its_code(tmp_path: Path) -> None:
     roles = {
         "learner": {"command": ["sh", "-c", "echo loss must be one of them; sleep 1; exit 2"]},
         "worker": {"command": words(STAYS, "worker-{index}")},
@@ -75,10 +75,10 @@ def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path:
 
 def test_a_role_is_started_again_after_longer_and_longer_and_then_no_more() -> None:
     restarts = Restarts()
-    assert [restarts.ended(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+    assert [restarts.next_wait_s(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
     slow = Restarts()
-    assert [slow.ended(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
-    assert Restarts().ended(-9, now=0.0, ran_s=90.0) == 1.0
+    assert [slow.next_wait_s(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
+    assert Restarts().next_wait_s(-9, now=0.0, ran_s=90.0) == 1.0
 
 
 @pytest.mark.soak
@@ -95,7 +95,7 @@ def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_role_started_ends_with_it_and_a_role_that_stays_is_killed(tmp_path: Path) -> None:
+def test_processes_of_a_role_end_with_it_and_a_role_that_stays_is_killed(tmp_path: Path) -> None:
     child = "import time\ntime.sleep(600)"
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)"
     roles = {

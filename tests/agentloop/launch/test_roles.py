@@ -57,7 +57,7 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
     }
 
 
-def test_what_is_started_are_commands_that_agentloop_has(tmp_path: Path) -> None:
+def test_started_commands_are_commands_of_agentloop(tmp_path: Path) -> None:
     program: Any = typer.main.get_command(app)
     roles = {"engine": {"options": ["--dtype", "float32"]}, "worker": {"options": ["--wait", "600"]}}
     for member in members(tmp_path, set=["model.path=org/model", "lora.rank=8"], roles=roles):
@@ -99,7 +99,7 @@ def test_gpus_are_given_once_each_in_order() -> None:
     assert assigned_devices(members[2:], {}) == {}
 
 
-def test_what_is_left_out_has_a_default_and_the_learner_is_always_there(tmp_path: Path) -> None:
+def test_missing_role_settings_have_defaults_and_the_learner_is_always_there(tmp_path: Path) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text("config: a.yaml\nroles:\n  engine:\n    # port: 8000\n  judge: {command: [a, b], count: 2}\n")
     roles = load_roles(file).roles.by_name

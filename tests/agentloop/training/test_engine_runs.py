@@ -77,7 +77,7 @@ def test_a_refused_publish_is_tried_twice_and_ends_the_run_with_a_checkpoint(tmp
         def keeps_old_weights(phase: str, iterations: int) -> None:
             server.models.stays_old = phase == "update" and iterations == 1
 
-        with pytest.raises(ProofFailed, match="it has kept weights of before"):
+        with pytest.raises(ProofFailed, match="it has kept previous weights"):
             train(given, display=SilentDisplay(at_phase=keeps_old_weights))
         (run,) = tmp_path.glob("small-*")
         assert (run / "checkpoints" / "000002" / COMPLETE).exists()
@@ -193,7 +193,7 @@ def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, qwen
     with pytest.raises(UserError) as refused:
         train(serving_config(tmp_path, qwen2), display=SilentDisplay())
     (log,) = engine_logs(tmp_path)
-    assert str(refused.value) == (f"vllm serve must start, got exit code 3: OSError: no such GPU All of it: {log}")
+    assert str(refused.value) == (f"vllm serve must start, got exit code 3: OSError: no such GPU See its log: {log}")
     assert not has_run(log.parent)
     assert [path.name for path in log.parent.iterdir()] == [log.name]
 
@@ -206,7 +206,7 @@ def test_a_run_whose_engine_dies_goes_on_with_another(tmp_path: Path, qwen2: Pat
         for pid in started(tmp_path) if (now, iterations) == (phase, 1) else ():
             os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* What it says: .*/engine-\d+.log"):
+    with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* Its log is .*/engine-\d+.log"):
         train(given, display=SilentDisplay(at_phase=kill))
     (run,) = tmp_path.glob("runs/*")
     assert (run / "checkpoints" / f"{learned:06d}" / COMPLETE).exists()

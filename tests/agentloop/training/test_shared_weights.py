@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from agentloop.config import ModelSection
 from agentloop.engines.publish.engine_control import ASLEEP, EngineControl, EngineRefused
-from agentloop.engines.publish.proof import ProofFailed, bring, prove, publish
+from agentloop.engines.publish.proof import ProofFailed, bring_policy, prove, publish
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.training.policies.weights_for_engines import tensors_of_files
@@ -57,9 +57,9 @@ def test_a_sleeping_engine_is_woken_with_new_weights_alone(
     publish(control, tmp_path / "000000")
     control.sleep(2)
     with pytest.raises(EngineRefused, match="asleep: kv_cache, weights"):
-        control.scored([5, 6], temperature=1.0, model="tiny")
+        control.score_tokens([5, 6], temperature=1.0, model="tiny")
     httpx2.post(f"{control.url}/wake_up").raise_for_status()
-    with pytest.raises(ProofFailed, match=f"must call its weights so, got '{ASLEEP}'"):
+    with pytest.raises(ProofFailed, match=f"must have this label for its weights, got '{ASLEEP}'"):
         prove(control, policy)
     control.name_weights(policy.label)
     with pytest.raises(ProofFailed, match="they differ by .* nats where rounding explains"):
@@ -68,6 +68,6 @@ def test_a_sleeping_engine_is_woken_with_new_weights_alone(
     step(learner, seed=1)
     policy = published(tmp_path / "000001", learner, version=1)
     source = partial(by_value, PolicyWeights(learner.model)) if in_memory else tmp_path / "000001"
-    assert bring(control, policy, source, record=tmp_path / "proofs.jsonl").holds
+    assert bring_policy(control, policy, source, record=tmp_path / "proofs.jsonl").holds
     assert server.models.asleep == set() and control.label() == policy.label
     assert control.wake_s > 0

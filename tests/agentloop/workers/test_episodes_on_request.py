@@ -148,7 +148,7 @@ def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: I
     async def play() -> None:
         desk = EpisodeDesk(joined, SharedKey(None), idle_s=600)
         (claim,) = run.store.tickets.claim(run.id, "here", count=1, lease_s=600)
-        (task,) = joined.tasks.of([claim.ticket])
+        (task,) = joined.tasks.tasks_for([claim.ticket])
         with run_gateway(GatewaySection(), agents_policy(joined.config, joined.actors.renderer)) as desk.gateway:
             async with asyncio.timeout(30):
                 asks = asyncio.ensure_future(desk.ask(Request({"type": "http", "method": "POST", "headers": []}, said)))

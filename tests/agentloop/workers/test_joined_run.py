@@ -90,7 +90,7 @@ def test_a_task_that_the_learner_has_not_is_refused(run: IssuedRun) -> None:
     with closing(joined.store):
         ticket = TicketRecord(run.id, 0, 0, "0" * 64, 1)
         with pytest.raises(UserError, match="tasks of a worker must be the learner's, got none with the hash 0000"):
-            joined.tasks.of([ticket])
+            joined.tasks.tasks_for([ticket])
 
 
 def test_a_database_of_another_schema_is_refused_without_a_wait(run: IssuedRun) -> None:

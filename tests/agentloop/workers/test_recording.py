@@ -267,7 +267,7 @@ def test_recorded_sessions_feed_a_later_run(tmp_path: Path, server: EngineServer
 
 
 @pytest.mark.slow
-def test_what_it_can_not_do_is_one_line(
+def test_refused_recording_is_one_line(
     tmp_path: Path,
     qwen2: Path,
     server: EngineServer,
@@ -298,7 +298,7 @@ def test_what_it_can_not_do_is_one_line(
     assert refused.startswith("--model must hold a tokenizer that transformers loads, got ")
     refused = shell.refusal([*words, "--upstream-model", "other"], tmp_path)
     assert refused.startswith("--upstream-model must be a model that ")
-    assert refused.rstrip().endswith("Another server than a vLLM is recorded with --text, to be imitated.")
+    assert refused.rstrip().endswith("A server other than vLLM can be recorded with --text, for imitation.")
     with closing(ReplayStore.create(tmp_path / "h.sqlite")) as store:
         store.add_run(replace(a_run(), name="gateway"))
     assert shell.refusal(words, tmp_path).startswith("--name must be of a recording of this model, got gateway, ")

@@ -9,7 +9,7 @@ import pytest
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server
-from agentloop.workers.run_view import ListedEngines, Looks
+from agentloop.workers.run_view import ListedEngines, RunPoller
 from replay import ReplayStore
 from replay.storage.collecting.ticket_records import Participant
 from tests.fakes.engine_sampling import replies_of
@@ -47,7 +47,7 @@ def report_many(store: ReplayStore, workers: int) -> None:
 )
 def test_workers_of_a_large_cluster_look_rarely(store: ReplayStore, workers: int, busy: bool, pause_s: float) -> None:
     report_many(store, workers)
-    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    looks = RunPoller(store, RUN, "w-0", lease_s=LEASE_S)
     looks.report({})
     assert looks.pause_s(busy=busy) == pause_s
     sql(store, "update workers set seen_at = seen_at - 61")  # those that are gone slow nobody down
@@ -59,12 +59,12 @@ def test_workers_of_a_large_cluster_look_rarely(store: ReplayStore, workers: int
 
 
 def test_a_report_is_due_a_third_of_a_lease_after_the_last_one(store: ReplayStore) -> None:
-    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    looks = RunPoller(store, RUN, "w-0", lease_s=LEASE_S)
     assert looks.report_is_due
     looks.report({"state": "waiting"})
     assert not looks.report_is_due
     assert [each.facts for each in store.roles.listed("worker", RUN)] == [{"state": "waiting"}]
-    hasty = Looks(store, RUN, "w-1", lease_s=0.0)
+    hasty = RunPoller(store, RUN, "w-1", lease_s=0.0)
     hasty.report({})
     assert hasty.report_is_due
 

@@ -57,21 +57,25 @@ REFUSALS: list[tuple[dict[str, Any], Callable[[EngineControl], object], str]] = 
     ({}, lambda c: c.label(), "Start it with VLLM_SERVER_DEV_MODE=1"),
     ({}, lambda c: c.number_type(), "Start it with VLLM_SERVER_DEV_MODE=1"),
     ({}, lambda c: c.load_adapter("a", Path()), "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
-    ({GENERATE: (403, {})}, lambda c: c.scored([3], temperature=1.0, model="tiny"), "Start it with --enable-scale-out"),
+    (
+        {GENERATE: (403, {})},
+        lambda c: c.score_tokens([3], temperature=1.0, model="tiny"),
+        "Start it with --enable-scale-out",
+    ),
     ({"/v1/models": (401, {})}, lambda c: c.adapters(), "Give this side the --api-key that it was started with"),
     (
         {GENERATE: (200, {"model": "tiny", "choices": []})},
-        lambda c: c.scored([3], temperature=1.0, model="tiny"),
+        lambda c: c.score_tokens([3], temperature=1.0, model="tiny"),
         f"must answer {GENERATE} as vLLM does, got not what the route answers with: ValueError",
     ),
     (
         {GENERATE: (200, {"model": "tiny", "choices": [{"weight_versions": [SPAN]}], "prompt_logprobs": ROW})},
-        lambda c: c.scored([3, 4], temperature=1.0, model="tiny"),
+        lambda c: c.score_tokens([3, 4], temperature=1.0, model="tiny"),
         f"must answer {GENERATE} as vLLM does, got no log-probs in its answer",
     ),
     (
         {GENERATE: (200, {**GENERATED, "prompt_logprobs": [None, None]})},
-        lambda c: c.scored([3, 4], temperature=1.0, model="tiny"),
+        lambda c: c.score_tokens([3, 4], temperature=1.0, model="tiny"),
         f"must answer {GENERATE} as vLLM does, got ",
     ),
 ]
@@ -86,7 +90,7 @@ def test_a_refusal_says_what_to_do(
         asked(control)
 
 
-def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineControl) -> None:
+def test_facts_of_the_server_are_read(server: ScriptedServer, control: EngineControl) -> None:
     cards = [{"id": "tiny", "parent": None}, {"id": "run@1", "parent": "tiny"}, {"id": "run@2", "parent": "tiny"}]
     server.answers["/v1/models"] = (200, {"data": cards})
     assert control.adapters() == ["run@1", "run@2"]
@@ -96,7 +100,7 @@ def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineC
 
 def test_a_row_is_scored_as_in_a_rollout(server: ScriptedServer, control: EngineControl) -> None:
     server.answers[GENERATE] = (200, GENERATED)
-    found = control.scored([3, 4], temperature=0.7, model="tiny")
+    found = control.score_tokens([3, 4], temperature=0.7, model="tiny")
     assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", "run@3")
     (_, body) = server.asked[0]
     assert body["token_ids"] == [3, 4]

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, weigh
+from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, compare_log_probs
 
 
 def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
     # x = new - before = (3, 4, 0), engine - before = (3, 0, 1): share = 9 / 25, residuals 1.92, -1.44 and 1.
     values = ((-1.0, -1.0, 0.1, -4.0), (-6.0, -2.0, 0.2, -6.0), (-1.0, -2.0, 0.0, -2.0))
-    found = weigh([Compared(token, *each) for token, each in enumerate(values, start=1)])
+    found = compare_log_probs([Compared(token, *each) for token, each in enumerate(values, start=1)])
     assert found.difference == pytest.approx(math.sqrt((0 + 16 + 1) / 3))
     assert found.rounding == pytest.approx(math.sqrt(0.05 / 3))
     assert found.moved == pytest.approx(math.sqrt(25 / 3))
@@ -23,7 +23,7 @@ def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
 def test_residuals_of_the_same_token_are_summed_before_they_are_squared() -> None:
     # x is 1 everywhere, the share 1 - 0.4 / 4; residuals 0.1, 0.1, 0.1 of one token and -0.3 of another.
     tokens = [*[Compared(7, -1.0, -1.0, 0.0, -2.0)] * 3, Compared(8, -1.4, -1.0, 0.0, -2.0)]
-    found = weigh(tokens)
+    found = compare_log_probs(tokens)
     assert found.share == pytest.approx(0.9)
     # Without the others: 0.3 / (1 - 3 / 4) and -0.3 / (1 - 1 / 4).
     assert found.error == pytest.approx(math.sqrt(1.2**2 + 0.4**2) / 4)
@@ -32,7 +32,7 @@ def test_residuals_of_the_same_token_are_summed_before_they_are_squared() -> Non
 def test_error_is_the_learners_own_rounding_where_one_token_moved_alone() -> None:
     # Its residual is 0 by construction, and says nothing.
     tokens = [Compared(1, -1.0, -3.0, 0.5, -2.0), *(Compared(2, -1.0, -1.0, 0.0, -1.0) for _ in range(9))]
-    found = weigh(tokens)
+    found = compare_log_probs(tokens)
     assert (found.share, found.error) == (pytest.approx(-1.0), pytest.approx(0.5))
     assert found.is_behind is False
 
@@ -40,12 +40,12 @@ def test_error_is_the_learners_own_rounding_where_one_token_moved_alone() -> Non
 def test_nothing_is_said_of_a_share_where_nothing_moved() -> None:
     still = [Compared(1, -1.01, -1.0, 0.01, -1.0)] * 4
     unknown = [one._replace(before=None) for one in still]
-    assert weigh(still) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01), moved=0.0)
-    assert weigh(unknown) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01))
-    assert not weigh(still).is_behind and not weigh(still).differs
-    assert weigh([]).differs
+    assert compare_log_probs(still) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01), moved=0.0)
+    assert compare_log_probs(unknown) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01))
+    assert not compare_log_probs(still).is_behind and not compare_log_probs(still).differs
+    assert compare_log_probs([]).differs
     for value in (math.nan, math.inf, -math.inf):
-        assert weigh([*still, Compared(2, value, -1.0, 0.1, -2.0)]).differs
+        assert compare_log_probs([*still, Compared(2, value, -1.0, 0.1, -2.0)]).differs
 
 
 def noisy(random: np.random.Generator, moved: float, *, has: float) -> Evidence:
@@ -56,7 +56,7 @@ def noisy(random: np.random.Generator, moved: float, *, has: float) -> Evidence:
     before = -scale
     noise, own = (0.05 * scale * random.standard_normal(500) for _ in range(2))
     columns = (range(500), before + has * step + noise, before + step, own, before)
-    return weigh([Compared(int(token), *map(float, one)) for token, *one in zip(*columns, strict=True)])
+    return compare_log_probs([Compared(int(token), *map(float, one)) for token, *one in zip(*columns, strict=True)])
 
 
 def test_error_is_how_much_shares_scatter() -> None:

@@ -55,7 +55,7 @@ def test_nan_and_a_restarted_engine_are_refused(tmp_path: Path, engine: EngineCo
     with pytest.raises(ProofFailed, match="got nan of token .*; next tokens differ by inf nats"):
         publish(engine, tmp_path / "000000")
     server.models.restart()
-    with pytest.raises(ProofFailed, match="must call its weights so, got 'default'"):
+    with pytest.raises(ProofFailed, match="must have this label for its weights, got 'default'"):
         prove(engine, read_published(tmp_path / "000000"))
 
 

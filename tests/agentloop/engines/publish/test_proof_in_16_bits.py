@@ -79,7 +79,7 @@ def test_weights_before_are_refused_with_what_shows_it(served: Served) -> None:
     said = str(refused.value)
     assert said.startswith(f"the engine at {served.control.url}, published {policy.label}, must sample with")
     assert " before the update; of an update that moves them by 0." in said
-    assert said.endswith("it has kept weights of before. Start it again from a published folder.")
+    assert said.endswith("it has kept previous weights. Start it again from a published folder.")
 
 
 def test_another_temperature_is_refused_and_what_was_compared_is_kept(served: Served) -> None:
@@ -101,7 +101,7 @@ def test_another_temperature_is_refused_and_what_was_compared_is_kept(served: Se
 def test_keys_and_values_of_old_weights_are_cleared_by_a_publish(served: Served) -> None:
     folder, policy = served.write(size=0.05)
     for row in policy.probe.rows:  # from now on their prefixes are cached
-        served.control.scored(row, temperature=0.7, model="tiny")
+        served.control.score_tokens(row, temperature=0.7, model="tiny")
     publish(served.control, folder)
     served.models.cached = dict.fromkeys(policy.probe.rows, load(served.folder / "000000", "bfloat16"))
     with pytest.raises(ProofFailed, match="next tokens differ by"):

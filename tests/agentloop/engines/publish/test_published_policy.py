@@ -18,7 +18,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return tiny_learner(tmp_path_factory.mktemp("model"))
 
 
-def test_what_is_written_is_read(tmp_path: Path, learner: LoadedModel) -> None:
+def test_published_policy_is_read_as_it_was_written(tmp_path: Path, learner: LoadedModel) -> None:
     policy = published(tmp_path / "000003", learner, version=3)
     assert read_published(tmp_path / "000003") == policy
     assert (policy.label, policy.kind) == (f"tiny@3-{policy.sha256[:8]}", "full")
