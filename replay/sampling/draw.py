@@ -1,5 +1,7 @@
 """A draw: rows are chosen pick by pick, read, and reserved for the slots of the batch that asked for them."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +21,6 @@ _log = logging.getLogger(__name__)
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """What a ranked sampler chooses from once it is measured: ids and scores, pick by pick."""
-
-    ids: list[list[str]]
-    scores: Mapping[str, float]
-    corrupt: Mapping[str, str]
 
 
 class RunDraws:
@@ -122,6 +115,15 @@ class RunDraws:
                 loaded.corrupt[id] = f"token {most} beyond the {vocab_size} of the vocabulary of run {self.run}"
                 del loaded.whole[id]
         return loaded
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a ranked sampler chooses from once it is measured: ids and scores, pick by pick."""
+
+    ids: list[list[str]]
+    scores: Mapping[str, float]
+    corrupt: Mapping[str, str]
 
 
 def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
