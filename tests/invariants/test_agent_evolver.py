@@ -111,7 +111,7 @@ def test_correction_of_hinted_rows_weighs_all_their_segments_and_no_others() -> 
     scored = rows_of("some", 2)
     hinted = {"missing_log_probs": "recompute", "correction": {"kind": "truncate", "level": "sequence"}}
     fresh = {"missing_log_probs": "recompute", "correction": {"kind": "mask", "ratio_high": 1.5}}
-    found, metrics = corrected(scored, documented(hinted=hinted, fresh=fresh).loss)
+    found, metrics = corrected(scored, documented(hinted=hinted, fresh=fresh).loss.parts())
     batch, weights = scored.batch, found.importance_weights
     assert weights is not None and batch.hinted.tolist() == [False, True, True] * 3
     for number in range(6):
