@@ -24,8 +24,8 @@ from agentloop.environments.factory import load_environment
 from agentloop.environments.run_environments import RunEnvironments
 from agentloop.learning.batch import ScoredBatch, build_batch
 from agentloop.learning.critic_update import with_values
-from agentloop.learning.gradients import accumulate_gradients, stream_losses
-from agentloop.learning.scoring import score_batch
+from agentloop.learning.passes import accumulate_gradients, score_batch
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals, drift_of, row_stats
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import Collector

@@ -12,7 +12,7 @@ from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
 from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch
 from agentloop.learning.optimizer import StepLog, WeightOptimizer
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.records import KlPenalty, Penalty
@@ -47,9 +47,9 @@ class CriticLearner:
         self.critic, self._config = critic, config
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
-    def begin(self, *, iteration: int, factor: float) -> float:
-        """Begin an update; the learning rate it goes by, `factor` times the scheduled one."""
-        return self._optimizer.begin(iteration, self._config.run.schedule_length, factor=factor)
+    def begin(self, iteration: int, *, rows: int) -> float:
+        """Begin the steps of an iteration of so many rows; their learning rate."""
+        return self._optimizer.begin(iteration, self._config, rows=rows)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.

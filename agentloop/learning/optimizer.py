@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from agentloop.config import RunConfig
 from agentloop.config.sections.optimization import BatchSection, OptimizerSection
 from agentloop.errors import TrainingStopped
 
@@ -156,10 +157,11 @@ class WeightOptimizer:
             for mover in dict.fromkeys(self._movers.values())
         }
 
-    def begin(self, iteration: int, iterations: int, *, factor: float = 1.0) -> float:
-        """Begin an iteration's steps, without gradients that others left; their learning rate, `factor` times the
-        scheduled one."""
-        rate = factor * learning_rate(self._section, iteration=iteration, iterations=iterations)
+    def begin(self, iteration: int, config: RunConfig, *, rows: int) -> float:
+        """Begin the steps of an iteration of so many rows, without gradients that others left; their learning rate."""
+        rate = learning_rate(self._section, iteration=iteration, iterations=config.run.schedule_length)
+        if config.replay.shortfall == "shrink":
+            rate *= shrunk_factor(rows, config.batch)
         self.set_learning_rate(rate)
         self.clear_gradients()
         return rate

@@ -15,9 +15,9 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.learning.batch import Batch, ScoredBatch, build_batch, plan_optimizer_steps
 from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
-from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
-from agentloop.learning.optimizer import RECOMPUTED, PolicyLog, WeightOptimizer, shrunk_factor
-from agentloop.learning.scoring import score, score_batch
+from agentloop.learning.optimizer import RECOMPUTED, PolicyLog, WeightOptimizer
+from agentloop.learning.passes import accumulate_gradients, check_behavior, corrected, score, score_batch
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, fresh_entropy, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
@@ -85,13 +85,13 @@ class Trainer:
         the behavior log-prob its ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
+        steps = _Steps(iteration, batch.replayed)
         check_behavior(batch, self._parts, self._config.kl)
         on_gpu = batch.token_ids.is_cuda
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self._actor.device)
         with memory_suffices(self._config.batch.micro_batch_tokens):
             note = self._choose_checkpointing()
-            steps = _Steps(iteration, batch.replayed)
             result = self._update(batch, steps, reuse=True)
             if result is None:
                 result = self._update(batch, _Steps(iteration, steps.replayed), reuse=False)
@@ -128,9 +128,13 @@ class Trainer:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones. None where
         the first step finds that they are not; no weight has moved then.
         """
-        rates = self._begin(batch, steps)
         scored, metrics = self._score(batch, reuse=reuse)
-        for members in plan_optimizer_steps(batch, self._config, iteration=steps.iteration):
+        iteration, rows = steps.iteration, len(batch.members)
+        rates = {"actor/learning_rate": self._optimizer.begin(iteration, self._config, rows=rows)}
+        if self._critic is not None:
+            rates["critic/learning_rate"] = self._critic.begin(iteration, rows=rows)
+            steps.policy.held = iteration <= self._config.critic.warmup_iterations
+        for members in plan_optimizer_steps(batch, self._config, iteration=iteration):
             chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
             mini = scored.select(torch.isin(batch.trajectory, chosen).nonzero()[:, 0])
             if not self._step(mini, steps):
@@ -143,18 +147,6 @@ class Trainer:
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
         metrics = fresh_entropy(scored) | metrics | (self._feed_kl(scored) if self._feeds_kl else {})
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
-
-    def _begin(self, batch: Batch, steps: _Steps) -> dict[str, float]:
-        """Set the learning rates of the iteration, and forget gradients that others left."""
-        config, iteration = self._config, steps.iteration
-        shrinks = config.replay.shortfall == "shrink"
-        factor = shrunk_factor(len(batch.members), config.batch) if shrinks else 1.0
-        rate = self._optimizer.begin(iteration, config.run.schedule_length, factor=factor)
-        rates = {"actor/learning_rate": rate}
-        if self._critic is not None:
-            rates["critic/learning_rate"] = self._critic.begin(iteration=iteration, factor=factor)
-            steps.policy.held = iteration <= config.critic.warmup_iterations
-        return rates
 
     def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
         """The batch with all that its losses are made from, and metrics of that."""

@@ -12,8 +12,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import Batch, ScoredBatch, build_batch
-from agentloop.learning.gradients import accumulate_gradients, stream_losses
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import accumulate_gradients, score
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected
+from agentloop.learning.passes import corrected
 from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"

@@ -13,7 +13,7 @@ from agentloop.algorithms.heterogeneous import Aggregation
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train

@@ -13,7 +13,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import OBJECTIVE_NAMES
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected
+from agentloop.learning.passes import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow

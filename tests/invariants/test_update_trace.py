@@ -101,7 +101,7 @@ def way_of_a_draw(folder: Path, counts: Callable[[FrameType], bool] = is_in_repl
 
 def test_an_update_goes_through_few_files() -> None:
     way = way_of_an_update()
-    assert (len(way.files) <= 10, way.returns <= 37) == (True, True), str(way)
+    assert (len(way.files) <= 9, way.returns <= 24) == (True, True), str(way)
 
 
 def test_a_draw_goes_through_few_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from agentloop.learning.batch import build_batch
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from context import default_authors
 from replay.records import BatchRow

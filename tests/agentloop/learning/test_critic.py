@@ -13,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import ScoredBatch, build_batch
 from agentloop.learning.critic_update import CriticLearner, CriticLog, with_values
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment

@@ -18,7 +18,7 @@ from agentloop.config import ModelSection, RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
-from agentloop.learning.scoring import score
+from agentloop.learning.passes import score
 from agentloop.models import loading
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters, load_policy

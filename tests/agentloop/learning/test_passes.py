@@ -11,7 +11,8 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import accumulate_gradients, corrected, stream_losses
+from agentloop.learning.passes import accumulate_gradients, corrected
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from replay.records import BatchRow

@@ -1,38 +1,28 @@
-"""The losses that the configuration names, and the gradient of one optimizer step, pass by pass."""
+"""The passes of a batch through the policy: first for its log-probs, then for the gradient of each optimizer step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentloop.algorithms.corrections import Correction, correct
-from agentloop.algorithms.heterogeneous import Kinds, StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
+from agentloop.algorithms.heterogeneous import Kinds, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.log_probs import sum_by_trajectory
-from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss, unclipped
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
+from agentloop.config.sections.loss import StreamLossSection
 from agentloop.config.sections.optimization import KlSection
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError
+from agentloop.errors import TruncatedSampling, UnknownAnchor
 from agentloop.learning.batch import Batch, ScoredBatch
+from agentloop.learning.stream_losses import Losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.user_code import failing_as, load_function
-
-Losses = dict[str, StreamLoss]
-"""By the names of their sections: fresh, replay and, where it is configured, hinted."""
-
-
-def stream_losses(section: LossSection) -> Losses:
-    """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
-    return {name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()}
 
 
 def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
@@ -47,63 +37,6 @@ def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
 
 def _kinds_of(batch: Batch, losses: Losses) -> Kinds:
     return [(rows, losses[name]) for name, rows in rows_of_parts(batch, losses).items()]
-
-
-def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
-    objective, missing = section.objective, section.missing_log_probs
-    if isinstance(objective, OwnObjective):
-        function = load_function(objective.name, what=f"{where}.objective")
-        # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
-        own = _own(function, dict(objective.options), where)
-        built = StreamLoss(own, section.anchor, whole_trajectories=True, needs_advantage=False)
-    else:
-        kind = OBJECTIVES[objective.name]
-        built = StreamLoss(
-            partial(kind.function, **objective.model_dump(exclude={"name"})),
-            section.anchor,
-            whole_trajectories=kind.whole_trajectories,
-            needs_advantage=kind.needs_advantage,
-        )
-    if isinstance(missing, PlainMissing):
-        return built
-    other = OBJECTIVES[missing.name]
-    return replace(
-        built,
-        missing=partial(other.function, **missing.model_dump(exclude={"name"})),
-        needs_advantage=built.needs_advantage and other.needs_advantage,
-    )
-
-
-def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> Objective:
-    """`function` of the user's file: takes an ObjectiveInput and `options`, returns a loss per token or a PolicyLoss.
-
-    Its loss outside the mask is dropped. Raises UserError for anything else it returns, and for its own exceptions.
-    """
-    name = f"{where}.objective ({function.__name__})"
-
-    def objective(inputs: ObjectiveInput) -> PolicyLoss:
-        with failing_as(f"{name} must take an ObjectiveInput and its options, got", ". Mend it."):
-            found = function(inputs, **options)
-        result = unclipped(found) if isinstance(found, Tensor) else found
-        shape = inputs.loss_mask.shape
-        parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []
-        if not parts or any(not isinstance(part, Tensor) or part.shape != shape for part in parts):
-            got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(f"{name} must return a loss per token, a [B, T] tensor, or a PolicyLoss, got {got}.")
-        zero = torch.zeros_like(inputs.log_probs)
-        constant = inputs.log_probs.requires_grad and not result.loss.requires_grad
-        if constant and bool((result.loss[inputs.loss_mask] != 0).any()):
-            raise UserError(
-                f"{name} must return a loss with a gradient, got a constant. Compute it from inputs.log_probs, without "
-                "detach, item or numpy."
-            )
-        return PolicyLoss(
-            torch.where(inputs.loss_mask, result.loss.to(zero.dtype), zero),
-            result.clipped.bool() & inputs.loss_mask,
-            result.clipped_lower.bool() & inputs.loss_mask,
-        )
-
-    return objective
 
 
 def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlSection) -> None:
@@ -141,6 +74,54 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
                     f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{stream}.anchor: old "
                     f"without a correction, or loss.{stream}.allow_truncated_sampling: true."
                 )
+
+
+@torch.no_grad()
+def score(
+    actor: Actor, batch: Batch, *, max_tokens: int, known: Tensor | None = None, ranks: Ranks = ALONE
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
+
+    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
+    share the passes, and all of them get all results.
+    """
+    log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
+    entropies = torch.zeros_like(log_probs)
+    wanted = batch.response_mask.any(dim=1)
+    stored = torch.zeros_like(wanted) if known is None else known
+    passes = batch.passes(wanted & ~stored, max_tokens=max_tokens, packs=actor.packs)
+    for own in ranks.share(passes):
+        positions = passes[0] if own is None else own
+        part = batch.select(positions)
+        scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
+        if own is not None:
+            width = part.token_ids.shape[1]
+            log_probs[positions, :width], entropies[positions, :width] = scores
+    ranks.sum(log_probs)
+    ranks.sum(entropies)
+    of_stored = batch.response_mask & stored[:, None]
+    log_probs = torch.where(of_stored, batch.behavior_log_probs.to(log_probs.dtype), log_probs)
+    return log_probs, entropies.masked_fill(of_stored, torch.nan)
+
+
+def score_batch(
+    batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
+) -> ScoredBatch:
+    """The batch, which is on the actor's device, with its old log-probs, and those of the reference if there is one.
+
+    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    """
+    max_tokens = config.batch.micro_batch_tokens
+    stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
+    old, entropies = score(actor, batch, max_tokens=max_tokens, known=stored, ranks=ranks)
+    ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=ranks)[0]
+    return ScoredBatch(batch, old, ref, entropies=entropies, reuses=bool(stored.any()))
+
+
+def reusable_rows(batch: Batch) -> Tensor:
+    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
+    flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
+    return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 
 
 def corrected(scored: ScoredBatch, parts: Mapping[str, StreamLossSection]) -> tuple[ScoredBatch, dict[str, float]]:
