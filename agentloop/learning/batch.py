@@ -159,11 +159,10 @@ class ScoredBatch:
         """Some of the rows, cut to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
-        arrays = (self.old_log_probs, self.ref_log_probs, self.importance_weights)
-        old, ref, weights = (None if array is None else array[positions, :width] for array in arrays)
-        assert old is not None
+        arrays = (self.ref_log_probs, self.importance_weights)
+        ref, weights = (None if array is None else array[positions, :width] for array in arrays)
         critic = None if self.critic is None else self.critic.select(positions, width)
-        return ScoredBatch(batch, old, ref, critic, weights, reuses=self.reuses)
+        return ScoredBatch(batch, self.old_log_probs[positions, :width], ref, critic, weights, reuses=self.reuses)
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
