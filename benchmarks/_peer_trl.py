@@ -18,7 +18,6 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import PpoClip
 from agentloop.environments import EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
@@ -112,8 +111,7 @@ class EachBatch(TrainerCallback):
 
 def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) -> GRPOConfig:
     """The run's settings in TRL's words, on one CPU thread, with `rows` a pass; `others` are GRPOConfig's own."""
-    batch, loss, optimizer = config.batch, config.loss.fresh.objective, config.optimizer
-    assert isinstance(loss, PpoClip)
+    batch, loss, optimizer = config.batch, config.loss.fresh.objective.arguments, config.optimizer
     passes = batch.trajectories // rows
     settings: dict[str, Any] = {
         "output_dir": f"{config.run.folder}/trl",
@@ -138,9 +136,9 @@ def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) ->
         "generation_kwargs": {"max_new_tokens": config.rollout.max_tokens_per_turn},
         "max_tool_calling_iterations": MAX_CALLS,
         "beta": 0.0,
-        "epsilon": loss.clip_low,
-        "epsilon_high": loss.clip_high,
-        "delta": loss.dual_clip,
+        "epsilon": loss["clip_low"],
+        "epsilon_high": loss["clip_high"],
+        "delta": loss["dual_clip"],
         "loss_type": "dapo",
         "logging_strategy": "no",
         "save_strategy": "no",

@@ -137,7 +137,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
     actors = Actors(RunEnvironments.of_one(factory), policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
-    collector = Collector(actors, config, scorer, AdvantageEstimator(config).of_groups)
+    collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups)
     return collector.collect([(factory.example, 1)], CollectedBy("worked", iteration, 0))
 
 
@@ -155,7 +155,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     own = request.fresh_rows(fresh.trajectories)
     store.reserve_fresh([row.draw for row in own])
     drawn = store.draw(request, sampler)
-    rows, _ = AdvantageEstimator(config).of_batch([*own, *drawn], config.replay.baseline)
+    rows, _ = AdvantageEstimator(config).advantages_for_batch([*own, *drawn], config.replay.baseline)
 
     batch = build_batch(rows, AUTHORS)
     scored = score_batch(batch, WrittenPolicy("version 1"), WrittenPolicy("version 0"), config, reuse=False)

@@ -16,9 +16,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
-from agentloop.algorithms.objectives import ppo_clip
+from agentloop.algorithms.objectives.ppo_clip import ppo_clip
 from agentloop.learning.batch import build_batch
 from agentloop.learning.update_stats import trajectory_drift
 from agentloop.models.actor import Actor

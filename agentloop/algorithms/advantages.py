@@ -1,10 +1,21 @@
-"""Advantages of whole trajectories: what each earned over a baseline, by a rule with a name."""
+"""Where advantages are computed: from members that are compared with each other, and from a critic's values.
+
+Its own imports hold no torch: `catalog.py` says why.
+"""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from agentloop.algorithms.declarations import Algorithm, Member
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentloop.algorithms.gae import CriticRows
 
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
@@ -12,41 +23,7 @@ WHITENING_EPSILON = 1e-8
 """Added to a variance whose root is divided by: a deviation below 1e-4 is damped, for it is rounding."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """One trajectory, as a baseline sees it."""
-
-    reward: float
-    """What it earned in all, less what a KL penalty takes off."""
-    num_action_tokens: int = 1
-    group: str = ""
-    """Fresh members of one group have one name; a replayed one's is that of the group it was collected in."""
-    task: str = ""
-    replayed: bool = False
-    greedy_reward: float = math.nan
-    """Reward of one greedy episode on its task; NaN: unknown."""
-    turn_rewards: tuple[float, ...] | None = None
-    """What each of its replies earned by itself; None: unknown."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One way to compare a trajectory with others."""
-
-    baseline: Callable[[Sequence[Member]], float]
-    """What a reward is measured by, of at least one member."""
-    compares: Literal["group", "batch", "nothing"]
-    """Whom a trajectory is compared with: its group, all of the batch, or nobody (`of_itself`)."""
-    leaves_itself_out: bool = False
-    divides: bool = False
-    """By the deviation of those it is compared with and its own reward."""
-    whitens: bool = False
-    """What comes out is whitened over the whole batch."""
-    of_itself: Callable[[Member], float] | None = None
-    """The advantage of a member by itself, where it is compared with nobody."""
-
-
-def _mean(members: Sequence[Member]) -> float:
+def mean_reward(members: Sequence[Member]) -> float:
     return _exact_mean([member.reward for member in members])
 
 
@@ -61,56 +38,13 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
-def length_weighted_mean(members: Sequence[Member]) -> float:
-    """sum(L r) / sum(L), L in action tokens: the baseline of least variance, if |grad log pi|^2 grows with L (OPO, Hao
-    et al. 2025, arXiv 2505.23585)."""
-    rewards = [member.reward for member in members]
-    lengths = [member.num_action_tokens for member in members]
-    if max(rewards) == min(rewards) or sum(lengths) == 0:
-        return rewards[0]
-    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
-
-
-def _over_greedy(member: Member) -> float:
-    """r - r(greedy) (ReMax, Li et al. 2023, arXiv 2310.10505); 0 where the greedy reward is unknown."""
-    return 0.0 if math.isnan(member.greedy_reward) else member.reward - member.greedy_reward
-
-
-RULES: Mapping[str, Rule] = {
-    # Shao et al. 2024, arXiv 2402.03300: (r - mean) / (std + 1e-6).
-    "grpo": Rule(_mean, "group", divides=True),
-    # Liu et al. 2025, arXiv 2503.20783.
-    "dr_grpo": Rule(_mean, "group"),
-    # Ahmadian et al. 2024, arXiv 2402.14740.
-    "rloo": Rule(_mean, "group", leaves_itself_out=True),
-    "opo": Rule(length_weighted_mean, "group"),
-    # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
-    "reinforce++": Rule(_mean, "batch", divides=True),
-    # Its second form: the mean of the group, and one deviation for all tasks.
-    "reinforce++_baseline": Rule(_mean, "group", whitens=True),
-    # Williams 1992: no baseline.
-    "reinforce": Rule(_mean, "nothing", of_itself=lambda member: member.reward),
-    "remax": Rule(_mean, "nothing", of_itself=_over_greedy),
-}
-
-
-def rule_of(algorithm: str, *, normalise_std: bool) -> Rule:
-    """The rule of an algorithm; `normalise_std: false` makes grpo's that of dr_grpo."""
-    return RULES["dr_grpo" if algorithm == "grpo" and not normalise_std else algorithm]
-
-
-def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
-    """GRPO's, or Dr. GRPO's, of the members of one group by their rewards."""
-    everyone = tuple(range(len(rewards)))
-    rule = rule_of("grpo", normalise_std=normalise_std)
-    return advantages([Member(reward) for reward in rewards], [everyone] * len(rewards), rule)
-
-
-def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rule: Rule) -> list[float]:
+def advantages_for_members(
+    members: Sequence[Member], compared: Sequence[Sequence[int]], algorithm: Algorithm
+) -> list[float]:
     """One per member: (reward - baseline) / scale; `compared[i]` are the positions of those that i is compared with.
 
-    The baseline is that of the compared members. The scale is 1, or with `rule.divides` the deviation of the compared
-    members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
+    The baseline is that of the compared members. The scale is 1, or where the algorithm `divides` the deviation of the
+    compared members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
 
     A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
     many tokens or segments they have, but for opo, whose baseline weighs them. Raises ValueError for a reward
@@ -119,15 +53,17 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
     for position, member in enumerate(members):
         if not math.isfinite(member.reward):
             raise ValueError(f"rewards[{position}] must be finite, got {member.reward}. Check its reward.")
-    if rule.of_itself is not None:
-        return [rule.of_itself(member) for member in members]
-    baseline = cache(lambda positions: rule.baseline([members[p] for p in positions]))
+    if algorithm.advantage_of is not None:
+        return [algorithm.advantage_of(member) for member in members]
+    measure = algorithm.baseline
+    assert measure is not None, "an algorithm that compares members has a baseline"
+    baseline = cache(lambda positions: measure([members[p] for p in positions]))
     variance = cache(lambda positions: _variance([members[p].reward for p in positions]))
     result = []
     for position, member in enumerate(members):
-        others = tuple(p for p in compared[position] if not (rule.leaves_itself_out and p == position))
+        others = tuple(p for p in compared[position] if not (algorithm.leaves_itself_out and p == position))
         apart = member.reward - baseline(others) if others else 0.0
-        scale = math.sqrt(variance(_with(position, others))) + STD_EPSILON if rule.divides else 1.0
+        scale = math.sqrt(variance(_with(position, others))) + STD_EPSILON if algorithm.divides else 1.0
         result.append(apart / scale)
     return result
 
@@ -136,7 +72,7 @@ def _with(position: int, others: tuple[int, ...]) -> tuple[int, ...]:
     return others if position in others else tuple(sorted((*others, position)))
 
 
-def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list[float]:
+def whiten_members(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list[float]:
     """(A - mean) / sqrt(variance + 1e-8) of advantages over a group; the mean is that of those at `compared`, the
     variance (n - 1) that of those and the member itself.
 
@@ -152,7 +88,9 @@ def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list
     return result
 
 
-def normalised(values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool) -> list[float]:
+def normalise_batch(
+    values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool
+) -> list[float]:
     """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
 
     m is the mean of the fresh rows with `centre`, else 0. Replayed rows may be a selection, whose own mean and spread
@@ -196,13 +134,13 @@ def compared_members(
     for position, member in enumerate(members):
         if not member.num_action_tokens:
             continue
-        task, group = _names(member, whole_batch)
+        task, group = _task_and_group(member, whole_batch)
         same_task.setdefault(task, []).append(position)
         if not member.replayed:
             same_group.setdefault((task, group), []).append(position)
     compared: list[tuple[int, ...]] = []
     for position, member in enumerate(members):
-        task, group = _names(member, whole_batch)
+        task, group = _task_and_group(member, whole_batch)
         if baseline == "shared":
             compared.append(tuple(same_task.get(task, ())))
         elif baseline == "leave_one_out":
@@ -216,5 +154,21 @@ def compared_members(
     return compared
 
 
-def _names(member: Member, whole_batch: bool) -> tuple[str, str]:
+def _task_and_group(member: Member, whole_batch: bool) -> tuple[str, str]:
     return ("", "") if whole_batch else (member.task, member.group)
+
+
+def advantages_by_critic(rows: CriticRows, *, gamma: float, gae_lambda: float, whiten: bool) -> tuple[Tensor, Tensor]:
+    """Advantages to train with, [B, T] and 0 where not trained, and returns: from rewards and values by GAE.
+
+    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and are the measure of replayed ones.
+    A batch without fresh rows is its own measure.
+    """
+    from agentloop.algorithms.gae import gae, whiten_tokens
+
+    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
+    returns = found + rows.values
+    if not whiten:
+        return found.masked_fill(~rows.loss_mask, 0.0), returns
+    fresh = rows.loss_mask & ~rows.replay_mask[:, None]
+    return whiten_tokens(found, rows.loss_mask, fresh if bool(fresh.any()) else rows.loss_mask), returns

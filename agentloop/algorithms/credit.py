@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from agentloop.algorithms.advantages import STD_EPSILON, Member
+from agentloop.algorithms.advantages import STD_EPSILON
+from agentloop.algorithms.declarations import Member
 
 
 def relative_turn_rewards(

@@ -1,5 +1,7 @@
 """Advantages from a critic over the action tokens of whole trajectories, and the loss that the critic learns by."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,30 +9,40 @@ from agentloop.algorithms.advantages import WHITENING_EPSILON
 from agentloop.algorithms.log_probs import require_detached
 
 
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    *,
-    response_mask: Tensor,
-    trajectory: Tensor,
-    bootstrap: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> Tensor:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CriticRows:
+    """Rows of a batch as a critic sees them; those of one trajectory must be in their order. Reward units."""
+
+    rewards: Tensor
+    """[B, T]"""
+    values: Tensor
+    """[B, T]: of the state before each action token."""
+    bootstrap: Tensor
+    """[N]: value behind the last action token of each trajectory; 0 where the episode ended."""
+    response_mask: Tensor
+    """[B, T] bool: action tokens."""
+    loss_mask: Tensor
+    """[B, T] bool: trained on."""
+    replay_mask: Tensor
+    """[B] bool: replayed rows."""
+    trajectory: Tensor
+    """[B] int64: the trajectory of which each row is a segment."""
+
+
+def gae(rows: CriticRows, *, gamma: float, gae_lambda: float) -> Tensor:
     """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438), [B, T]; 0 but on action tokens.
 
     A_k = sum over l >= 0 of (gamma gae_lambda)^l delta_{k+l} with delta_k = r_k + gamma V_{k+1} - V_k. k counts the
-    action tokens of a trajectory alone, in order over its rows: what tools and users wrote takes no time. V_k is the
-    value before token k. `bootstrap` [N] is the value behind the last action token: 0 where the episode ended.
-    `trajectory` [B] is each row's; rows of one trajectory must be in their order. Reward units.
+    action tokens of a trajectory alone, in order over its rows: what tools and users wrote takes no time.
     """
-    rows, columns = response_mask.nonzero(as_tuple=True)
-    owners, places, lengths = _in_order(trajectory[rows], len(bootstrap))
-    if len(rows) == 0:
+    values, bootstrap = rows.values, rows.bootstrap
+    lines, columns = rows.response_mask.nonzero(as_tuple=True)
+    owners, places, lengths = _in_order(rows.trajectory[lines], len(bootstrap))
+    if len(lines) == 0:
         return torch.zeros_like(values)
     table = torch.zeros((2, len(bootstrap), int(lengths.max())), dtype=torch.float64, device=values.device)
-    table[0, owners, places] = rewards[rows, columns].double()
-    table[1, owners, places] = values[rows, columns].double()
+    table[0, owners, places] = rows.rewards[lines, columns].double()
+    table[1, owners, places] = values[lines, columns].double()
     advantages = torch.zeros_like(table[0])
     later = torch.zeros_like(advantages[:, 0])
     following = bootstrap.double()
@@ -41,7 +53,7 @@ def gae(
         following = torch.where(there, table[1, :, k], following)
         advantages[:, k] = later
     result = torch.zeros_like(values)
-    result[rows, columns] = advantages[owners, places].to(values.dtype)
+    result[lines, columns] = advantages[owners, places].to(values.dtype)
     return result
 
 
@@ -68,7 +80,7 @@ def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return owners, places, lengths
 
 
-def whitened(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
+def whiten_tokens(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
     """(A - mean) / sqrt(variance + 1e-8) where `mask`, 0 elsewhere; mean and variance (n - 1) are of `population`.
 
     What is outside of the population is divided by the deviation of all that is in `mask`: it can't move the

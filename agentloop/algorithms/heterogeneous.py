@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.log_probs import require_detached
-from agentloop.algorithms.objectives import Objective, ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss, TokenLoss
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Normalise = Literal["joint", "per_stream"]
@@ -72,10 +72,10 @@ Anchor = Literal["old", "behavior"]
 class StreamLoss:
     """What the rows of one kind are trained with."""
 
-    objective: Objective
+    objective: TokenLoss
     anchor: Anchor = "old"
     """The denominator of the ratio."""
-    missing: Objective | None = None
+    missing: TokenLoss | None = None
     """For the tokens whose behavior policy is unknown; None: `objective` as for all others."""
     whole_trajectories: bool = False
     """All rows of a trajectory must be in one pass."""
@@ -119,7 +119,7 @@ def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weigh
     return PolicyLoss(loss, clipped, lower)
 
 
-def _two_objectives(inputs: ObjectiveInput, objective: Objective, missing: Objective) -> PolicyLoss:
+def _two_objectives(inputs: ObjectiveInput, objective: TokenLoss, missing: TokenLoss) -> PolicyLoss:
     """`missing` for the tokens whose behavior policy is unknown, `objective` for the others."""
     known = inputs.behavior_log_probs.isfinite()
     one, other = objective(inputs.only(known)), missing(inputs.only(~known))

@@ -203,43 +203,56 @@ def _validated(values: dict[str, Any], place: Place) -> RunConfig:
 
 
 def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> tuple[KeyPath, str]:
-    path: KeyPath = ()
-    value: Any = values
-    for part in details["loc"]:  # ends in names of union members and indices, which are no keys
-        if not isinstance(part, str) or (*path, part) not in schema_entries():
-            break
-        path, value = (*path, part), value[part]
-    entry, where = schema_entries().get(path), (*path, *_inside(details["loc"][len(path) :], value))
-    kind, message = details["type"], str(details.get("ctx", {}).get("error", details["msg"]))
-    if isinstance(entry, Key) and where == path and kind != "value_error":
-        rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
-        default = entry.default_with(values["model"]["path"])
-        return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
+    """The key that an error of pydantic's is about, and the error as a sentence that begins with its place."""
+    path, value = _known_key(details["loc"], values)
+    where = (*path, *_keys_inside(details["loc"][len(path) :], value))
+    entry, kind = schema_entries().get(path), details["type"]
+    message = str(details.get("ctx", {}).get("error", details["msg"]))
+    if kind == "value_error" and not message.startswith("must "):
+        # A section of a mapping names its key without the way there.
+        return _placed(message if where == path else ".".join((*where[:-1], message)), path, place)
+    if kind != "value_error" and isinstance(entry, Key) and where == path:
+        rule, default = f"must be {entry.rule}, got {_quoted(value)}", entry.default_with(values["model"]["path"])
+        return path, f"{place(path)}: {entry.dotted} {rule}. It is: {entry.meaning} Default: {_quoted(default)}."
     if kind == "missing":
         where, message = (*where, str(details["loc"][-1])), "must be given, got nothing"
     elif kind == "extra_forbidden":
         message = "must be a known key, got an unknown one"
     elif kind != "value_error":
         message = f"must {message.partition('should ')[2] or 'be of a known kind'}, got {_quoted(details['input'])}"
-    if message.startswith("must "):
-        return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
-    if where != path:  # a section of a mapping, which names its key without the way there
-        message = ".".join((*where[:-1], message))
-    # A rule over several keys, said by the model in the agreed form: placed at the first key it names, which may lie in
-    # a free mapping or a list, such as context.options.budget.
-    named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
-    parts = [part[:length] for part in named for length in range(len(part), 0, -1)]
-    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else Key | str)]
-    path = next((key for key in keys if place(key) != place(())), path)
-    return path, f"{place(path)}: {message}"
+    return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
 
 
-def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
+def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[KeyPath, Any]:
+    """The longest beginning of an error's place that is a key, and its value; union members and indices follow."""
+    path: KeyPath = ()
+    value: Any = values
+    for part in parts:
+        if not isinstance(part, str) or (*path, part) not in schema_entries():
+            break
+        path, value = (*path, part), value[part]
+    return path, value
+
+
+def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
     """The keys below a key; what else is in the place of an error are indices and names of kinds."""
     for part in parts:
         if isinstance(value, Mapping) and part in value:
             yield str(part)
             value = value[part]
+
+
+def _placed(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
+    """A rule over several keys, in the agreed form: placed at the first key that it names and somebody wrote.
+
+    The key may lie in a free mapping or a list, such as context.options.budget.
+    """
+    named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
+    for key in (name[:length] for name in named for length in range(len(name), 0, -1)):
+        is_known = isinstance(schema_entries().get(key), Key if len(key) == 1 else Key | str)
+        if is_known and place(key) != place(()):
+            return key, f"{place(key)}: {message}"
+    return path, f"{place(path)}: {message}"
 
 
 def _quoted(value: object) -> str:

@@ -1,10 +1,11 @@
 """The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.conflicts import COMPARING, check_conflicts
+from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.config.conflicts import check_conflicts
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.environments import (
@@ -44,13 +45,16 @@ from replay.config import ReplayConfig
 from replay.mixing.mix_settings import MixRule
 from replay.setting_types import Section
 
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[tuple(ALGORITHMS)]
+
 
 class RunConfig(Section):
     """One run, whole."""
 
-    algorithm: Literal[
-        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
-    ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
+    algorithm: AlgorithmName = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
@@ -92,7 +96,7 @@ class RunConfig(Section):
         size, rows = self.batch.group_size, self.batch.trajectories
         if size > rows:
             raise ValueError(f"batch.group_size must be at most batch.trajectories ({rows}), got {size}.")
-        if size == 1 and self.algorithm in COMPARING and self.replay.baseline == "stored":
+        if size == 1 and ALGORITHMS[self.algorithm].skips_equal_groups and self.replay.baseline == "stored":
             raise ValueError(
                 f"batch.group_size must be above 1 when algorithm is {self.algorithm}, by which members of a group are "
                 "compared, got 1: no fresh row would teach anything. Use reinforce or ppo, or larger groups."
@@ -120,7 +124,7 @@ class RunConfig(Section):
                     f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
                 )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
-        if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
+        if why and self.kl.reward_coef > 0 and not ALGORITHMS[self.algorithm].needs_critic:
             raise ValueError(
                 f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."

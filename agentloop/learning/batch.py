@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import Member
-from agentloop.algorithms.log_probs import sum_by_trajectory
-from agentloop.algorithms.objectives import ObjectiveInput, TokenRows
+from agentloop.algorithms.declarations import Member
+from agentloop.algorithms.objective_input import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
 from context.authors import AuthorTable
 from context.tokens.token_sequence import loss_mask, response_mask
@@ -75,11 +74,13 @@ class Batch(TokenRows):
 
         1 / their number where there is none: then nothing is divided by it but zeros.
         """
-        replayed, tokens = self.replayed, torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
-        kinds = sum_by_trajectory(tokens, self.trajectory, len(self.members)) > 0
-        streams = torch.stack([~replayed, replayed])
-        trained, with_signal = (streams[:, None] & kinds).sum(dim=-1).clamp_min(1).unbind(dim=1)
-        shares: Tensor = with_signal.double() / trained
+        replayed = self.replayed
+        trained, with_signal = torch.zeros_like(replayed), torch.zeros_like(replayed)
+        trained[self.trajectory[self.loss_mask.any(dim=1)]] = True
+        with_signal[self.trajectory[(self.loss_mask & (self.advantages != 0)).any(dim=1)]] = True
+        counts = torch.stack([with_signal & ~replayed, with_signal & replayed, trained & ~replayed, trained & replayed])
+        found, all_of_them = counts.sum(dim=1).clamp_min(1).double().split(2)
+        shares: Tensor = found / all_of_them
         return shares[self.replay_mask.long()]
 
     def objective_input(

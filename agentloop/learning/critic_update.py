@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
+from agentloop.algorithms.advantages import advantages_by_critic
+from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.algorithms.gae import CriticRows, at_last_action_token, explained_variance, value_loss
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
@@ -154,23 +156,22 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
         rewards = scores - kl_coef * kl.to(scores.dtype)
-    advantages = gae(
-        rewards,
-        values,
-        response_mask=batch.response_mask,
-        trajectory=batch.trajectory,
+    rows = CriticRows(
+        rewards=rewards,
+        values=values,
         bootstrap=_bootstrap(batch, behind) * section.bootstrap_truncated,
-        gamma=section.gamma,
-        gae_lambda=section.gae_lambda,
+        response_mask=batch.response_mask,
+        loss_mask=batch.loss_mask,
+        replay_mask=batch.replay_mask,
+        trajectory=batch.trajectory,
     )
-    used = torch.where(batch.loss_mask, advantages, 0.0)
-    if section.whiten_advantages:
-        fresh = batch.loss_mask & ~batch.replay_mask[:, None]
-        used = whitened(advantages, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
+    advantages, returns = advantages_by_critic(
+        rows, gamma=section.gamma, gae_lambda=section.gae_lambda, whiten=section.whiten_advantages
+    )
     return replace(
         scored,
-        batch=replace(batch, advantages=used.float()),
-        critic=CriticOutputs(scores, rewards, values, advantages + values),
+        batch=replace(batch, advantages=advantages.float()),
+        critic=CriticOutputs(scores, rewards, values, returns),
     )
 
 
@@ -204,7 +205,7 @@ def reward_penalty(
 
     Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
     """
-    if reference is None or config.kl.reward_coef == 0.0 or config.algorithm == "ppo":
+    if reference is None or config.kl.reward_coef == 0.0 or ALGORITHMS[config.algorithm].needs_critic:
         return None
 
     def penalty(trajectories: Sequence[Trajectory]) -> list[KlPenalty]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
+from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures
@@ -42,7 +43,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
     """Refuses what can't be sharded, or shared. Raises UserError."""
     if not ranks.several:
         return
-    if config.algorithm == "ppo":
+    if ALGORITHMS[config.algorithm].needs_critic:
         raise UserError(f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo, or one rank.")
     if config.engine.serve:
         raise UserError(

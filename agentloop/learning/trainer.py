@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
@@ -63,7 +64,7 @@ class Trainer:
         """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
-        if config.algorithm == "ppo":
+        if ALGORITHMS[config.algorithm].needs_critic:
             self._critic = CriticLearner(Critic(actor, shared=config.critic.backbone == "shared"), config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
         self._feeds_kl = _rewards_here(config)
@@ -274,4 +275,4 @@ class Trainer:
 def _rewards_here(config: RunConfig) -> bool:
     """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
     collected."""
-    return config.kl.reward_coef > 0 and (config.algorithm == "ppo" or config.kl.target is not None)
+    return config.kl.reward_coef > 0 and (ALGORITHMS[config.algorithm].needs_critic or config.kl.target is not None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios, sum_by_trajectory
-from agentloop.algorithms.objectives import ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
 from replay.records import ESS_BY_AGE, FRESH, REPLAY, age_bucket

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
+from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.errors import UserError
@@ -117,7 +118,7 @@ class Collector:
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
     ) -> dict[str, float]:
         """For `algorithm: remax`, the reward less penalty of one greedy episode per task, by the task's hash."""
-        if self.config.algorithm != "remax" or not tasks:
+        if not ALGORITHMS[self.config.algorithm].greedy_episodes or not tasks:
             return {}
         by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)

@@ -1,33 +1,34 @@
 """Advantages as a run is configured: of what is collected, and of a batch with replayed rows."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from agentloop.algorithms.advantages import (
-    Member,
     ReplayBaseline,
-    advantages,
+    advantages_for_members,
     compared_members,
-    normalised,
-    rule_of,
-    whitened,
+    normalise_batch,
+    whiten_members,
 )
+from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
+from agentloop.algorithms.declarations import Algorithm, Member
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import bound_negative, member_of, members_of
+from agentloop.learning.own_algorithm import load_own_advantage
 from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
-from agentloop.user_code import failing_as, load_function
 from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import FRESH, BatchRow, Trajectory
+
+_ONE_REWARD = " or ".join(name for name, algorithm in ALGORITHMS.items() if not algorithm.several_agents)
 
 
 class AdvantageEstimator:
@@ -41,20 +42,18 @@ class AdvantageEstimator:
         """`authors`, `turn_rewards` and `states` serve credit by turns. Raises UserError for a function that does not
         fit."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
-        # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
-        algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
-        self._rule = rule_of(algorithm, normalise_std=config.advantage.normalise_std is not False)
+        self._algorithm = _algorithm_for_members(config)
         spec = config.advantage.function
-        self._function = None if spec is None else _load(spec)
+        self._own = None if spec is None else load_own_advantage(spec)
 
-    def of_groups(
+    def advantages_for_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[Trajectory]:
         """Whole groups with the advantages that they are stored with, also those of agents with rewards of their own:
         `rewards` are less the KL penalty, `greedy` rewards by task."""
         known, pairs = greedy or {}, list(zip(rows, rewards, strict=True))
         members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
-        own = self._of_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
+        own = self._advantages_for_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
         found = []
         for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
             said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
@@ -62,16 +61,16 @@ class AdvantageEstimator:
             found.append(replace(row, record=replace(row.record, advantage=advantage, agent_rewards=text)))
         return found
 
-    def _of_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
+    def _advantages_for_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
         """Advantages of the agents with rewards of their own, by row and name: each among the same agent of the
         trajectories that its own is compared with. A KL penalty takes from each what it takes from the trajectory."""
         known, members = [row.trajectory.record.of_agents for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
         changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
-        if names and (changed or config.algorithm in ("ppo", "remax")):
+        if names and (changed or not ALGORITHMS[config.algorithm].several_agents):
             raise UserError(
-                "environment.agent must give one reward for the episode under algorithm ppo or remax, "
+                f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, "
                 "advantage.normalise_batch or advantage.credit turn or state, got one of "
                 f"{names[0]}. Change them, or it."
             )
@@ -83,11 +82,13 @@ class AdvantageEstimator:
                 found[place][agent] = value
         return found
 
-    def of_one_task(self, members: Sequence[Member]) -> list[float]:
+    def advantages_for_task(self, members: Sequence[Member]) -> list[float]:
         """Advantages of members of one task that are all compared with each other, fresh or not."""
         return self._advantages(members, "shared")
 
-    def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], dict[str, float]]:
+    def advantages_for_batch(
+        self, rows: Sequence[BatchRow], baseline: ReplayBaseline
+    ) -> tuple[list[BatchRow], dict[str, float]]:
         """The rows with the advantages they are trained with, and metrics; under `stored` rows begin with their own.
 
         In this order: baseline, batch normalisation, turns, the weight of what is replayed and went badly.
@@ -99,52 +100,52 @@ class AdvantageEstimator:
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
             others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
-        rows = self._normalised(rows)
+        rows = self._normalise(rows)
         if self._config.advantage.credit != "trajectory":
             if self._config.advantage.credit == "turn":
-                turns = self._by_turn_rewards(rows, baseline)
+                turns = self._credit_turn_rewards(rows, baseline)
             else:
-                turns, metrics["advantage/known_states"] = self._by_states(rows)
-            rows = [self._with_turns(row, values) for row, values in zip(rows, turns, strict=True)]
+                turns, metrics["advantage/known_states"] = self._credit_states(rows)
+            rows = [self._spread_turns(row, values) for row, values in zip(rows, turns, strict=True)]
             metrics["advantage/unknown_turns"] = sum(row.token_advantages is None for row in rows)
         if baseline == "stored":
             stored = [row.trajectory.record.of_agents for row in rows]
             own = [{name: advantage for name, (_, advantage) in agents.items()} for agents in stored]
         else:
-            own = self._of_agents(rows, baseline)
-        rows = [_by_agent(row, agents) if agents else row for row, agents in zip(rows, own, strict=True)]
+            own = self._advantages_for_agents(rows, baseline)
+        rows = [_spread_agents(row, agents) if agents else row for row, agents in zip(rows, own, strict=True)]
         share = self._config.replay.negative_weight
         rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
-        return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
+        return compared_members(members, baseline, whole_batch=self._algorithm.compares == "batch")
 
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
         compared = self._compared(members, baseline)
-        if self._function is None:
-            values = advantages(members, compared, self._rule)
-            if not self._rule.whitens:
+        if self._own is None:
+            values = advantages_for_members(members, compared, self._algorithm)
+            if not self._algorithm.whitens:
                 return values
-            return whitened(values, compared_members(members, baseline, whole_batch=True))
+            return whiten_members(values, compared_members(members, baseline, whole_batch=True))
         result = [0.0] * len(members)
         for positions in dict.fromkeys(others for others in compared if others):
-            given = _asked(self._function, [members[p] for p in positions])
+            given = self._own([members[p] for p in positions])
             for position, value in zip(positions, given, strict=True):
                 result[position] = value
         return result
 
-    def _normalised(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+    def _normalise(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
         kind = self._config.advantage.normalise_batch
         if kind == "none":
             return list(rows)
         # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
-        measured = self._function is None and self._rule.compares != "group"
+        measured = self._own is None and self._algorithm.compares != "group"
         given, fresh = [row.advantage for row in rows], [row.stream == FRESH for row in rows]
-        values = normalised(given, fresh, centre=kind == "whiten", zero_is_measured=measured)
+        values = normalise_batch(given, fresh, centre=kind == "whiten", zero_is_measured=measured)
         return [replace(row, advantage=value) for row, value in zip(rows, values, strict=True)]
 
-    def _by_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
+    def _credit_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
         """The advantages of each row's turns; none where these are unknown."""
         assert self._turn_rewards is not None
         section = self._config.advantage
@@ -154,13 +155,13 @@ class AdvantageEstimator:
         compared = self._compared(known, baseline)
         result: list[list[float]] = []
         for position, (row, member) in enumerate(zip(rows, known, strict=True)):
-            others = [p for p in compared[position] if not (self._rule.leaves_itself_out and p == position)]
-            among, centre = [known[p] for p in others], self._rule.compares != "nothing"
-            terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._rule.divides)
+            others = [p for p in compared[position] if not (self._algorithm.leaves_itself_out and p == position)]
+            among, centre = [known[p] for p in others], self._algorithm.compares != "nothing"
+            terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._algorithm.divides)
             result.append(turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef))
         return result
 
-    def _by_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
+    def _credit_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
         """A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns, the outcome alone where V is not
         known; and the share of turns where it is (0 of none)."""
         assert self.states is not None
@@ -170,7 +171,7 @@ class AdvantageEstimator:
         values = [[row.advantage + coef * (0.0 if t is None else t) for t in turns] for row, turns in pairs]
         return values, sum(known) / max(len(known), 1)
 
-    def _with_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
+    def _spread_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
         """The row with the advantages of its turns on their tokens; as it is where they are unknown."""
         assert self._authors is not None
         segments = row.trajectory.segments
@@ -179,7 +180,7 @@ class AdvantageEstimator:
         return replace(row, token_advantages=over_tokens(masks, is_main, values, outcome=row.advantage))
 
 
-def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
+def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
     nodes = row.trajectory.nodes
     values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
@@ -188,18 +189,11 @@ def _by_agent(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     return replace(row, token_advantages=tuple(tokens))
 
 
-def _load(spec: str) -> Callable[..., Any]:
-    function = load_function(spec, what="advantage.function")
-    trial = [Member(reward, 4, "group", "task") for reward in (0.0, 1.0, 1.0)]
-    _asked(function, trial)
-    return function
-
-
-def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[float]:
-    rule = "advantage.function must take the members of a group and return one finite number per member "
-    rule, advice = f"{rule}({len(members)}), got", f" from {function.__name__}. Mend it."
-    with failing_as(rule, advice):
-        given = [float(value) for value in function(list(members))]
-    if len(given) != len(members) or not all(map(math.isfinite, given)):
-        raise UserError(f"{rule} {given}{advice}")
-    return given
+def _algorithm_for_members(config: RunConfig) -> Algorithm:
+    """By which members are compared with each other. Where a critic makes the advantages of its batches, this gives
+    those that rows are stored with."""
+    algorithm = ALGORITHMS[config.algorithm]
+    stored = ALGORITHMS[algorithm.stored_as or algorithm.name]
+    if config.advantage.normalise_std is False and stored.without_std is not None:
+        return ALGORITHMS[stored.without_std]
+    return stored

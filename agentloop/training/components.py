@@ -205,7 +205,7 @@ def _connected(
         sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
         source=acting.source,
-        collector=Collector(actors, config, acting.scorer, acting.estimator.of_groups, penalty),
+        collector=Collector(actors, config, acting.scorer, acting.estimator.advantages_for_groups, penalty),
         estimator=acting.estimator,
         hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
         restarts=RestartFinder(acting.episodes, authors, held_out) if replay.restarts.enable else None,

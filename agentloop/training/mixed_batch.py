@@ -135,7 +135,7 @@ def mix_batch(
         rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
         rows = [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
     rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
-    rows, metrics = estimator.of_batch(rows, baseline)
+    rows, metrics = estimator.advantages_for_batch(rows, baseline)
     return MixedBatch(planned, fresh, rows, len(completed), metrics)
 
 
@@ -153,7 +153,7 @@ def completed_advantages(
             charged = penalised_rewards(others, kl_penalties(penalty, others))
             for row, reward in zip(others, charged, strict=True):
                 together.append(replace(member_of(row, reward), replayed=True))
-            over_all = estimator.of_one_task(together)[: len(members)]
+            over_all = estimator.advantages_for_task(together)[: len(members)]
             advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
     return advantages
 

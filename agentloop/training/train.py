@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group

@@ -117,7 +117,7 @@ def test_policy_loss_of_a_short_success_and_a_long_failure_is_positive() -> None
     """The page's example: 5 and 10 tokens, advantages +-0.707, ratio 1: -(5 - 10) x 0.707 / 15 = +0.236."""
     members = [row("success", segment("uu" + 5 * "l")), row("failure", segment("uu" + 10 * "l", seed=1))]
     config = run_config(algorithm="grpo", batch={"group_size": 2})
-    grouped = AdvantageEstimator(config).of_groups([item.trajectory for item in members], [1.0, 0.0])
+    grouped = AdvantageEstimator(config).advantages_for_groups([item.trajectory for item in members], [1.0, 0.0])
     valued = [replace(item, advantage=v.record.advantage) for item, v in zip(members, grouped, strict=True)]
     metrics = trainer(tiny_actor(), run_config()).update(valued, iteration=1).metrics
     assert metrics["actor/fresh/pg_loss"] == pytest.approx(5 * math.sqrt(0.5) / 15, abs=1e-5)

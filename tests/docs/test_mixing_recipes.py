@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.config.config_file import load_config, to_plain
 from agentloop.user_code import load_sampler
 from replay import DrawRequest, ReplayStore

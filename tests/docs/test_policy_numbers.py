@@ -12,7 +12,8 @@ from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
 from agentloop.algorithms.heterogeneous import Anchor, StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.algorithms.objectives import ObjectiveInput, surrogate
+from agentloop.algorithms.objective_input import ObjectiveInput
+from agentloop.algorithms.objectives.surrogate import surrogate
 from agentloop.config.sections.loss import LossSection
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import trajectory_drift

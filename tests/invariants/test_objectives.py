@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.catalog import OBJECTIVES
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import OBJECTIVE_NAMES
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.passes import corrected
 from agentloop.models.actor import Actor
@@ -113,7 +113,7 @@ def check_variants(dtype: torch.dtype = torch.float64, **sections: Any) -> RunCo
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", [*OBJECTIVE_NAMES, "own"])
+@pytest.mark.parametrize("name", [*OBJECTIVES, "own"])
 def test_objective_is_the_same_in_any_passes_order_or_segments(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     check_variants(dtype, loss={**streams(name, tmp_path), "aggregation": "seq-mean-token-mean"})
 
@@ -137,7 +137,7 @@ def test_regularised_loss_is_one_however_it_is_cut(name: str, kind: str, gradien
         assert learned(rows_to_learn(), without)[0] != pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", [*OBJECTIVE_NAMES, "own"])
+@pytest.mark.parametrize("name", [*OBJECTIVES, "own"])
 def test_metrics_of_one_stream_do_not_move_when_the_other_changes(name: str, tmp_path: Path) -> None:
     rows = rows_to_learn()
     loss = streams(name, tmp_path)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
 from replay import questions

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.config.conflicts import COMPARING
-from agentloop.config.sections.loss import Bc
+from agentloop.algorithms.catalog import ALGORITHMS
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section
 
@@ -53,22 +52,22 @@ def check_advantages(config: RunConfig) -> None:
     config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
     if not config.tasks.shuffle:
         check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
-    replay, function, algorithm = config.replay, config.advantage.function, config.algorithm
+    replay, function, algorithm = config.replay, config.advantage.function, ALGORITHMS[config.algorithm]
     credit, trains = config.advantage.credit, config.replay_trains()
-    if credit == "turn" and trains and replay.baseline == "stored" and algorithm != "reinforce":
+    if credit == "turn" and trains and replay.baseline == "stored" and algorithm.compares_members:
         raise ValueError(
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
         )
     parts = (config.loss.replay.objective, config.loss.replay.missing_log_probs)
-    blind = any(isinstance(part, Bc) and part.weighting == "uniform" for part in parts)
+    blind = any(part.name == "bc" and part.arguments["weighting"] == "uniform" for part in parts)
     if credit != "trajectory" and replay.negative_weight != 1.0 and blind:
         raise ValueError(
             f"replay.negative_weight must be 1 when advantage.credit is {credit} and loss.replay has bc with weighting "
             f"uniform, which knows no negative turns, got {replay.negative_weight:g}. Remove it, or set weighting: "
             "advantage."
         )
-    by_task = function is not None or algorithm in (*COMPARING, "reinforce++_baseline")
+    by_task = function is not None or algorithm.compares == "group"
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
     if trains and replay.baseline != "stored" and by_task and needs_fresh:
         check_task_pool(config.tasks, config.environment, f"replay.baseline is {replay.baseline}")

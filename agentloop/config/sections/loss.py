@@ -1,91 +1,47 @@
 """What the configuration says about the loss: objectives, ratios and corrections of each kind of row."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 
-from replay.setting_types import BelowOne, NonNegative, PositiveFloat, Section
-
-
-class PlainObjective(Section):
-    name: Literal["reinforce", "surrogate", "gpg"]
-
-
-class PpoClip(Section):
-    name: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: BelowOne = 0.2
-    clip_high: NonNegative = 0.28
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = 3.0
+from agentloop.algorithms.catalog import OBJECTIVES
+from agentloop.algorithms.declarations import Objective
+from replay.setting_types import NonNegative, PositiveFloat, Section
 
 
-class ReplayPpoClip(PpoClip):
-    clip_high: NonNegative = 0.2
-
-
-class Gspo(Section):
-    name: Literal["gspo"]
-    clip_low: BelowOne = 3e-4
-    clip_high: NonNegative = 4e-4
-
-
-class Cispo(Section):
-    name: Literal["cispo"]
-    ratio_low: NonNegative = 0.0
-    ratio_high: PositiveFloat = 5.0
-
-
-class Sapo(Section):
-    name: Literal["sapo"]
-    tau_positive: PositiveFloat = 1.0
-    tau_negative: PositiveFloat = 1.05
-
-
-class Gmpo(Section):
-    name: Literal["gmpo"]
-    log_ratio_low: NonNegative = 0.4
-    log_ratio_high: NonNegative = 0.4
-
-
-class DppoTv(Section):
-    name: Literal["dppo_tv"]
-    divergence_low: NonNegative = 0.15
-    divergence_high: NonNegative = 0.15
-    ratio_high: PositiveFloat = 20.0
-
-
-class DppoKl(Section):
-    name: Literal["dppo_kl"]
-    divergence_low: NonNegative = 0.05
-    divergence_high: NonNegative = 0.05
-    ratio_high: PositiveFloat = 20.0
-
-
-class Topr(Section):
-    name: Literal["topr"]
-    ratio_high: PositiveFloat = 1.0
-
-
-class Exgrpo(Section):
-    name: Literal["exgrpo"]
-    beta: PositiveFloat = 0.1
-
-
-class Luffy(Section):
-    name: Literal["luffy"]
-    gamma: PositiveFloat = 0.1
-
-
-class Bc(Section):
-    name: Literal["bc"]
-    coef: PositiveFloat = 1.0
-    weighting: Literal["uniform", "advantage"] = "uniform"
-
-
-class OwnObjective(Section):
-    """A function in a file of the user's."""
+class ObjectiveSection(Section):
+    """An objective with its options: each has a class of its own, made from what the objective declares."""
 
     name: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options, as its function takes them."""
+        return self.model_dump(exclude={"name"})
+
+
+class OwnObjective(ObjectiveSection):
+    """A function in a file of the user's."""
+
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.options)
+
+
+def _section_of(objective: Objective, stream: str, defaults: Mapping[str, Any]) -> type[ObjectiveSection]:
+    options = {name: (kind, defaults.get(name, default)) for name, (kind, default) in objective.options.items()}
+    fields: dict[str, Any] = {"name": (Literal[objective.name], ...), **options}
+    made = create_model(f"{stream}_{objective.name}", __base__=ObjectiveSection, __module__=__name__, **fields)
+    globals()[made.__name__] = made  # where pickle looks for it
+    return made
+
+
+_FRESH = {name: _section_of(each, "fresh", {}) for name, each in OBJECTIVES.items()}
+_REPLAY = {name: _section_of(each, "replay", each.replay_defaults) for name, each in OBJECTIVES.items()}
 
 
 def _alone(key: str) -> BeforeValidator:
@@ -98,27 +54,29 @@ def _whose(given: Any) -> str:
     return "own" if ".py:" in str(name) else "built_in"
 
 
-_Others = PlainObjective | Gspo | Cispo | Sapo | Gmpo | DppoTv | DppoKl | Topr | Exgrpo | Luffy | Bc
-_ByName = Field(discriminator="name")
-_FreshBuiltIn = Annotated[PpoClip | _Others, _ByName, Tag("built_in")]
-_ReplayBuiltIn = Annotated[ReplayPpoClip | _Others, _ByName, Tag("built_in")]
-_Own = Annotated[OwnObjective, Tag("own")]
-FreshObjective = Annotated[_FreshBuiltIn | _Own, Discriminator(_whose), _alone("name")]
-ReplayObjective = Annotated[_ReplayBuiltIn | _Own, Discriminator(_whose), _alone("name")]
-OBJECTIVE_NAMES: tuple[str, ...] = tuple(
-    name for kind in get_args(PpoClip | _Others) for name in get_args(kind.model_fields["name"].annotation)
-)
-_WITHOUT_RATIO = frozenset({"reinforce", "gpg", "luffy", "bc"})
-"""Their anchor is a denominator of nothing but the metrics."""
-UNBOUNDED = _WITHOUT_RATIO | {"surrogate"}
-"""Nothing in them bounds how far an update goes from the policy that sampled."""
+def _by_name(sections: Iterable[type[Section]]) -> Any:
+    return Annotated[Union[tuple(sections)], Field(discriminator="name")]  # noqa: UP007
 
 
-class PlainMissing(Section):
+def _built_in_or_own(sections: Iterable[type[Section]]) -> Any:
+    built_in, own = Annotated[_by_name(sections), Tag("built_in")], Annotated[OwnObjective, Tag("own")]
+    return Annotated[built_in | own, Discriminator(_whose), _alone("name")]
+
+
+class PlainMissing(ObjectiveSection):
+    """What is done about unknown behavior log-probs without another objective."""
+
     name: Literal["reject", "recompute"] = "reject"
 
 
-MissingLogProbs = Annotated[PlainMissing | Luffy | Bc, _ByName, _alone("name")]
+if TYPE_CHECKING:
+    FreshObjective: TypeAlias = ObjectiveSection
+    ReplayObjective: TypeAlias = ObjectiveSection
+    MissingLogProbs: TypeAlias = ObjectiveSection
+else:
+    FreshObjective, ReplayObjective = _built_in_or_own(_FRESH.values()), _built_in_or_own(_REPLAY.values())
+    _REPLACING = [_FRESH[name] for name, objective in OBJECTIVES.items() if objective.replaces_missing]
+    MissingLogProbs = Annotated[_by_name([PlainMissing, *_REPLACING]), _alone("name")]
 
 
 class NoCorrection(Section):
@@ -163,7 +121,9 @@ _OBJECTIVE = (
 
 class StreamLossSection(Section):
     anchor: Literal["old", "behavior"] = Field("old", description="Ratio's denominator: recomputed or as stored.")
-    objective: FreshObjective = Field(default_factory=PpoClip, description=_OBJECTIVE)
+    objective: FreshObjective = Field(
+        default_factory=partial(_FRESH["ppo_clip"], name="ppo_clip"), description=_OBJECTIVE
+    )
     missing_log_probs: MissingLogProbs = Field(
         default_factory=PlainMissing,
         description="Trained tokens whose behavior log-prob is unknown. reject: an error where one is needed; luffy, "
@@ -183,7 +143,8 @@ class StreamLossSection(Section):
     @property
     def needs_behavior(self) -> bool:
         """True if a behavior log-prob enters a ratio of the loss."""
-        has_ratio = self.objective.name not in _WITHOUT_RATIO
+        built_in = OBJECTIVES.get(self.objective.name)
+        has_ratio = built_in is None or built_in.has_ratio
         return self.correction.kind != "none" or (self.anchor == "behavior" and has_ratio)
 
     @property
@@ -194,7 +155,9 @@ class StreamLossSection(Section):
 
 class ReplayLossSection(StreamLossSection):
     anchor: Literal["old", "behavior"] = Field("behavior", description="Ratio's denominator: recomputed or as stored.")
-    objective: ReplayObjective = Field(default_factory=ReplayPpoClip, description=_OBJECTIVE)
+    objective: ReplayObjective = Field(
+        default_factory=partial(_REPLAY["ppo_clip"], name="ppo_clip"), description=_OBJECTIVE
+    )
 
 
 class LossSection(Section):

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
+from agentloop.algorithms.catalog import OBJECTIVES
+from agentloop.config.sections.loss import StreamLossSection
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
     if fresh.correction.kind != "none":
         return
     advice = "Set it, or loss.fresh.correction.kind: truncate."
-    if fresh.objective.name in UNBOUNDED:
+    objective = OBJECTIVES.get(fresh.objective.name)
+    if objective is not None and not objective.bounded:
         raise ValueError(
             f"loss.fresh.objective must be one that stays near the policy that sampled when collection.max_staleness "
             f"is above 0 ({staleness}), such as ppo_clip, got {fresh.objective.name}. {advice}"

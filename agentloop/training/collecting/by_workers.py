@@ -126,7 +126,7 @@ class WorkerCollection(Collection):
         numbers = [group.number for group in groups]
         rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
-        found = [row.record for row in self._components.estimator.of_groups(rows, rewards)]
+        found = [row.record for row in self._components.estimator.advantages_for_groups(rows, rewards)]
         advantages = {record.id: (record.advantage, record.agent_rewards) for record in found}
         self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 

@@ -10,23 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.algorithms.advantages import (
-    RULES,
-    Member,
     ReplayBaseline,
-    advantages,
+    advantages_for_members,
     compared_members,
-    group_advantages,
-    normalised,
-    whitened,
+    normalise_batch,
+    whiten_members,
 )
+from agentloop.algorithms.baselines.grpo import group_advantages
+from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.algorithms.declarations import Member
 
-ALGORITHMS = tuple(RULES)
 COMPARING = ("grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline")
 
 
 def of_group(algorithm: str, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> list[float]:
     members = [Member(r, n) for r, n in zip(rewards, lengths or [1] * len(rewards), strict=True)]
-    return advantages(members, [range(len(members))] * len(members), RULES[algorithm])
+    return advantages_for_members(members, [range(len(members))] * len(members), ALGORITHMS[algorithm])
 
 
 def written_out(member: Member, others: list[Member], algorithm: str) -> float:
@@ -63,7 +62,7 @@ def test_an_imported_group_has_the_advantages_of_a_collected_one(rewards: list[f
 
 def test_remax_compares_with_the_greedy_reward_and_knows_when_there_is_none() -> None:
     members = [Member(1.0, greedy_reward=0.25), Member(0.25, greedy_reward=0.25), Member(1.0)]
-    assert advantages(members, [()] * 3, RULES["remax"]) == [0.75, 0.0, 0.0]
+    assert advantages_for_members(members, [()] * 3, ALGORITHMS["remax"]) == [0.75, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [0.0, 0.0], [1e9] * 5, []])
@@ -73,7 +72,7 @@ def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: lis
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name, each in ALGORITHMS.items() if not each.needs_critic])
 def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: float) -> None:
     with pytest.raises(ValueError, match=r"rewards\[1\] must be finite"):
         of_group(algorithm, [1.0, bad])
@@ -89,9 +88,9 @@ def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
     values = [0.75, -0.25, -0.25, -0.25, 0.0, 0.0]
     scale = math.sqrt(0.15 + 1e-8)
     expected = [0.75 / scale, *[-0.25 / scale] * 3, 0.0, 0.0]
-    assert whitened(values, [range(6)] * 6) == pytest.approx(expected, abs=1e-12)
-    assert whitened(values, [range(6)] * 6)[4:] == [0.0, 0.0]
-    assert whitened([0.0] * 4, [range(4)] * 4) == [0.0] * 4
+    assert whiten_members(values, [range(6)] * 6) == pytest.approx(expected, abs=1e-12)
+    assert whiten_members(values, [range(6)] * 6)[4:] == [0.0, 0.0]
+    assert whiten_members([0.0] * 4, [range(4)] * 4) == [0.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_advantages_of_a_batch_are_whitened_or_scaled_as_written(
     values: list[float], replayed: int, centre: bool, zero_is_measured: bool, expected: list[float]
 ) -> None:
     fresh = [position < len(values) - replayed for position in range(len(values))]
-    found = normalised(values, fresh, centre=centre, zero_is_measured=zero_is_measured)
+    found = normalise_batch(values, fresh, centre=centre, zero_is_measured=zero_is_measured)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
 
 
@@ -138,8 +137,10 @@ OTHER = Member(1.0, group="h", task="b")
 
 
 def measured(members: list[Member], baseline: ReplayBaseline, algorithm: str = "dr_grpo") -> list[float]:
-    rule = RULES[algorithm]
-    return advantages(members, compared_members(members, baseline, whole_batch=rule.compares == "batch"), rule)
+    rule = ALGORITHMS[algorithm]
+    return advantages_for_members(
+        members, compared_members(members, baseline, whole_batch=rule.compares == "batch"), rule
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_advantage_that_is_divided_is_at_most_the_root_of_the_number_compared(
 def test_replayed_advantages_that_are_whitened_by_nearly_equal_fresh_ones_are_bounded(apart: float) -> None:
     values = [apart * (-1) ** number for number in range(8)] + [0.75]
     compared = [tuple(range(8))] * 9
-    assert whitened(values, compared)[-1] == pytest.approx(3.0, rel=0.01)
+    assert whiten_members(values, compared)[-1] == pytest.approx(3.0, rel=0.01)
 
 
 @pytest.mark.parametrize("baseline", ["stored", "split", "fresh_only", "shared", "leave_one_out"])

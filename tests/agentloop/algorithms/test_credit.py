@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import Member
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
+from agentloop.algorithms.declarations import Member
 
 SHORT = Member(0.0, turn_rewards=(1.0,))
 LONG = Member(0.0, turn_rewards=(0.0, 0.0, 1.0, 1.0))

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
+from agentloop.algorithms.gae import (
+    CriticRows,
+    at_last_action_token,
+    explained_variance,
+    gae,
+    value_loss,
+    whiten_tokens,
+)
 
 
 def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -42,9 +49,16 @@ def brute_force(
 @pytest.mark.parametrize("seed", range(4))
 def test_gae_equals_the_written_sum(seed: int, gamma: float, gae_lambda: float) -> None:
     rewards, values, mask, owners, bootstrap = ragged(seed)
-    found = gae(
-        rewards, values, response_mask=mask, trajectory=owners, bootstrap=bootstrap, gamma=gamma, gae_lambda=gae_lambda
+    rows = CriticRows(
+        rewards=rewards,
+        values=values,
+        bootstrap=bootstrap,
+        response_mask=mask,
+        loss_mask=mask,
+        replay_mask=torch.zeros_like(owners).bool(),
+        trajectory=owners,
     )
+    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
     written = brute_force(rewards, values, mask, owners, bootstrap, g=gamma, lam=gae_lambda)
     torch.testing.assert_close(found, torch.tensor(written, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     assert not found[~mask].any()
@@ -78,7 +92,7 @@ def test_whitening_measures_by_the_populations_mean_and_what_is_outside_by_the_d
     advantages: list[float], expected: list[float]
 ) -> None:
     fresh = torch.tensor([[True, True, True, False]])
-    found = whitened(torch.tensor([advantages], dtype=torch.float64), torch.ones_like(fresh), fresh)
+    found = whiten_tokens(torch.tensor([advantages], dtype=torch.float64), torch.ones_like(fresh), fresh)
     assert found[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from agentloop.algorithms.catalog import OBJECTIVES
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
-from agentloop.algorithms.objectives import OBJECTIVES, Objective
+from agentloop.algorithms.objective_input import TokenLoss
 from tests.agentloop.algorithms.written_objectives import random_rows, written
 
 
-def objective(name: str, **options: Any) -> Objective:
+def objective(name: str, **options: Any) -> TokenLoss:
     return partial(OBJECTIVES[name].function, **options)
 
 

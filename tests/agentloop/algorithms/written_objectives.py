@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentloop.algorithms.objectives import ObjectiveInput
+from agentloop.algorithms.objective_input import ObjectiveInput
 
 Array = npt.NDArray[np.float64]
 

@@ -187,10 +187,10 @@ REFUSED = [
     # losses, which are unions
     (
         "loss.fresh.objective=ppo",
-        "loss.fresh.objective must be one of ppo_clip, reinforce, surrogate, gpg, gspo, cispo, sapo, gmpo, dppo_tv, "
-        "dppo_kl, topr, exgrpo, luffy, bc, path/to/file.py:function, alone or with options, got 'ppo'.",
+        "loss.fresh.objective must be one of bc, cispo, dppo_kl, dppo_tv, exgrpo, gmpo, gpg, gspo, luffy, ppo_clip, "
+        "reinforce, sapo, surrogate, topr, path/to/file.py:function, alone or with options, got 'ppo'.",
     ),
-    ("loss.fresh={objective: {clip_high: 0.6}}", "loss.fresh.objective must be one of ppo_clip, "),
+    ("loss.fresh={objective: {clip_high: 0.6}}", "loss.fresh.objective must be one of bc, cispo, "),
     ("loss.replay.objective={name: gspo, clip_low: 2}", "loss.replay.objective.clip_low must be less than 1, got 2."),
     ("loss.replay={ppo_clip: {clip_high: 0.6}}", "loss.replay.ppo_clip must be a known key, got an unknown one."),
     ("loss.fresh.correction={kind: truncate, ratio_low: 1}", "loss.fresh.correction.ratio_low must be a known key"),

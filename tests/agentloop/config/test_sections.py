@@ -131,7 +131,7 @@ def test_options_stay_with_their_own_objective(tmp_path: Path, overrides: list[s
 
 OWN = """
 import torch
-from agentloop.algorithms.objectives import PolicyLoss
+from agentloop.algorithms.objective_input import PolicyLoss
 
 def tempered(inputs, *, power=1.0):
     return -inputs.advantages * inputs.log_ratios.exp() ** power

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.passes import accumulate_gradients, corrected
 from agentloop.learning.stream_losses import stream_losses
@@ -46,8 +46,7 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
             log_p = torch.log_softmax(logits[t - 1] / batch.temperature[i], dim=-1)
             chosen, a = log_p[batch.token_ids[i, t]], batch.advantages[i, t]
             r = torch.exp(chosen - anchors[t])
-            clip = section.objective
-            assert isinstance(clip, PpoClip)
+            clip = SimpleNamespace(**section.objective.arguments)
             token = -torch.min(a * r, a * r.clamp(1 - clip.clip_low, 1 + clip.clip_high))
             if a < 0 and clip.dual_clip is not None:
                 token = torch.min(token, -a * clip.dual_clip)

@@ -22,5 +22,5 @@ def collect(
     penalty: Penalty | None = None,
 ) -> Collected:
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
-    collector = Collector(actors, config, scorer, AdvantageEstimator(config).of_groups, penalty)
+    collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups, penalty)
     return collector.collect(groups, CollectedBy(run, iteration, 0))

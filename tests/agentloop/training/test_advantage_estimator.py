@@ -47,7 +47,7 @@ def rewarded(
 
 
 def used(made: AdvantageEstimator, rows: list[BatchRow], baseline: ReplayBaseline) -> list[float]:
-    return [item.advantage for item in made.of_batch(rows, baseline)[0]]
+    return [item.advantage for item in made.advantages_for_batch(rows, baseline)[0]]
 
 
 MIXED = [
@@ -73,7 +73,7 @@ def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_g
     rows = [rewarded(f"t{i}", float(r), group=f"g{g}", task=f"k{g}") for i, (r, g) in facts]
     made = estimator("reinforce++_baseline")
     expected = reinforce_plus_plus_baseline(rewards, groups)
-    grouped = made.of_groups([v.trajectory for v in rows], [v.reward for v in rows])
+    grouped = made.advantages_for_groups([v.trajectory for v in rows], [v.reward for v in rows])
     found = [v.record.advantage for v in grouped]
     assert found == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     # In a batch each stream by itself (split), or all rows of a task together (shared).
@@ -90,7 +90,7 @@ def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_g
 
 def test_function_of_ones_own_sees_whole_groups_and_who_is_replayed() -> None:
     own = estimator(advantage={"function": f"{FUNCTIONS}:best_of_group"})
-    grouped = own.of_groups([v.trajectory for v in MIXED[:2]], [3.0, 7.0])
+    grouped = own.advantages_for_groups([v.trajectory for v in MIXED[:2]], [3.0, 7.0])
     assert [v.record.advantage for v in grouped] == [0.0, 1.0]
     assert used(own, MIXED, "shared") == [1.0, 0.0, 0.5, 0.0]
     assert used(own, MIXED, "split") == [1.0, 0.0, 0.5, 0.0]
@@ -154,7 +154,7 @@ def test_normalised_batch_has_the_values_and_the_gradient_of_the_written_formula
         m = a[~late & signal].mean() if kind == "whiten" else 0.0
         of_fresh, of_all = (((a[who] - m) ** 2).sum() / (who.sum() - 1) for who in (~late & signal, signal))
         expected = np.where(signal, (a - m) / np.sqrt(np.where(late, of_all, of_fresh) + 1e-8), 0.0)
-        rows = estimator(advantage={"normalise_batch": kind}).of_batch(drawn, "stored")[0]
+        rows = estimator(advantage={"normalise_batch": kind}).advantages_for_batch(drawn, "stored")[0]
         assert [item.advantage for item in rows] == pytest.approx(expected.tolist(), rel=1e-12)
         # All ratios are 1, so the gradient is the sum over trained tokens of -A / N times that of a log-prob.
         scored = rescore(actor, rows, old=actor)
@@ -180,7 +180,9 @@ def test_a_reward_of_zero_is_whitened_where_nobody_is_compared(algorithm: str) -
 def test_what_is_replayed_and_went_badly_has_a_bounded_weight() -> None:
     rows = [replace(v, weight=weight) for v, weight in zip(MIXED, (1, 1, 0.8, 0.8), strict=True)]
     for share in (0.0, 0.25, 0.999, 1.0):
-        weights = [r.weight for r in estimator(replay={"negative_weight": share}).of_batch(rows, "stored")[0]]
+        weights = [
+            r.weight for r in estimator(replay={"negative_weight": share}).advantages_for_batch(rows, "stored")[0]
+        ]
         assert weights == pytest.approx([1, 1, 0.8, share * 0.8])
 
 
@@ -192,20 +194,20 @@ def test_turns_that_were_replayed_and_went_badly_have_a_bounded_advantage() -> N
     ]
     bounded, _ = estimator(
         "reinforce", lambda _: [(1.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.25}
-    ).of_batch(rows, "stored")
+    ).advantages_for_batch(rows, "stored")
     # Last turn: outcome - 2 = -1.5, -2.25; first: 1 + what follows = -0.5 and -1.25. Replayed ones x 0.25.
     found = build_batch(bounded, AUTHORS).advantages.tolist()
     assert found == [[0, -0.125, 0, -0.375], [0, -0.3125, 0, -0.5625], [0, -0.5, 0, -1.5]]
     mixed, _ = estimator(
         "reinforce", lambda _: [(3.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.0}
-    ).of_batch(rows, "stored")
+    ).advantages_for_batch(rows, "stored")
     assert build_batch(mixed, AUTHORS).advantages.tolist() == [[0, 1.5, 0, 0], [0, 0.75, 0, 0], [0, 1.5, 0, -1.5]]
     assert [r.weight for r in bounded + mixed] == [1.0] * 6
 
 
 def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing() -> None:
     alone = rewarded("x", 1.0, stream="replay", group="elsewhere", task="another")
-    rows, metrics = estimator().of_batch([*MIXED, alone], "fresh_only")
+    rows, metrics = estimator().advantages_for_batch([*MIXED, alone], "fresh_only")
     assert rows[-1].advantage == 0.0
     assert metrics == {"replay/without_peers": 1.0}
 
@@ -213,15 +215,17 @@ def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing
 def test_turns_have_their_own_advantages_on_their_own_tokens() -> None:
     rows = [rewarded("a", 1.0, authors="ulleel", advantage=0.5), rewarded("b", 0.0, authors="ulel", advantage=-0.5)]
     how = {"credit": "turn", "turn_gamma": 0.5, "turn_coef": 2.0}
-    result, metrics = estimator("dr_grpo", lambda _: [(1.0, 0.0), (0.0, 0.0)], advantage=how).of_batch(rows, "stored")
+    result, metrics = estimator("dr_grpo", lambda _: [(1.0, 0.0), (0.0, 0.0)], advantage=how).advantages_for_batch(
+        rows, "stored"
+    )
     # mean ((1 + 0) / 2 + 0) / 2 = 0.25; a: z = (0.75, -0.25), last 0.5 - 0.5 = 0, first 1.5 + 0.5 x 0 = 1.5
     # b: z = (-0.25, -0.25), last -0.5 - 0.5 = -1, first -0.5 + 0.5 x -1 = -1
     assert build_batch(result, AUTHORS).advantages.tolist() == [[0, 1.5, 1.5, 0, 0, 0.0], [0, -1, 0, -1, 0, 0]]
     assert [r.advantage for r in result] == [0.5, -0.5] and metrics == {"advantage/unknown_turns": 0.0}
     # Where b's are unknown, a is compared with nobody whose turns are known: they add nothing to its outcome.
-    result, metrics = estimator("dr_grpo", lambda _: [(1.0, 0.0), None], advantage={"credit": "turn"}).of_batch(
-        rows, "stored"
-    )
+    result, metrics = estimator(
+        "dr_grpo", lambda _: [(1.0, 0.0), None], advantage={"credit": "turn"}
+    ).advantages_for_batch(rows, "stored")
     assert build_batch(result, AUTHORS).advantages.tolist() == [[0, 0.5, 0.5, 0, 0, 0.5], [0, -0.5, 0, -0.5, 0, 0]]
     assert metrics == {"advantage/unknown_turns": 1.0}
 

@@ -40,7 +40,7 @@ def estimator(algorithm: str = "dr_grpo", **sections: Any) -> AdvantageEstimator
 
 
 def stored(made: AdvantageEstimator, rows: list[Trajectory], charged: float = 0.0) -> list[Trajectory]:
-    return made.of_groups(rows, [row.record.reward - charged for row in rows])
+    return made.advantages_for_groups(rows, [row.record.reward - charged for row in rows])
 
 
 def batched(rows: list[Trajectory], stream: str = "fresh") -> list[BatchRow]:
@@ -56,7 +56,7 @@ def test_tokens_have_the_advantage_of_the_agent_that_sampled_them(stream: str) -
     rows = stored(estimator(), GROUP)
     assert [row.record.advantage for row in rows] == [0.5, -0.5, 0.0]
     assert [row.record.of_agents for row in rows] == [{"scout": (0.25, -0.25)}, {"scout": (0.75, 0.25)}, {}]
-    batch = build_batch(estimator().of_batch(batched(rows, stream), "stored")[0], AUTHORS)
+    batch = build_batch(estimator().advantages_for_batch(batched(rows, stream), "stored")[0], AUTHORS)
     trained = [set(values[mask].tolist()) for values, mask in zip(batch.advantages, batch.loss_mask, strict=True)]
     assert trained == [{-0.25}, {0.5}, {0.25}, {-0.5}, {0.0}, {0.0}]  # the scout's sequence, then the lead's
     assert batch.num_trajectories == 3
@@ -65,7 +65,7 @@ def test_tokens_have_the_advantage_of_the_agent_that_sampled_them(stream: str) -
 def test_agents_are_measured_once_more_with_those_they_share_a_task_with() -> None:
     rows = batched(stored(estimator(), GROUP[:2]), "replay")
     rows = [*rows, *batched([session("d", 1.0, 0.5, seed=3)])]
-    found, _ = estimator().of_batch(rows, "shared")
+    found, _ = estimator().advantages_for_batch(rows, "shared")
     scouts = [row.token_advantages[0][0] for row in found if row.token_advantages is not None]
     assert scouts == [-0.25, 0.25, 0.0]
 
@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_of_the_written_formula(aggregation: str) ->
     ):
         expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
         assert found == pytest.approx(expected.tolist(), rel=1e-9)
-    mixed, _ = estimator("grpo").of_batch(batched(rows), "stored")
+    mixed, _ = estimator("grpo").advantages_for_batch(batched(rows), "stored")
     actor, config = tiny_actor(seed=0), run_config(loss={**LOSS, "aggregation": aggregation})
     scored = rescore(actor, mixed, old=tiny_actor(seed=1))
     scored = replace(scored, batch=replace(scored.batch, advantages=scored.batch.advantages.double()))

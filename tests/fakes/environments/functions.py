@@ -13,7 +13,7 @@ from agentloop import Task, tool
 from agentloop.rollouts.episodes.episode import Episode
 
 if TYPE_CHECKING:
-    from agentloop.algorithms.advantages import Member  # which imports torch, as no worker does
+    from agentloop.algorithms.declarations import Member  # which imports torch, as no worker does
 
 
 def add(a: int, b: int = 2) -> int:

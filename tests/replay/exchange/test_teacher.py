@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import group_advantages
+from agentloop.algorithms.baselines.grpo import group_advantages
 from context.authors import DEMONSTRATION, INITIALIZATION, LLM
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence

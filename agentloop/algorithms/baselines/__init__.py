@@ -1,0 +1,1 @@
+"""What a trajectory is compared with: one module for each value of `algorithm`."""

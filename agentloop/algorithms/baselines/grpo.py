@@ -1,0 +1,27 @@
+"""Group Relative Policy Optimization: a reward against the mean of its group, in units of the group's deviation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentloop.algorithms.advantages import advantages_for_members, mean_reward
+from agentloop.algorithms.declarations import Algorithm, Member
+
+GRPO = Algorithm(
+    name="grpo",
+    paper="Shao et al. 2024, arXiv 2402.03300",
+    formula="(r - mean) / (std + 1e-6), std with n - 1",
+    no_signal="a group of equal rewards",
+    remark="`advantage.normalise_std: false` leaves the division out",
+    compares="group",
+    baseline=mean_reward,
+    divides=True,
+    std_is_optional=True,
+    without_std="dr_grpo",
+)
+
+
+def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
+    """Of the members of one group by their rewards; without `normalise_std` they are those of Dr. GRPO."""
+    everyone = tuple(range(len(rewards)))
+    members = [Member(reward) for reward in rewards]
+    return advantages_for_members(members, [everyone] * len(rewards), replace(GRPO, divides=normalise_std))

@@ -1,0 +1,16 @@
+"""Proximal Policy Optimization: a critic says what a state is worth, and GAE what a token did (`algorithms/gae.py`)."""
+
+from agentloop.algorithms.declarations import Algorithm
+
+PPO = Algorithm(
+    name="ppo",
+    paper="Schulman et al. 2017, arXiv 1707.06347",
+    formula="of each token by GAE, from a [critic](#critic)",
+    no_signal="returns that the critic foresaw",
+    remark="rows are stored with the advantage of `grpo`, which samplers alone look at",
+    compares="critic",
+    stored_as="grpo",
+    std_is_optional=True,
+    credits=("trajectory",),
+    several_agents=False,
+)

@@ -1,0 +1,27 @@
+"""The algorithms and objectives there are: what the modules of `baselines/` and `objectives/` declare."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TypeVar
+
+from agentloop.algorithms import baselines, objectives
+from agentloop.algorithms.declarations import Algorithm, Objective
+
+Record = TypeVar("Record", Algorithm, Objective)
+
+
+def _declared(kind: type[Record]) -> dict[str, Record]:
+    """The records of a kind by name, in the order of their names. Importing them must not import torch."""
+    found = {}
+    for package in (baselines, objectives):
+        for module in iter_modules(package.__path__):
+            values = vars(import_module(f"{package.__name__}.{module.name}")).values()
+            found.update({value.name: value for value in values if isinstance(value, kind)})
+    return dict(sorted(found.items()))
+
+
+ALGORITHMS: Mapping[str, Algorithm] = _declared(Algorithm)
+"""By the values of `algorithm`."""
+OBJECTIVES: Mapping[str, Objective] = _declared(Objective)
+"""By the values of `loss.<stream>.objective`."""

@@ -1,0 +1,113 @@
+"""What an objective is given of some rows, and what it gives back. Its own imports hold no torch: see `catalog.py`.
+
+An objective gives exactly 0, with a gradient of exactly 0, outside the loss mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """One loss and two flags per token, [B, T]; 0 and False outside the loss mask."""
+
+    loss: Tensor
+    """Carries gradient."""
+    clipped: Tensor
+    """bool: a bound of the objective decided the loss."""
+    clipped_lower: Tensor
+    """bool: the dual clip decided the loss; only where the advantage is negative."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenRows:
+    """What of its rows a loss is made from, whatever the policy thinks of them."""
+
+    behavior_log_probs: Tensor
+    """[B, T] float32, nats; NaN where no behavior policy is known."""
+    advantages: Tensor
+    """[B, T] float32, reward units: the trajectory's advantage, or the token's own; 0 where not trained."""
+    loss_mask: Tensor
+    """[B, T] bool: trained on."""
+    trajectory: Tensor
+    """[B] int64: the trajectory of which each row is a segment."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ObjectiveInput(TokenRows):
+    """Rows of one stream, before aggregation.
+
+    Outside `loss_mask` every [B, T] array but the mask is 0 and cut off from the gradient, whatever was passed: a wild
+    or unknown number of a token that is not trained can't reach the loss. Everything but `log_probs` must be detached.
+    """
+
+    log_probs: Tensor
+    """[B, T] nats, current weights; carries gradient."""
+    anchors: Tensor
+    """[B, T] nats: the denominator of the ratio, `old` or `behavior` as the stream's anchor says."""
+    num_trajectories: int
+    """Trajectories of the whole batch; not all of them need to have a row here."""
+    signal_share: Tensor
+    """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("anchors", "behavior_log_probs", "advantages", "signal_share"):
+            if getattr(self, name).requires_grad:
+                raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+        zero = self.log_probs.new_zeros(())
+        for name in ("log_probs", "anchors", "behavior_log_probs", "advantages"):
+            whole = getattr(self, name).to(self.log_probs.dtype)
+            object.__setattr__(self, name, whole.where(self.loss_mask, zero))
+
+    @cached_property
+    def log_ratios(self) -> Tensor:
+        """[B, T] nats: clamp(log_probs - anchors, -20, 20); beyond the bound a ratio carries no gradient."""
+        from agentloop.algorithms.log_probs import log_ratios
+
+        return log_ratios(self.log_probs, self.anchors, self.loss_mask)
+
+    def only(self, mask: Tensor) -> ObjectiveInput:
+        """With those trained tokens alone that are in `mask` [B, T]."""
+        return replace(self, loss_mask=self.loss_mask & mask)
+
+    def rows(self, positions: Tensor) -> ObjectiveInput:
+        """Some of the rows."""
+        names = ("log_probs", "anchors", "behavior_log_probs", "advantages", "loss_mask", "trajectory", "signal_share")
+        chosen = replace(self, **{name: getattr(self, name)[positions] for name in names})
+        vars(chosen)["log_ratios"] = self.log_ratios[positions]  # made once, whatever the number of parts
+        return chosen
+
+    def trajectory_sum(self, values: Tensor) -> Tensor:
+        """[B, 1]: the sum of [B, T] values over the trained tokens of the row's whole trajectory, with gradient."""
+        rows = values.where(self.loss_mask, values.new_zeros(())).sum(dim=1)
+        return rows.new_zeros(self.num_trajectories).index_add(0, self.trajectory, rows)[self.trajectory][:, None]
+
+    def trajectory_mean(self, values: Tensor) -> Tensor:
+        """[B, 1]: likewise their mean; 0 for a trajectory without a trained token."""
+        return self.trajectory_sum(values) / self.trajectory_sum(values.new_ones(values.shape)).clamp_min(1)
+
+
+TokenLoss = Callable[[ObjectiveInput], PolicyLoss]
+"""The function of an objective with its options bound."""
+
+
+def unclipped(loss: Tensor) -> PolicyLoss:
+    """The loss of an objective that has no bounds."""
+    return clipped_where(loss, loss.new_zeros(loss.shape).bool())
+
+
+def clipped_where(loss: Tensor, bounded: Tensor) -> PolicyLoss:
+    """The loss of an objective without a dual clip, and where a bound decided it."""
+    return PolicyLoss(loss, bounded, bounded.new_zeros(bounded.shape))
+
+
+def exact_sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid with an exact gradient where it is close to 1: there 1 - s would lose its digits."""
+    return (1 - (-x).sigmoid()).where(x > 0, x.sigmoid())

@@ -1,0 +1,1 @@
+"""The loss of a token: one module for each value of `loss.<stream>.objective`; `reinforce` is in `baselines/`."""

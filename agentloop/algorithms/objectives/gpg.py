@@ -1,0 +1,22 @@
+"""Group Policy Gradient: REINFORCE's objective, made larger by what groups without a signal take from the mean.
+
+A group of equal rewards has no gradient and still counts in the denominators. The factor is counted over the stream's
+trajectories of the whole optimizer step, so it does not depend on the micro-batches.
+"""
+
+from agentloop.algorithms.declarations import Objective
+from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss, unclipped
+
+
+def gpg(inputs: ObjectiveInput) -> PolicyLoss:
+    return unclipped(-inputs.advantages * inputs.log_probs / inputs.signal_share[:, None].to(inputs.log_probs.dtype))
+
+
+GPG = Objective(
+    name="gpg",
+    paper="arXiv 2504.02546",
+    formula="-A l / (share of the stream's trajectories of the optimizer step with an advantage other than 0)",
+    function=gpg,
+    has_ratio=False,
+    bounded=False,
+)
