@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agentloop.algorithms.gae import CriticRows
 
+ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
 WHITENING_EPSILON = 1e-8
@@ -39,9 +40,9 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def advantages_for_members(
-    members: Sequence[Member], compared: Sequence[Sequence[int]], algorithm: Algorithm
+    members: Sequence[Member], replay_baseline: ReplayBaseline, algorithm: Algorithm
 ) -> list[float]:
-    """One per member: (reward - baseline) / scale; `compared[i]` are the positions of those that i is compared with.
+    """One per member: (reward - baseline) / scale, whitened over the batch where the algorithm says so.
 
     The baseline is that of the compared members. The scale is 1, or where the algorithm `divides` the deviation of the
     compared members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
@@ -57,6 +58,7 @@ def advantages_for_members(
         return [algorithm.advantage_of(member) for member in members]
     measure = algorithm.baseline
     assert measure is not None, "an algorithm that compares members has a baseline"
+    compared = compared_members(members, replay_baseline, whole_batch=algorithm.compares == "batch")
     baseline = cache(lambda positions: measure([members[p] for p in positions]))
     variance = cache(lambda positions: _variance([members[p].reward for p in positions]))
     result = []
@@ -65,6 +67,8 @@ def advantages_for_members(
         apart = member.reward - baseline(others) if others else 0.0
         scale = math.sqrt(variance(_with(position, others))) + STD_EPSILON if algorithm.divides else 1.0
         result.append(apart / scale)
+    if algorithm.whitens:
+        return whiten_members(result, compared_members(members, replay_baseline, whole_batch=True))
     return result
 
 
@@ -109,9 +113,6 @@ def normalise_batch(
 
 def _distance(values: Sequence[float], mean: float) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) + WHITENING_EPSILON)
-
-
-ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
 
 
 def compared_members(

@@ -1,6 +1,6 @@
 """The algorithms and objectives there are: what the modules of `baselines/` and `objectives/` declare."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
@@ -25,3 +25,8 @@ ALGORITHMS: Mapping[str, Algorithm] = _declared(Algorithm)
 """By the values of `algorithm`."""
 OBJECTIVES: Mapping[str, Objective] = _declared(Objective)
 """By the values of `loss.<stream>.objective`."""
+
+
+def algorithms_where(condition: Callable[[Algorithm], bool]) -> list[str]:
+    """The names of those that a condition holds of."""
+    return [name for name, algorithm in ALGORITHMS.items() if condition(algorithm)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentloop.algorithms.catalog import ALGORITHMS, OBJECTIVES
+from agentloop.algorithms.catalog import ALGORITHMS, OBJECTIVES, algorithms_where
 from agentloop.algorithms.declarations import Algorithm
 from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import shown
@@ -37,13 +37,12 @@ def _values(given: object) -> Values:
 
 GIVEN, LISTED = _other_than(None, words="given"), _other_than((), words="given")
 ABOVE_0 = _other_than(0, words="above 0")
-CRITICS = [name for name, algorithm in ALGORITHMS.items() if algorithm.needs_critic]
 
 _ACTING: tuple[tuple[str, str, object], ...] = (
     ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", ["turn", "state"]),
     ("advantage.state_max_age", "advantage.credit", "state"),
     ("collection.max_staleness collection.samples_per_insert", "collection.by", "workers"),
-    ("critic", "algorithm", CRITICS),
+    ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
     ("critic.value_coef", "critic.backbone", "shared"),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
@@ -82,7 +81,7 @@ _TWICE = "Drift would count twice: set the anchor to old."
 
 def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     """What cannot stand next to an algorithm, by what it declares."""
-    same, critic = ("algorithm", each.name), "The critic of ppo gives the advantages: remove it."
+    same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
     if not each.std_is_optional:
         if each.without_std is not None:
             advice = f"It divides by the iteration's: use {each.without_std}."
@@ -93,10 +92,10 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         yield "replay.negative_weight", 1.0, *same, critic
         for loss in _LOSSES:
             yield f"{loss}.correction.kind", _other_than("v_trace"), *same, critic
-    by_turns = [name for name, algorithm in ALGORITHMS.items() if "turn" in algorithm.credits]
-    yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {', '.join(by_turns)}."
+    by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
+    yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
     if not each.skips_equal_groups:
-        names = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.skips_equal_groups)
+        names = ", ".join(algorithms_where(lambda other: other.skips_equal_groups))
         advice = f"Groups of equal rewards lack a signal by {names} alone: use one of these, or remove it."
         yield "rollout.dynamic_sampling_rounds", 0, *same, advice
         yield "replay.complete_zero_variance", False, *same, advice
@@ -113,25 +112,13 @@ _FUNCTION, _RESTARTS, _INSERT = "advantage.function", "replay.restarts.enable", 
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
     ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
-    (
-        "advantage.credit",
-        ["trajectory", "state"],
-        _FUNCTION,
-        GIVEN,
-        _NO_BASELINE,
-    ),
+    ("advantage.credit", ["trajectory", "state"], _FUNCTION, GIVEN, _NO_BASELINE),
     ("replay.baseline", ["stored", "shared", "split"], _FUNCTION, GIVEN, _WHOLE_GROUPS),
     *(rule for algorithm in ALGORITHMS.values() for rule in _rules_of_algorithm(algorithm)),
     (_ROUNDS, 0, "advantage.credit", ["turn", "state"], "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, 0, "replay.unit", ["trajectory", "task"], "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, 0, "collection.by", "workers", _LOOP),
-    (
-        _COMPLETED,
-        False,
-        "replay.baseline",
-        ["split", "fresh_only"],
-        _OWN_MEANS,
-    ),
+    (_COMPLETED, False, "replay.baseline", ["split", "fresh_only"], _OWN_MEANS),
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
     ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
@@ -154,20 +141,8 @@ _RULES: tuple[Rule, ...] = (
     ("reward.functions", LISTED, "environment.name", "rows", "The first one says what a success is."),
     ("reward.environment", 1.0, "environment.name", "rows", "Rows have no score of their own: remove it."),
     ("evaluation.samples", 1, "evaluation.temperature", 0, "At temperature 0 all samples are the same."),
-    (
-        "compute.autocast",
-        ["auto", "none"],
-        "model.dtype",
-        _other_than("float32"),
-        _AUTOCAST,
-    ),
-    (
-        "kl.loss_estimator",
-        ["k1", "k3"],
-        "kl.loss_gradient",
-        "importance",
-        _CORRECTED,
-    ),
+    ("compute.autocast", ["auto", "none"], "model.dtype", _other_than("float32"), _AUTOCAST),
+    ("kl.loss_estimator", ["k1", "k3"], "kl.loss_gradient", "importance", _CORRECTED),
     ("kl.reward_coef", ABOVE_0, "kl.target", GIVEN, "The adaptive coefficient begins with it: set it."),
     ("loss.norm_length", GIVEN, "loss.aggregation", "seq-mean-token-sum-norm", _DIVISOR),
     *(

@@ -11,9 +11,8 @@ from agentloop.algorithms.advantages import (
     advantages_for_members,
     compared_members,
     normalise_batch,
-    whiten_members,
 )
-from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.algorithms.declarations import Algorithm, Member
 from agentloop.config import RunConfig
@@ -28,7 +27,7 @@ from context.tokens.session_nodes import sequences_of
 from context.tokens.token_sequence import response_mask
 from replay.records import FRESH, BatchRow, Trajectory
 
-_ONE_REWARD = " or ".join(name for name, algorithm in ALGORITHMS.items() if not algorithm.several_agents)
+_ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.several_agents))
 
 
 class AdvantageEstimator:
@@ -122,14 +121,10 @@ class AdvantageEstimator:
         return compared_members(members, baseline, whole_batch=self._algorithm.compares == "batch")
 
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
-        compared = self._compared(members, baseline)
         if self._own is None:
-            values = advantages_for_members(members, compared, self._algorithm)
-            if not self._algorithm.whitens:
-                return values
-            return whiten_members(values, compared_members(members, baseline, whole_batch=True))
+            return advantages_for_members(members, baseline, self._algorithm)
         result = [0.0] * len(members)
-        for positions in dict.fromkeys(others for others in compared if others):
+        for positions in dict.fromkeys(others for others in self._compared(members, baseline) if others):
             given = self._own([members[p] for p in positions])
             for position, value in zip(positions, given, strict=True):
                 result[position] = value

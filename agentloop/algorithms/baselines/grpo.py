@@ -22,6 +22,5 @@ GRPO = Algorithm(
 
 def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
     """Of the members of one group by their rewards; without `normalise_std` they are those of Dr. GRPO."""
-    everyone = tuple(range(len(rewards)))
     members = [Member(reward) for reward in rewards]
-    return advantages_for_members(members, [everyone] * len(rewards), replace(GRPO, divides=normalise_std))
+    return advantages_for_members(members, "stored", replace(GRPO, divides=normalise_std))

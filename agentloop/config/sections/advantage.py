@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.algorithms.catalog import ALGORITHMS
+from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
+_WITH_CHOICE = algorithms_where(lambda algorithm: algorithm.std_is_optional)
+
 
 class AdvantageSection(Section):
     normalise_std: bool | None = Field(
         None,
-        description="Divide by the group's standard deviation; null: if the algorithm is grpo, or ppo, whose samplers "
-        "alone look at it. No other one may; reinforce++ and reinforce++_baseline divide by the whole iteration's.",
+        description="Divide by the group's standard deviation; null: where the algorithm does. Only "
+        f"{' and '.join(_WITH_CHOICE)} have the choice.",
     )
     function: str | None = Field(
         None,
