@@ -173,8 +173,8 @@ class StepLoss:
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
     """How far the policy is from the old one, k3 in nats: mean over the fresh rows' trained tokens, which the old
-    policy is taken to have sampled; over the replayed ones' if there are no others. None if there are none at all, and
-    where nobody asks: without `kl.early_stop`, once no old log-prob is a stored one."""
+    policy is taken to have sampled; over the replayed ones' if there are no others. None if there are none at all. It
+    is measured for `kl.early_stop`, and where some old log-probs are stored ones; elsewhere it is None too."""
 
 
 def accumulate_gradients(
