@@ -2,6 +2,8 @@
 
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -31,10 +33,6 @@ class UserCodeFailed(Exception):
 
 class UserCodeLate(UserCodeFailed):
     """It has not ended within its time."""
-
-
-class CodeInterrupted(Exception):
-    """Code of the user's failed once a stop had been asked for: Ctrl-C may have ended processes that it needs."""
 
 
 class UnknownAnchor(UserError, ValueError):
@@ -86,3 +84,15 @@ def one_line_with_place(error: BaseException) -> str:
     """`ValueError: text at file.py:12` of an exception that came out of the user's own code."""
     place = place_in_user_code(error)
     return one_line(error) if place is None else f"{one_line(error)} at {place}"
+
+
+@contextmanager
+def needing(extra: str, setting: str) -> Iterator[None]:
+    """Within, what an extra installs is imported; UserError about the `setting` that asks for it if it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
+            f"'agentloop-replay[{extra}]'."
+        ) from error

@@ -4,22 +4,19 @@ import asyncio
 import functools
 import importlib.util
 import inspect
-import multiprocessing
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from agentloop.errors import CodeInterrupted, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
+from agentloop.errors import RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
 from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
 
@@ -31,61 +28,26 @@ _sources: dict[str, bytes] = {}
 _HERE = "given:"
 _GIVEN: dict[str, Callable[..., Any]] = {}
 """Functions that this process was given, where others have a file, by the names they got: `given:DIGEST:function`."""
-_stop = SimpleNamespace(asked=False)
-
-
-def ask_to_stop(asked: bool) -> None:
-    """From now on a failure of people's code may be the signal's doing, which reached processes of theirs as well."""
-    _stop.asked = asked
-
-
-def refuse_if_stopping(problem: str) -> None:
-    """Raises CodeInterrupted once a stop was asked for: this failure must not count as what it would have been."""
-    if _stop.asked:
-        raise CodeInterrupted(problem)
 
 
 @contextmanager
 def users_code() -> Iterator[None]:
     """Within, whatever code of the user's raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
 
-    What is no failure of its own passes. Once a stop was asked for, what the end of a process can cause raises
-    CodeInterrupted. Where the code forked, its child ends here and never becomes a second trainer.
+    What is no failure of its own passes. Where the code forked, its child ends here and never becomes a second trainer.
     """
     process = os.getpid()
     try:
         yield
-    except (UserError, RunStop, ToolTimeout, CodeInterrupted):
+    except (UserError, RunStop, ToolTimeout, UserCodeFailed):
         raise
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
             raise
-        problem = str(error) if isinstance(error, UserCodeFailed) else one_line_with_place(error)
-        if _may_be_the_signals(error):
-            refuse_if_stopping(problem)
-        if isinstance(error, UserCodeFailed):
-            raise
-        raise UserCodeFailed(problem) from error
+        raise UserCodeFailed(one_line_with_place(error)) from error
     finally:
         if os.getpid() != process:
             os._exit(os.EX_SOFTWARE)
-
-
-def _may_be_the_signals(error: BaseException | None) -> bool:
-    """True if this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, _OF_ENDED_PROCESSES):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
-
-
-_OF_ENDED_PROCESSES = (
-    *(OSError, EOFError, BrokenExecutor, subprocess.SubprocessError, multiprocessing.ProcessError),
-    *(KeyboardInterrupt, SystemExit),
-)
 
 
 def _is_being_cancelled() -> bool:

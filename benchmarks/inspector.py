@@ -54,7 +54,7 @@ def lists(store: ReplayStore) -> Iterator[str]:
 
 def pages(store: ReplayStore) -> dict[str, str]:
     """One address of every kind, by its name."""
-    newest, other = page(store, Query(RUN, ("uses >= 1",)), limit=2)["rows"]
+    (newest,) = page(store, Query(RUN, ("uses >= 1",)), limit=1)["rows"]
     return {
         "runs": "/",
         "run": f"/runs/{RUN}",
@@ -64,7 +64,6 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "trajectory": f"/trajectories/{newest['id']}",
         "tokens": f"/trajectories/{newest['id']}?view=tokens",
         "task": f"/tasks/{TASKS[0].hash}",
-        "compared_trajectories": "/compare?" + urlencode({"id": [newest["id"], other["id"]]}, doseq=True),
         "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "mixing": f"/mixing?run={RUN}",
         **{f"search_{n}": "/buffer?" + urlencode({"run": RUN, "where": text}) for n, text in enumerate(_SEARCHES)},

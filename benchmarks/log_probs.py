@@ -2,8 +2,8 @@
 
 Plain is what a user would write: logits, log_softmax, gather. Every pass, forward and backward, has a process of its
 own, in alternating rounds, so that each has its own peak of memory. On a CPU times are CPU-seconds of one thread; with
-entropies there are fewer tokens, for whole logits would need 25 GB. On a GPU (bfloat16) Triton's kernels are measured
-too, and TRL's and Liger's by token where they are installed (`pip install 'liger-kernel[cutedsl]>=0.8.5'`).
+entropies there are fewer tokens, for whole logits would need 25 GB. On a GPU (bfloat16) TRL's and Liger's by token are
+measured too where they are installed (`pip install 'liger-kernel[cutedsl]>=0.8.5'`).
 """
 
 import importlib.util
@@ -54,21 +54,16 @@ class Case:
         loss = scores.gather(1, self.targets[:, None]).sum()
         return loss + 0.01 * entropies(scores).sum() if self.entropy else loss
 
-    def chunked(self, rows: Any = None) -> Tensor:
+    def chunked(self) -> Tensor:
         log_probs, uncertainty = head_log_probs(
             self.hidden,
             self.weight,
             targets=self.targets,
             temperature=self.temperature,
             entropy=self.entropy,
-            how=How.on(self.hidden.device, rows),
+            how=How.on(self.hidden.device),
         )
         return log_probs.sum() if uncertainty is None else log_probs.sum() + 0.01 * uncertainty.sum()
-
-    def triton(self) -> Tensor:
-        from agentloop.models.token_log_probs.triton_kernels import TritonRows
-
-        return self.chunked(TritonRows())
 
     def liger_tokens(self) -> Tensor:
         from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyFunction
@@ -130,7 +125,7 @@ def in_process(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
 def ways() -> list[str]:
     if not torch.cuda.is_available():
         return ["plain", "chunked"]
-    return ["plain", "chunked", "triton", *(way for way, module in _PEERS.items() if _installed(module))]
+    return ["plain", "chunked", *(way for way, module in _PEERS.items() if _installed(module))]
 
 
 def _installed(module: str) -> bool:
@@ -152,15 +147,14 @@ def compare(tokens: int, *, entropy: bool, rounds: int) -> dict[str, float]:
     def ratio(way: str, other: str, what: str) -> float:
         return statistics.median(a[what] / b[what] for a, b in zip(runs[way], runs[other], strict=True))
 
-    ours = "triton" if "triton" in runs else "chunked"
     found = {f"tokens{end}": float(tokens)}
     for way in compared:
         found[f"{way}{end}_s"] = statistics.median(run["seconds"] for run in runs[way])
         found[f"{way}{end}_gb"] = statistics.median(run["bytes"] for run in runs[way]) / 1e9
-    found |= {f"memory{end}": ratio(ours, "plain", "bytes"), f"time{end}": ratio(ours, "plain", "seconds")}
+    found |= {f"memory{end}": ratio("chunked", "plain", "bytes"), f"time{end}": ratio("chunked", "plain", "seconds")}
     for peer in _PEERS:
         if peer in runs:
-            found[f"time_of_{peer}{end}"] = ratio(ours, peer, "seconds")
+            found[f"time_of_{peer}{end}"] = ratio("chunked", peer, "seconds")
     return found
 
 

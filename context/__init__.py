@@ -9,8 +9,8 @@ from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence, loss_mask, response_mask
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl, loss_mask, response_mask
+from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 
 __all__ = [
     "NOT_SAMPLED",

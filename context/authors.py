@@ -1,6 +1,6 @@
-"""Who wrote a token, and what follows from it: sampled or not, trained or not, shown again or not.
+"""Who wrote a token. The author says whether the token was sampled, is trained, and is shown again.
 
-The table is the single source of every mask. It is stored with the run, so that masks replay exactly.
+The author table is the single source of every mask. It is stored with the run, so that masks replay exactly.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ class Author:
     shown: bool = True
     """False: its messages are kept, and left out of every prompt."""
     behavior: bool | None = None
-    """True: the policy that sampled its tokens is known, and their log-probs with it; needs `action`. None: as
-    `action`. False with `action`: a demonstrator, who speaks in the policy's place."""
+    """True: the policy that sampled its tokens is known, and so are their log-probs; needs `action`. False with
+    `action`: a demonstrator, who speaks in the policy's place. None: the value of `action`."""
 
     def __post_init__(self) -> None:
         if self.behavior is None:
@@ -52,11 +52,11 @@ TEMPLATE = "template"
 DEMONSTRATION = "demonstration"
 """Tokens that a demonstrator wrote in the policy's place."""
 HISTORY = "history"
-"""What the policy said earlier, or who spoke in its place, shown again in a later segment."""
+"""Replies of earlier segments, the policy's or another's in its place, that a later segment shows again."""
 
 
 def discarded(name: str) -> str:
-    """The name of the same author's tokens once they are hidden from later prompts."""
+    """The author's name for tokens that are hidden from later prompts."""
     return name if name.endswith(DISCARD_SUFFIX) else name + DISCARD_SUFFIX
 
 
@@ -81,7 +81,7 @@ class AuthorTable:
         self._behavior = self._flags("behavior")
 
     def _flags(self, field: str) -> npt.NDArray[np.bool_]:
-        """[256] A field of the author behind each code; False where there is none."""
+        """[256] One field of each code's author. False: the code has no author."""
         flags = np.zeros(_DISCARD_BIT, bool)
         flags[: len(self.authors)] = [getattr(author, field) for author in self.authors]
         return np.tile(flags, 2)
@@ -101,7 +101,7 @@ class AuthorTable:
         return base + DISCARD_SUFFIX if code & _DISCARD_BIT else base
 
     def author(self, name: str) -> Author:
-        """The row of `name`; that of a `(discard)` form is neither trained nor shown."""
+        """The row of `name`. The `(discard)` form of an author is neither trained nor shown."""
         row = self.authors[self.code(name) & ~_DISCARD_BIT]
         return replace(row, trained=False, shown=False) if name.endswith(DISCARD_SUFFIX) else row
 
@@ -112,7 +112,7 @@ class AuthorTable:
         return self._trained[codes]
 
     def has_behavior(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        """True = the token comes with the log-prob it was sampled with."""
+        """True = the token's log-prob is known from when it was sampled."""
         return self._behavior[codes]
 
     def is_known(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Conversations as people keep them: a JSON file of messages, with tools or without."""
+"""Reads conversations that people keep as JSON files of messages, with tools or without."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _TEXTS = ("author", "name", "tool_call_id", "reasoning_content")
 
 
 def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Messages and tools of a file that holds a list of messages, or {"messages": [...], "tools": [...]}."""
+    """The messages and tools of a file. It holds a list of messages, or {"messages": [...], "tools": [...]}."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -36,7 +36,7 @@ def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, A
 
 
 def read_message(index: int, row: Any) -> Message:
-    """A message in OpenAI's form; raises RenderError for what is none."""
+    """Reads a message in OpenAI's form. Raises RenderError for anything else."""
     where = f"messages[{index}]"
     if not isinstance(row, Mapping) or not isinstance(row.get("role"), str):
         raise RenderError(f"{where} must be an object with a role, got {str(row)[:80]}.")
@@ -54,7 +54,7 @@ def read_message(index: int, row: Any) -> Message:
 
 
 def _content(where: str, value: Any, *, result: bool) -> str:
-    """A content as text: its text parts joined; what a tool returned as JSON."""
+    """A content as text: its text parts are joined, and a tool's result is written as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, list) and not (result and any(_kind(part) is None for part in value)):
@@ -82,7 +82,7 @@ def _part(where: str, part: Any) -> str:
 
 
 def check_tools(tools: Sequence[Any]) -> None:
-    """Raises RenderError for a schema that is not in OpenAI's form: with its outer object, or without."""
+    """Raises RenderError for a schema that is not in OpenAI's form. The outer object may be left out."""
     for index, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -92,7 +92,7 @@ def check_tools(tools: Sequence[Any]) -> None:
 
 
 def _call(where: str, row: Any) -> ToolCall:
-    """A call in OpenAI's form; its arguments as an object, as the text of one, or left out."""
+    """Reads a call in OpenAI's form. Its arguments are an object, the JSON text of one, or left out."""
     function = row.get("function", row) if isinstance(row, Mapping) else None
     if not isinstance(row, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RenderError(f"{where} must hold the name of a function, got {str(row)[:80]}.")

@@ -1,4 +1,11 @@
-"""A session of an agent that sends whole conversations: which exact tokens each of its requests stands for."""
+"""Finds the exact tokens of each request of an agent that sends whole conversations.
+
+    request 1    Find pearl.                        -> tokens A, the policy samples B: It  is 78.
+    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and those of: Sure?
+
+The messages of request 2 begin with those of request 1 and its reply. So the request goes on from the sampled tokens
+B, which are never made from text again.
+"""
 
 import hashlib
 import json
@@ -11,7 +18,9 @@ from typing import Any, NamedTuple, Self
 from context.authors import HISTORY, INITIALIZATION
 from context.messages import Message, ToolCall, canonical_json, content_hash, numbered_calls
 from context.parse import Reply, ReplyParser
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
+from context.tokens.loss_mask import TrainingControl, mark_untrained
 from context.tokens.session_nodes import (
     Fork,
     Node,
@@ -22,15 +31,15 @@ from context.tokens.session_nodes import (
     tokens_of,
 )
 from context.tokens.token_sequence import TokenSequence
-from context.tokens.training_sequence import TrainingControl, mark_untrained, sampled_tokens
+from context.tokens.training_sequence import sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
 _MOST_RENDERINGS = 8
-"""Each is a whole conversation: all of them would be the square of a session."""
+"""Renderings that are kept. Each is a whole conversation: to keep all would take the square of a session."""
 
 
 class _Key(NamedTuple):
-    """What messages are told apart by."""
+    """The parts of a message by which it differs from others."""
 
     role: str
     content: str
@@ -42,20 +51,20 @@ class _Key(NamedTuple):
 
 @dataclass(eq=False)
 class _Beginning:
-    """Messages that conversations which were answered begin with."""
+    """The first messages of conversations that were answered."""
 
     before: Self | None
-    """All but the last of them."""
+    """The beginning without its last message."""
     length: int
     next: dict[_Key, Self] = field(default_factory=dict)
-    """By the message that follows."""
+    """The beginnings that are one message longer, by that message."""
     asked: list[int] = field(default_factory=list)
-    """Nodes whose whole request they are."""
+    """The nodes whose whole request this is."""
     said: list[int] = field(default_factory=list)
-    """Nodes whose reply is the last of them."""
+    """The nodes whose request and reply this is."""
 
     def back(self) -> Iterator[Self]:
-        """It, and each shorter one, down to nothing."""
+        """This beginning and each shorter one, down to nothing."""
         at: Self | None = self
         while at is not None:
             yield at
@@ -64,22 +73,22 @@ class _Beginning:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What the policy must see next."""
+    """The prompt that the policy must see next."""
 
     tokens: TokenSequence
-    """All of it, exactly."""
+    """All tokens, exactly."""
     given: tuple[Message, ...]
-    """All of the conversation."""
+    """The whole conversation."""
     place: Place
-    """As the tree was when it was asked."""
+    """Its place in the tree at the time of the request."""
     rendering: Rendering
     asked_after: int
-    """How many nodes there were."""
+    """The number of nodes at the time of the request."""
     repeats: int | None = None
-    """The node whose reply to this very conversation was lost before it was delivered; None: there is none."""
+    """The node whose reply to an equal request was lost before it was delivered. None: there is none."""
     follows: int | None = None
-    """The node of the last reply that the conversation holds, if only without its thought: its agent has been given it.
-    None: it holds none at its place."""
+    """The node of the last reply in the conversation, with its thought or without: its agent has been given it. None:
+    the conversation holds no reply of the tree."""
 
     @property
     def ids(self) -> list[int]:
@@ -88,21 +97,21 @@ class Prompt:
 
     @property
     def rest(self) -> TokenSequence:
-        """What of it follows the tokens that it keeps of its parent's path."""
+        """The tokens behind those that it shares with its parent's path."""
         return self.tokens.part(self.place.kept_tokens, len(self.tokens))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What follows the messages that it keeps of its parent's conversation."""
+        """The messages behind those that it shares with its parent's conversation."""
         return self.given[self.place.kept_messages :]
 
 
 class ConversationTree:
-    """Messages choose the node, tokens stay what they were: what was sampled is never made from text again.
+    """The conversations of a session: messages choose the node, and the node's tokens stay what they were.
 
-    A conversation that begins with all of a node's goes on from that node's tokens. Any other is rendered whole, and
-    shares with the tree the tokens that both begin with. A request without a reply is kept, and none is compared with
-    it. All of this follows from the nodes: a tree made of stored ones goes on as the one that made them.
+    A conversation that begins with the whole of a node's goes on from that node's tokens. Any other conversation is
+    rendered whole, and shares its first tokens with the tree. A request without a reply is kept, but no conversation
+    goes on from it. A tree that is made of stored nodes goes on as the tree that stored them.
     """
 
     def __init__(
@@ -114,21 +123,20 @@ class ConversationTree:
         control: TrainingControl | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
-        """`parser` makes what reads replies, of the tools that are offered; `now`: what templates take for today, all
-        session long."""
+        """`parser` makes the reader of replies for the offered tools. `now`: the day that templates take for today."""
         self._renderer = renderer
         self._parser = parser
         self._now = now
         self._control = control or TrainingControl()
         self._nothing = _Beginning(None, 0)
         self._ends: list[_Beginning] = []
-        """Each node's whole conversation; without a reply, what it keeps of its parent's."""
+        """Each node's whole conversation. Without a reply, it is the part that the node keeps of its parent's."""
         self._replies: set[_Key] = set()
         self._renderings: dict[int | None, Rendering] = {}
-        """Prompts as the template writes them, by node: the last few that nothing goes on from."""
+        """The prompts of the last few nodes that no other node goes on from, as the template writes them."""
         self._said_by = lru_cache(64)(renderer.said)
         self._ids: set[str] = set()
-        """Of calls, as the template has them."""
+        """The ids of calls, as the template has them."""
         self.nodes: list[Node] = []
         for node in nodes:
             self._append(node)
@@ -141,29 +149,29 @@ class ConversationTree:
         agent: str = "",
         is_lost: Callable[[Node], bool] = lambda _: True,
     ) -> Prompt:
-        """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts.
+        """The exact tokens for a conversation. Raises RenderError where the template refuses it, or leaves parts out.
 
-        `agent`: who asks; `is_lost`: whether an equal request may have the reply of a node that was not delivered.
+        `agent`: who asks. `is_lost`: whether an equal request may be given the undelivered reply of a node.
         """
-        given, most = self._read(messages)
+        given, most = self._read_messages(messages)
         offered = content_hash(list(tools))
-        equal = self._equal(most, len(given), offered)
+        equal = self._find_equal_requests(most, len(given), offered)
         if equal:
             lost = (n for n in equal if self.nodes[n].status == Status.UNDELIVERED and is_lost(self.nodes[n]))
             rendering = self._renderings.get(equal[-1]) or self._renderer.render(given, tools, now=self._now)
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
-            place = self._fork(tokens, most, offered, Fork.RETRY)
+            place = self._make_fork(tokens, most, offered, Fork.RETRY)
             return Prompt(tokens, given, place, rendering, len(self.nodes), next(lost, None))
-        at = self._best(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
-        fork = self._why(at, most, given, offered)
-        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._going_on(at, given, tools)
+        at = self._choose_node(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
+        fork = self._find_fork(at, most, given, offered)
+        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._continue_from(at, given, tools)
         if going_on is not None and fork is None:
             return going_on
         rendering = going_on.rendering if going_on else self._renderer.render(given, tools, now=self._now)
         tokens = going_on.tokens if going_on else self._renderer.tokens(rendering)
-        place = self._fork(tokens, most, offered, fork or Fork.TEMPLATE)
-        follows = self._best(self._thought(most, given), agent) if fork == Fork.THINKING else at
+        place = self._make_fork(tokens, most, offered, fork or Fork.TEMPLATE)
+        follows = self._choose_node(self._find_without_thought(most, given), agent) if fork == Fork.THINKING else at
         return Prompt(tokens, given, place, rendering, len(self.nodes), None, follows)
 
     def add(
@@ -176,17 +184,17 @@ class ConversationTree:
         agent: str = "",
         status: Status = Status.UNDELIVERED,
     ) -> tuple[Node, Reply]:
-        """A node with what the policy sampled for a prompt, verbatim, and the reply as it is read."""
+        """Adds a node with the sampled tokens, verbatim. Returns the node, and the reply as it is read."""
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
         sampled = mark_untrained(sampled, untrained, renderer.authors)
-        reply = self._parsed(prompt.rendering, token_ids)
+        reply = self._parse(prompt.rendering, token_ids)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
             calls = numbered_calls(reply.message.tool_calls, first)
             reply = replace(reply, message=replace(reply.message, tool_calls=calls))
-        node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
+        node = self._make_node(prompt, sampled, (reply.message,), agent=agent, status=status)
         self._append(node)
         if prompt.place.fork is None:
             self._renderings.pop(prompt.place.parent, None)
@@ -195,31 +203,31 @@ class ConversationTree:
         return node, reply
 
     def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:
-        """A node for a prompt that got no reply."""
-        node = self._node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
+        """Adds a node for a prompt that got no reply."""
+        node = self._make_node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
         self._append(node)
         return node
 
     def delivered(self, number: int) -> None:
-        """The agent has been given a node's reply."""
+        """Notes that the agent has been given a node's reply."""
         if self.nodes[number].status == Status.UNDELIVERED:
             self.nodes[number] = replace(self.nodes[number], status=Status.TRAINED)
 
     def ended(self, number: int) -> bool:
-        """True: a stop token ended a node's reply, not a limit."""
+        """True: a stop token ended the node's reply, and no limit did."""
         node = self.nodes[number]
         return node.num_sampled > 0 and self._said_by(_sampled_ids(node))[1]
 
     def call_ids(self, number: int) -> list[str]:
-        """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
+        """The ids by which the agent knows the calls of a node's reply, even where the model's format has none."""
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
-        """The messages as the template is to have them: by their authors, results with their tool's name, and ids only
-        where the model's format has any. And the most of them that the tree has.
+    def _read_messages(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
+        """The messages as the template needs them, and the longest beginning of them that the tree has.
 
-        An id is that of the call that had it last: agents give the same ids each turn.
+        They get their authors. A result gets its tool's name, and ids stay where the model's format has any. A result
+        answers the last call with its id: some agents give the same ids at each turn.
         """
         called: dict[str | None, ToolCall] = {}
         read: list[Message] = []
@@ -227,13 +235,13 @@ class ConversationTree:
         here: _Beginning | None = most
         for message in messages:
             if message.tool_calls:
-                calls = self._as_said(message.tool_calls, here.asked if here else ())
-                calls = calls or tuple(replace(call, id=self._id(call.id)) for call in message.tool_calls)
+                calls = self._find_said_calls(message.tool_calls, here.asked if here else ())
+                calls = calls or tuple(replace(call, id=self._find_id(call.id)) for call in message.tool_calls)
                 called |= {given.id: call for given, call in zip(message.tool_calls, calls, strict=True)}
                 message = replace(message, tool_calls=calls)
             if message.role == "tool":
                 call = called.get(message.tool_call_id)
-                name, id = (None, self._id(message.tool_call_id)) if call is None else (call.name, call.id)
+                name, id = (None, self._find_id(message.tool_call_id)) if call is None else (call.name, call.id)
                 message = replace(message, name=message.name or name, tool_call_id=id)
             key = _key(message)
             if message.role == "assistant":
@@ -243,9 +251,11 @@ class ConversationTree:
             most = here or most
         return tuple(read), most
 
-    def _as_said(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
-        """The calls of a reply, of these nodes, as they were sampled, where its agent has given them ids of its own or
-        has only added arguments: its tools' defaults. None: they are of no such reply."""
+    def _find_said_calls(self, given: Sequence[ToolCall], nodes: Sequence[int]) -> tuple[ToolCall, ...] | None:
+        """The calls as a reply of these nodes has them. None: no reply has them.
+
+        An agent may give calls other ids, and add arguments: the defaults of its tools.
+        """
 
         def rank(number: int) -> tuple[bool, bool, int]:
             as_given = self.call_ids(number) == [call.id for call in given]
@@ -254,16 +264,16 @@ class ConversationTree:
         like = [number for number in nodes if _are_like(given, self.nodes[number].messages[-1].tool_calls)]
         return self.nodes[max(like, key=rank)].messages[-1].tool_calls if like else None
 
-    def _id(self, given: str | None) -> str | None:
+    def _find_id(self, given: str | None) -> str | None:
         known = given in self._ids
         if given is None or known or not self._renderer.template.needs_call_ids:
             return given if known else None
-        # In the form that Mistral's takes.
+        # Mistral's template takes ids of this form.
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
-    def _best(self, whole: _Beginning | None, agent: str) -> int | None:
-        """Of the nodes with one whole conversation, one whose reply is trained, then was delivered, then one that the
-        agent itself asked for, then the latest."""
+    def _choose_node(self, whole: _Beginning | None, agent: str) -> int | None:
+        """The best node with this whole conversation: one that is trained, then delivered, then of this agent, then the
+        latest."""
 
         def rank(number: int) -> tuple[bool, bool, bool, int]:
             node = self.nodes[number]
@@ -271,9 +281,9 @@ class ConversationTree:
 
         return max(whole.said, key=rank, default=None) if whole else None
 
-    def _why(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
-        """Why a conversation can't go on from node `at`, or not without replies that are made again from text; None: it
-        can, as far as messages tell. `most`: what the tree has of it."""
+    def _find_fork(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
+        """Why a conversation can't go on from node `at`, or only with replies made from text again. None: it can, as
+        far as messages tell. `most`: the part of the conversation that the tree has."""
         if at is not None:
             if self.nodes[at].place.tools != offered:
                 return Fork.TOOLS
@@ -286,21 +296,21 @@ class ConversationTree:
             return Fork.NEW
         if most.length == len(given):
             return Fork.TOOLS if most.asked else Fork.RETRY
-        return Fork.EDITED if self._thought(most, given) is None else Fork.THINKING
+        return Fork.EDITED if self._find_without_thought(most, given) is None else Fork.THINKING
 
-    def _thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
-        """What differs from what the conversation begins with in a thought alone."""
+    def _find_without_thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
+        """The beginning that differs from the conversation's in the last message's thought alone."""
         theirs = _key(given[most.length])
         same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
         return next(same, None)
 
-    def _equal(self, most: _Beginning, count: int, offered: str) -> list[int]:
-        """The nodes of equal requests."""
+    def _find_equal_requests(self, most: _Beginning, count: int, offered: str) -> list[int]:
+        """The nodes of requests with these messages and tools."""
         asked = most.asked if most.length == count else ()
         return [number for number in asked if self.nodes[number].place.tools == offered]
 
-    def _fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
-        """The place of a prompt that goes on from no reply: behind the tokens that most of it shares with the tree."""
+    def _make_fork(self, tokens: TokenSequence, most: _Beginning, offered: str, fork: Fork) -> Place:
+        """The place of a prompt that goes on from no reply: behind the node that shares most tokens with it."""
         shared = shared_beginnings(self.nodes, tokens.token_ids)
         alike = [node.number for node in self.nodes if node.num_sampled and shared[node.number]]
         if not alike:
@@ -309,8 +319,8 @@ class ConversationTree:
         theirs = set(self._ends[parent].back())
         return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
-    def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
-        """The prompt behind a node's reply; None where the template rewrites what stands there."""
+    def _continue_from(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
+        """The prompt that goes on from a node's reply. None: the template rewrites earlier text."""
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
@@ -322,18 +332,18 @@ class ConversationTree:
         place = Place(at, len(path), said, node.place.tools, None)
         return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes), None, at)
 
-    def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
+    def _parse(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._said_by(tuple(token_ids))
         return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
-    def _node(
+    def _make_node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
         place = prompt.place
-        if len(self.nodes) > prompt.asked_after:  # what begins alike may have been answered meanwhile
-            _, most = self._read(prompt.given)
-            fork = Fork.RETRY if self._equal(most, len(prompt.given), place.tools) else place.fork
-            place = place if fork is None else self._fork(prompt.tokens, most, place.tools, fork)
+        if len(self.nodes) > prompt.asked_after:  # a request with an equal beginning may have been answered meanwhile
+            _, most = self._read_messages(prompt.given)
+            fork = Fork.RETRY if self._find_equal_requests(most, len(prompt.given), place.tools) else place.fork
+            place = place if fork is None else self._make_fork(prompt.tokens, most, place.tools, fork)
             prompt = replace(prompt, place=place)
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
         shown = prompt.rendering.tools
@@ -344,7 +354,7 @@ class ConversationTree:
     def _append(self, node: Node) -> None:
         self.nodes.append(node)
         if node.place.fork is None and node.place.parent is not None:
-            self.delivered(node.place.parent)  # also where it was lost who had been given it
+            self.delivered(node.place.parent)  # who goes on from a reply has been given it
         end = self._nothing if node.place.parent is None else self._ends[node.place.parent]
         end = next(one for one in end.back() if one.length <= node.place.kept_messages)
         if node.num_sampled:
@@ -370,7 +380,7 @@ def _facts(calls: Sequence[ToolCall]) -> str:
 
 
 def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
-    """Whether calls are some that were said, without regard to ids and to arguments that were added."""
+    """Whether the calls given are those that were said, whatever their ids and added arguments."""
     cut = [
         replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
         for one, call in zip(given, said, strict=False)
@@ -379,7 +389,7 @@ def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
 
 
 def _alike(value: Any) -> Any:
-    """JSON with whole numbers in one form: programs write 1.0 as 1."""
+    """The value with whole numbers in one form: programs write 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

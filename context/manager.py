@@ -1,4 +1,4 @@
-"""The one object a rollout talks to: it knows the exact tokens of an episode, and who wrote each."""
+"""The one object that a rollout talks to: it has the exact tokens of an episode, and who wrote each."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,12 @@ from context.strategies.protocol import (
     shown,
 )
 from context.templates.chat_template import RenderError
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
+from context.tokens.loss_mask import TrainingControl, mark_untrained
 from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
-from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained, sampled_tokens
+from context.tokens.training_sequence import OpenSegment, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
 
@@ -39,21 +41,21 @@ class PrefixError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Next:
-    """The next prompt if the strategy changes nothing."""
+    """The next prompt as it is if the strategy changes nothing."""
 
     view: tuple[Message, ...]
     grown: Rendering
     increment: TokenSequence | None
-    """What follows the reply; None: the template rewrites what was before it."""
+    """The tokens that follow the reply. None: the template rewrites earlier text."""
     length: int
 
 
 class ContextManager:
-    """Token in, token out: every prompt is the tokens before it and what was appended, never re-tokenised.
+    """The conversation of an episode as exact tokens: a prompt extends the one before, and nothing is tokenised again.
 
-    Where the template or the strategy rewrites what was shown, a new segment begins: what the policy said before
-    is shown there again with author `history`, so each sampled token is trained once, in the context it was
-    sampled in. One object per episode: `begin`, then `record_reply` and `observe` in turn.
+    Where the template or the strategy rewrites what was shown, a new segment begins. It shows the policy's earlier
+    replies with author `history`. So each sampled token is trained once, in the context in which it was sampled. One
+    object serves one episode: `begin`, then `record_reply` and `observe` in turn.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class ContextManager:
         control: TrainingControl | None = None,
         strict: bool = False,
     ) -> None:
-        """With `strict`, a prompt that does not extend the one before is a `PrefixError`, whatever the reason."""
+        """`strict`: a prompt that does not extend the one before raises PrefixError."""
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
@@ -79,32 +81,32 @@ class ContextManager:
         self._current: OpenSegment | None = None
         self._messages: list[Message] = []
         self._view: tuple[Message, ...] = ()
-        """What the next prompt shows of `_messages`."""
+        """The messages that the next prompt shows."""
         self._shown: Rendering | None = None
-        """The prompt for the newest reply that is a turn."""
+        """The last prompt for a turn of the episode."""
         self._prompt: Rendering | None = None
-        """The prompt for the next reply, a strategy's question among them."""
+        """The prompt for the next reply: a turn, or the answer to a strategy's question."""
         self._rendered: tuple[Sequence[Message], _Tools, Rendering, TokenSequence] | None = None
         """The last prompt that was rendered whole."""
         self._num_turns = 0
         self._last: Reply | None = None
-        """The reply that waits for an observation; None while the policy is to speak."""
+        """The reply that waits for an observation. None: the policy is to speak."""
         self._said = Sampled("", None)
         self._num_calls = 0
         self._asked: tuple[Question, _Next] | None = None
-        """The question that waits for its answer, and what was to follow."""
+        """The question that waits for its answer, and the prompt that was to follow."""
         self.rewrites: Counter[str] = Counter()
-        """How often the strategy changed what is shown, by kind; `template_rewrite`: how often the template did."""
+        """How often the view was rewritten, by the strategy's kind of change, or as `template_rewrite`."""
         self.stopped: str | None = None
-        """Why the episode can't go on; None: it can."""
+        """Why the episode can't go on. None: it can."""
         self.problem: str | None = None
-        """What the template refused, in words; None unless `stopped` is `unrenderable`."""
+        """The template's refusal in words. None: `stopped` is not `unrenderable`."""
 
     def begin(self, messages: Sequence[Message], tools: _Tools | None = None, *, hint: str | None = None) -> None:
-        """Render the first prompt: any number of messages, few-shot assistant messages among them.
+        """Makes the first prompt of the messages, among which there may be few-shot replies.
 
-        Those of an action author are spoken in the policy's place: trained here if their author is, without
-        log-probs, and shown again as `history`. A `hint` is for a strategy that shows it; others leave it out.
+        An action author's message is a reply in the policy's place. It is trained here if its author is, without
+        log-probs, and later segments show it as `history`. A `hint` is left out but by the strategy that shows it.
         """
         if self._segments:
             raise RuntimeError("begin must be called once. Make a ContextManager per episode.")
@@ -120,41 +122,41 @@ class ContextManager:
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """The exact tokens the generator must see next. Stays as it is while the episode goes on."""
+        """The exact tokens that the generator must see next. The list given stays as it is."""
         return self._current.ids if self._current else ()
 
     @property
     def prompt(self) -> Rendering:
-        """What the next reply answers, as the template writes it."""
+        """The prompt for the next reply, as the template writes it."""
         if self._prompt is None:
             raise RuntimeError("begin must be called first.")
         return self._prompt
 
     @property
     def room(self) -> int:
-        """Tokens left for a reply under `max_tokens`, or under the question's own limit; below 1, none fits."""
+        """Tokens left for a reply under `max_tokens` or the question's own limit. Below 1, no reply fits."""
         left = self._max_tokens - len(self._current or ())
         return min(left, self._asked[0].max_answer_tokens) if self._asked else left
 
     @property
     def question(self) -> Question | None:
-        """What the next reply answers if a strategy asked; None: it is a turn of the episode."""
+        """The strategy's question that the next reply answers. None: the next reply is a turn of the episode."""
         return self._asked[0] if self._asked else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation so far, for people, rewards and storage; without a strategy's questions."""
+        """The conversation so far, for people, rewards and storage. A strategy's questions are left out."""
         return tuple(self._messages)
 
     def record_reply(
         self, token_ids: Sequence[int], log_probs: Sequence[float], *, policy_version: int | Sequence[int]
     ) -> Reply:
-        """Append what the policy sampled, verbatim, and read it.
+        """Appends what the policy sampled, verbatim, and reads it.
 
-        `policy_version`: of all tokens, or one per token where the weights changed while they were sampled.
-        One log-prob per token, in nats; all NaN for a reply that no known policy sampled: a demonstration.
-        A reply that does not end in a stop token was cut by a length limit: `truncated`, with no end added.
-        Outcome `question`: this answered the strategy's question. Sample again, unless `stopped` says why not.
+        `policy_version` is one for all tokens, or one per token where the weights changed while they were sampled.
+        There is one log-prob per token, in nats; all are NaN for a demonstration, which no known policy sampled. A
+        reply without a stop token was cut by a length limit: it is `truncated`, and no end is added. The outcome
+        `question` answers the strategy's question: sample again, unless `stopped` says why not.
         """
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
@@ -184,10 +186,10 @@ class ContextManager:
         return reply
 
     def observe(self, messages: Sequence[Message]) -> str | None:
-        """Put tool results (or what else follows a reply) into the next prompt; why not, if it can't be done.
+        """Puts tool results, or other messages that follow a reply, into the next prompt.
 
-        None: sample the next reply, which may be the answer to a question of the strategy. Otherwise the name of
-        the stop reason: `context_full`, `unrenderable`, or one of the strategy's; nothing was appended or lost.
+        Returns None: sample the next reply, which may answer a question of the strategy. Or returns why the episode
+        can't go on: `context_full`, `unrenderable`, or a reason of the strategy's. Then nothing was appended or lost.
         """
         if self._last is None or self._last.outcome == "truncated":
             raise RuntimeError("observe must follow a reply that ended its turn.")
@@ -199,7 +201,7 @@ class ContextManager:
         return self.stopped
 
     def segments(self) -> tuple[Segment, ...]:
-        """The training sequences so far, in the order of time. Prompts that drew no reply are left out."""
+        """The training sequences so far, in the order of time. Prompts without a reply are left out."""
         authors = self._renderer.authors
         return tuple(
             segment.closed(self._control, self._num_turns, authors)
@@ -215,17 +217,17 @@ class ContextManager:
         self._current.say(sampled, turn=None)
         self._asked = None
         answer = Answer(reply.message.content, reply.outcome == "truncated")
-        # The answer stands in a segment of its own: whatever follows begins another.
+        # The answer stands in a segment of its own, so that the next prompt begins another one.
         self._go_on(lambda: replace(following, increment=None), answer)
         return Reply("question", reply.message, None)
 
     def _go_on(self, following: Callable[[], _Next], answer: Answer | None) -> None:
-        """Make the next prompt as the strategy wants it, or set `stopped`."""
+        """Makes the next prompt as the strategy wants it, or sets `stopped`."""
         self.problem = None
         try:
             self.stopped = self._arrange(following(), answer)
         except RenderError as error:
-            # What the policy would see is not what was said: the template cuts, moves or refuses it.
+            # The policy would not see what was said: the template cuts, moves or refuses it.
             self.stopped, self.problem = UNRENDERABLE, str(error)
 
     def _following(self, given: Sequence[Message]) -> _Next:
@@ -236,8 +238,8 @@ class ContextManager:
             called = self._last is not None and self._last.message.tool_calls
             if called or all(message.role != "tool" for message in added):
                 raise
-            # Some templates take a tool's result behind a call only: what answers a call that could not be read is
-            # shown as a user's message there.
+            # Some templates take a tool's result behind a call only. There, the answer to a call that could not be
+            # read is shown as a user's message.
             as_users = [replace(m, role="user", name=None, tool_call_id=None) if m.role == "tool" else m for m in added]
             return self._extended((*self._view, *as_users))
 
@@ -249,7 +251,7 @@ class ContextManager:
         return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
-        """Make the next prompt as the strategy wants it; why not, if it can't be."""
+        """Makes the next prompt as the strategy wants it. Returns why it can't be made, or None."""
         history = History(
             *self._turns(following.view),
             prompt_tokens=following.length,
@@ -292,7 +294,7 @@ class ContextManager:
 
     def _rewrite(self, arrangement: Rewrite, following: _Next) -> str | None:
         if following.increment is not None and arrangement.messages[: len(self._view)] == self._view:
-            # Only what has not been seen yet is changed: still an extension.
+            # The strategy changes unseen messages alone, so that the prompt still extends the last one.
             problem = self._append(self._extended(arrangement.messages))
             if problem is not None:
                 return problem
@@ -305,11 +307,11 @@ class ContextManager:
         return None
 
     def _reopen(self, view: tuple[Message, ...], reason: SegmentReason, tools: _Tools) -> None:
-        """Begin a segment that shows `view`, in which nothing that was said before is trained."""
+        """Begins a segment that shows `view`, and trains no earlier reply."""
         self._open(self._as_history(view), self._as_history(self._hinted(view)), reason, tools)
 
     def _open(self, plain: Sequence[Message], seen: Sequence[Message], reason: SegmentReason, tools: _Tools) -> None:
-        """Begin a segment. `plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
+        """Begins a segment. `plain` is trained on; the policy sees `seen`, which may hold a hint."""
         rendering, trained = self._render(plain, tools)
         hinted = None
         if seen != plain:
@@ -326,7 +328,7 @@ class ContextManager:
         return len(self._render(self._as_history(self._hinted(tuple(messages))), self._tools if tools else ())[1])
 
     def _render(self, messages: Sequence[Message], tools: _Tools) -> tuple[Rendering, TokenSequence]:
-        """What is measured is often shown next: the last prompt is kept."""
+        """The whole prompt of these messages. The last one is kept: what is measured is often shown next."""
         if self._rendered is None or self._rendered[:2] != (messages, tools):
             rendering = self._renderer.render(messages, tools, after=self._shown)
             self._rendered = messages, tools, rendering, self._renderer.tokens(rendering)
@@ -339,7 +341,7 @@ class ContextManager:
         return shown(self._strategy.hinted(opening, self._hint), turns)
 
     def _turns(self, view: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...]]:
-        """The messages before the first reply, and the replies with what came back."""
+        """The messages before the first reply, and the replies with their results."""
         cuts = [*(place for place, message in enumerate(view) if self._is_action(message.author)), len(view)]
         turns = tuple(Turn(view[start], tuple(view[start + 1 : end])) for start, end in pairwise(cuts))
         return tuple(view[: cuts[0]]), turns

@@ -1,4 +1,4 @@
-"""Messages: who may have written them, how chat templates and people take them, their canonical JSON and hash."""
+"""Messages of a conversation: who may write them, their form for chat templates and for people, and their hash."""
 
 import hashlib
 import json
@@ -34,11 +34,11 @@ class Message:
     """The tool that answered; None for other roles."""
     tool_call_id: str | None = None
     reasoning: str | None = None
-    """The thinking before `content`, for templates that write it apart; None: there was none."""
+    """The thinking before `content`, for templates that write thinking apart. None: there was none."""
     note: str = ""
-    """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
+    """A strategy's text below `content`, in this message. Its tokens carry author `memory`."""
     error_kind: str | None = None
-    """What went wrong in the tool call that this answers; None: nothing, or it answers none."""
+    """The kind of failure of the tool call that this message answers. None: it did not fail, or there is no call."""
 
 
 def check_message(message: Any) -> None:
@@ -50,10 +50,11 @@ def check_message(message: Any) -> None:
 
 
 def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
-    """The messages from outside, each by the author of its tokens; ValueError for one who can't have written it.
+    """The messages from outside, each with the author of its tokens.
 
-    An assistant message that names no author was not sampled: `initialization`. In the `opening`, an action author
-    may speak in the policy's place, unless its tokens come with log-probs: those are sampled, never rendered.
+    An assistant message that names no author was not sampled: its author is `initialization`. An action author may
+    speak in the policy's place in the `opening`. Raises ValueError for an author whose tokens are sampled, as sampled
+    tokens are never rendered.
     """
     rows = []
     for message in messages:
@@ -81,13 +82,13 @@ def shown_messages(messages: Sequence[Message], authors: AuthorTable) -> tuple[M
 
 
 Change = Callable[[str], str]
-"""What becomes of a text before a template gets it."""
+"""Changes a text before a template is given it."""
 
 
 def to_template(message: Message, leaf: Change = str, word: Change = str) -> dict[str, Any]:
-    """The dictionary a Hugging Face chat template expects; `leaf` is done to each content, `word` to names and keys.
+    """The dictionary that a Hugging Face chat template expects. `leaf` changes contents, `word` names and keys.
 
-    White space alone stays as it is: templates ask whether a content is empty.
+    A content of white space alone is not changed: templates ask whether a content is empty.
     """
     row: dict[str, Any] = {"role": message.role}
     if message.reasoning is not None:
@@ -109,7 +110,7 @@ def _call_to_template(call: ToolCall, leaf: Change, word: Change) -> dict[str, A
 
 
 def changed(value: Any, leaf: Change, word: Change) -> Any:
-    """JSON with `leaf` done to its texts and `word` to its keys."""
+    """A JSON value whose texts are changed by `leaf` and whose keys by `word`."""
     if isinstance(value, str):
         return value if not value or value.isspace() else leaf(value)
     if isinstance(value, Mapping):
@@ -120,14 +121,15 @@ def changed(value: Any, leaf: Change, word: Change) -> Any:
 
 
 def numbered_calls(calls: Sequence[ToolCall], first: int) -> tuple[ToolCall, ...]:
-    """Calls with ids, for a template that needs them where the policy's format has none."""
+    """The calls with an id each, for a template that needs ids where the policy's format has none."""
     return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
 
 
 def calls_named_by_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages with `functions.NAME:0` and so on for ids of their calls, for a template that names tools by them.
+    """The messages with `functions.NAME:0` and so on as the ids of their calls, from which a template reads names.
 
-    A result belongs to the call of that id before it, and one without an id to the first call that has none yet.
+    A result answers the call with its id in the turn before. A result without an id answers the first call that has
+    no result yet.
     """
     named: list[Message] = []
     numbers, waiting = count(), dict[str | None, list[str]]()
@@ -145,13 +147,13 @@ def calls_named_by_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_message(message: Message) -> dict[str, Any]:
-    """The dictionary that pages and answers for programs have: JSON, whatever a model wrote."""
+    """The message as pages and programs get it: JSON, whatever a model wrote."""
     calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
     return {**vars(message), "tool_calls": calls}
 
 
 def _plain(value: Any) -> Any:
-    """Models write NaN and Infinity where numbers belong; JSON has neither."""
+    """The value with NaN and Infinity as texts: models write them where numbers belong, and JSON has neither."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -160,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 def conversation_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """A conversation of `plain_message`s for a terminal: each as `assistant: ...`, with its calls below."""
+    """A conversation for a terminal: each `plain_message` as `assistant: ...`, with its calls below."""
     return "\n".join(map(_message_text, messages))
 
 
@@ -185,7 +187,7 @@ def canonical_json(value: Any) -> str:
 
 
 def content_hash(value: Any) -> str:
-    """sha256 of the canonical JSON. Lone surrogates hash as themselves."""
+    """The sha256 of the canonical JSON. Lone surrogates hash as themselves."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 

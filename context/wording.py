@@ -1,12 +1,13 @@
-"""Text for people and stores: near names, excerpts, nothing that would act on a terminal, no half characters."""
+"""Text for people and stores: made visible, made storable, cut short, and the nearest of known names."""
 
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
-"""Characters of a name that are compared: it may come from a model, and comparing takes time."""
+"""Characters of a name that are compared. A model may write a long name, and comparing takes time."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # Cc: terminal control; Cf: invisible, bidirectional; Cs: half characters; Co: private use; Z: lines.
@@ -14,14 +15,14 @@ _WRITTEN_OUT = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def visible(text: str) -> str:
-    """The text in one line: `<U+001B>` for a character that is not to be seen, line breaks among them."""
+    """The text in one line. A line break or an unseen character is written as `<U+001B>`."""
     if text.isprintable():
         return text
     return "".join(f"<U+{ord(one):04X}>" if unicodedata.category(one) in _WRITTEN_OUT else one for one in text)
 
 
 def visible_lines(text: str) -> str:
-    """The text in its own lines, each `visible`."""
+    """The text with its lines kept, each of them `visible`."""
     return "\n".join(map(visible, text.split("\n")))
 
 
@@ -40,13 +41,23 @@ def excerpt(text: str, most: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is spelled most alike; None: none is at least `cutoff` alike, from 0 to 1."""
+    """The known name that is spelled most alike. None: no name reaches `cutoff`, a likeness from 0 to 1."""
     return next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], list(known), n=1, cutoff=cutoff)), None)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A closing sentence for an unknown name: the nearest known one, or all of them."""
+    """A closing sentence for an unknown name: it gives the nearest known name, or all of them."""
     choices = list(known)
     if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
+
+
+def share(part: float, whole: float) -> str:
+    """`12.5 %`; a dash where there is no whole."""
+    return f"{part / whole:.1%}".replace("%", " %") if whole else "-"
+
+
+def error_counts(kinds: str | None) -> str:
+    """`3 raised, 1 malformed`, from the kinds of errors of a trajectory's tool calls."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter((kinds or "").split()).items()) or "-"

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import sqlalchemy as sa
 
-from replay import records, ticket_records
+from replay import records
 from replay.frames.token_columns import TOKEN_COLUMNS
 from replay.questions.filters import FIELDS
+from replay.storage.collecting import ticket_records
 from replay.storage.format.schema import metadata
 from replay.storage.format.views import VIEWS
 

@@ -38,6 +38,18 @@ def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, s
     return first["loc"], rule, shortened(first["input"])
 
 
+def sentence_for_validation_error(error: ValidationError, *within: str) -> str:
+    """The first problem as `replay.fraction must be greater than or equal to 0, got -1.`, its place named from `within`
+    on. A rule over several keys is a sentence already."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] == "extra_forbidden":
+        return f"{'.'.join(map(str, (*within, *first['loc'])))} must be a known key, got an unknown one."
+    place, rule, shown = first_problem(error)
+    return f"{'.'.join(map(str, (*within, *place)))} must {rule}, got {shown}."
+
+
 class ReplayError(Exception):
     """A person can put it right."""
 

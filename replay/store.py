@@ -312,12 +312,13 @@ class ReplayStore:
 
         self._write(work, run)
 
-    def forget(self, rows: sa.ColumnElement[bool], *, held_out: str | None = None, dry_run: bool) -> Forgotten:
-        """Remove content for good, with the database written again without it; or only count it. `held_out`: the run
-        whose held-out episodes and sessions under way go too, or "*" for those of all."""
+    def forget(self, rows: sa.ColumnElement[bool] | None, *, held_out: str | None = None, dry_run: bool) -> Forgotten:
+        """Remove content for good, with the database written again without it; or only count it. `rows`: None for no
+        row. `held_out`: the run whose held-out episodes and sessions under way go too, or "*" for those of all."""
+        asked = sa.false() if rows is None else rows
         if dry_run:
-            return self._database.read(lambda connection: tombstones.forget(connection, rows, held_out, dry_run=True))
-        return self._database.erase(lambda connection: tombstones.forget(connection, rows, held_out))
+            return self._database.read(lambda connection: tombstones.forget(connection, asked, held_out, dry_run=True))
+        return self._database.erase(lambda connection: tombstones.forget(connection, asked, held_out))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""

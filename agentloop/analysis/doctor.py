@@ -15,7 +15,7 @@ from agentloop.errors import UserError
 from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
-_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn", "gpu": "triton"} | {
+_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn"} | {
     name: name for name in ("datasets", "peft", "ray", "mcp", "gymnasium", "tensorboard", "wandb", "trackio")
 }
 """The package that says whether an extra of agentloop-replay is installed."""

@@ -5,17 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
 from agentloop.environments import RunEnvironments
 from context.authors import LLM
 from context.messages import Message, to_template
-from context.tokens.session_nodes import conversations_of
+from context.tokens.session_segments import conversations_of
 from replay.exchange import ExportReport, export_file
 from replay.exchange.row_format import Bundle
-from replay.records import StopReason
-from replay.storage.format.schema import nodes
-from replay.storage.format.schema import trajectories as rows
+from replay.exchange.stored_rows import answered_with_known_tools
+from replay.questions import RowCondition
 from replay.store import ReplayStore
 
 
@@ -24,7 +21,7 @@ def write_demonstrations(
     environments: RunEnvironments | None,
     file: Path,
     *,
-    where: sa.ColumnElement[bool],
+    where: RowCondition,
     limit: int | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -36,10 +33,7 @@ def write_demonstrations(
     shows them. Tokens and log-probs are left behind, and so are rows of another environment or version, whose tools are
     not known; sessions hold their own. Raises ReplayError for a file that can't be written.
     """
-    known: list[sa.ColumnElement[bool]] = [rows.c.id.in_(sa.select(nodes.c.trajectory))]
-    for one in () if environments is None else environments.all:
-        known.append(sa.and_(rows.c.environment == one.name, rows.c.environment_version == one.version))
-    answered = rows.c.stop_reason == StopReason.ANSWERED
+    known = [] if environments is None else [(one.name, one.version) for one in environments.all]
 
     def line_of(bundle: Bundle) -> bytes:
         row, record = bundle.trajectory, bundle.trajectory.record
@@ -53,7 +47,7 @@ def write_demonstrations(
         lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
         return "\n".join(map(json.dumps, lines)).encode()
 
-    asked = sa.and_(answered, sa.or_(*known), where)
+    asked = where & answered_with_known_tools(known)
     return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
 import torch
 from torch import Tensor
 
@@ -20,14 +19,12 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.run_folder import RunFolder, complete_checkpoints
 from context.authors import AuthorTable
-from replay.questions import chosen
-from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory
-from replay.storage.format.schema import trajectories
+from replay.questions import sampled_rows
+from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 
 _BATCH = 32
 """Trajectories read at once."""
-_rows = trajectories.c
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,10 @@ def check_log_probs(
     skip: Collection[str] = (),
 ) -> LogProbCheck:
     """Recompute the behavior log-probs of the run's own rows but those of `skip`, one policy version after another."""
-    rows = [row for row in _sampled(store, folder.run_id, filter) if row[0] not in skip]
+    rows = [row for row in sampled_rows(store, folder.run_id, filter) if row.id not in skip]
     checks, gone = [], []
-    for version in sorted({version for _, least, most in rows for version in range(least, most + 1)}):
-        ids = [id for id, least, most in rows if least <= version <= most]
+    for version in sorted({version for _, oldest, newest in rows for version in range(oldest, newest + 1)}):
+        ids = [id for id, oldest, newest in rows if oldest <= version <= newest]
         if version not in weights:
             gone.append(version)
             continue
@@ -123,7 +120,7 @@ def rescore(
     store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
-    actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
+    actor, ids = _actor(folder, weights), [row.id for row in sampled_rows(store, None, filter, limit=limit)]
     parts: list[Drift] = []
     for rows, batch, log_probs in _scored(store, folder, actor, ids):
         store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
@@ -151,23 +148,7 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    """Perhaps on another machine: with kernels where they can be."""
-    compute = folder.config.compute
-    if compute.log_probs == "triton":
-        compute = compute.model_copy(update={"log_probs": "auto"})
-    return Actor(load_weights(folder, weights).model, compute=compute)
-
-
-def _sampled(
-    store: ReplayStore, run: str | None, filter: str | None, limit: int | None = None
-) -> list[tuple[str, int, int]]:
-    """(id, least and greatest policy version) of stored rows with sampled tokens whose log-probs mean something."""
-    wanted = [chosen(run, filter), _rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0]
-    query = sa.select(_rows.id, _rows.policy_version_min, _rows.policy_version_max)
-    query = query.where(*wanted, _rows.temperature > 0)
-    with store.reading() as connection:
-        found = connection.execute(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit))
-        return [(id, max(0, least), most) for id, least, most in found]
+    return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
 
 
 def _checked(

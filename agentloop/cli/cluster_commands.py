@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,15 +14,12 @@ import typer
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.engine_client import noted_end
 from agentloop.engines.remote.server_facts import read_key
 from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
-from agentloop.environments.check import needing
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.launch.roles import load_roles, load_run_config, role_members
-from agentloop.launch.supervised_role import MARK
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
@@ -87,11 +83,7 @@ def engine(
             watch.stay(None)
             return
         folder = Path("runs") if run is None else run
-        # A learner that waits is to give up where nobody starts this again.
-        with (
-            nullcontext() if MARK in os.environ else noted_end(folder, port),
-            vllm_process(options, key, folder=folder, say=say, vllm=vllm) as process,
-        ):
+        with vllm_process(options, key, folder=folder, say=say, vllm=vllm) as process:
             try:
                 watch.serve(process, start_timeout_s=start_timeout)
             except EngineEnded as error:

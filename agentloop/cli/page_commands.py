@@ -9,7 +9,7 @@ import typer
 
 from agentloop.cli.replay.common import Run, RunId, fail, opened
 from replay.locate import is_folder_of_runs
-from replay.questions.open_buffer import asked_run, open_buffer
+from replay.open_buffer import asked_run, open_buffer
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 

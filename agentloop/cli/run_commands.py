@@ -23,6 +23,7 @@ from agentloop.cli.options import (
     program,
     resume_of,
 )
+from agentloop.cli.text_tables import evaluation_table
 from agentloop.distributed.torchrun import own_rank
 from agentloop.errors import UserError
 
@@ -99,7 +100,7 @@ def next_run(
     """The command after this run, and what it is; None where this one was begun by another command."""
     if config.is_dir():
         return None
-    from replay.questions.diagnosis import TOO_FAST
+    from replay.diagnosis import TOO_FAST
 
     other = 0.25 if settings.replay.fraction == 0.5 else 0.5
     command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
@@ -173,7 +174,6 @@ def evaluate(
             "evaluate --config configs/model.yaml --model PATH"
         )
     from agentloop.analysis import stored_policies
-    from agentloop.rollouts.evaluation import as_table
 
     if config is not None:
         asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
@@ -186,7 +186,7 @@ def evaluate(
             samples=samples,
             environment_changed=environment_changed,
         )
-    print(json.dumps(found.to_json()) if as_json else as_table(found))
+    print(json.dumps(found.to_json()) if as_json else evaluation_table(found))
 
 
 @app.command(

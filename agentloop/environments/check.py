@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -23,18 +22,6 @@ from replay.errors import shortened
 
 _TRIALS = 4
 _author_table = cache(author_table)
-
-
-@contextmanager
-def needing(extra: str, setting: str) -> Iterator[None]:
-    """Within, what an extra installs is imported; UserError about the `setting` that asks for it if it is missing."""
-    try:
-        yield
-    except ImportError as error:
-        raise UserError(
-            f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
-            f"'agentloop-replay[{extra}]'."
-        ) from error
 
 
 def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.sections.environments import TasksSection
-from agentloop.environments.check import needing
-from agentloop.errors import UserError, one_line, shortened
-from replay.exchange.files import is_parquet, lines
+from agentloop.errors import UserError, needing, one_line, shortened
+from replay.exchange.files import ExchangeError, is_parquet, lines
 from replay.exchange.row_format import read_json
 
 Row = Mapping[str, Any]
@@ -151,10 +150,13 @@ def _explained(place: str) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except ExchangeError as error:
+        raise UserError(str(error).replace("FILE", "tasks.data", 1)) from error
     except Exception as error:
-        problem = one_line(error).removeprefix("ExchangeError: ").rstrip(".")
-        advice = "Check its name and splits; relative paths go from where the command is typed."
-        raise UserError(f"tasks.data must be readable rows, got {place!r} with {problem}. {advice}") from error
+        problem = one_line(error).rstrip(".")
+        raise UserError(
+            f"tasks.data must be readable rows, got {place!r} with {problem}. Check its name and splits."
+        ) from error
 
 
 def as_json(value: Any) -> Any:

@@ -24,7 +24,6 @@ from agentloop.environments.check import (
     check_repeatable,
     check_reward,
     check_task,
-    needing,
     reward_now,
     start_now,
 )
@@ -41,7 +40,7 @@ from agentloop.environments.row_environment import (
 from agentloop.environments.tools.tool_memory import repeats
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function
 from context.authors import DEMONSTRATION, LLM, Author
 from context.messages import Message, content_hash, to_template

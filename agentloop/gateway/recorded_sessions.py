@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-import sqlalchemy as sa
 from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
@@ -20,10 +19,10 @@ from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, forgotte
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
-from context.tokens.session_nodes import Node, conversation_of, segments_of
+from context.tokens.session_nodes import Node, conversation_of
+from context.tokens.session_segments import segments_of
 from replay.errors import ReplayError, SessionForgotten
 from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
-from replay.storage.format.schema import trajectories
 from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
@@ -31,7 +30,6 @@ ENVIRONMENT = "gateway"
 MOST_OPEN = 4096
 """Sessions: each is in memory."""
 _NAME = re.compile(r"[A-Za-z0-9._:~@+-]{1,128}")
-_rows = trajectories.c
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +55,7 @@ class Recording:
         first = next(node.number for node in nodes if node.is_trained)
         opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]
         task = TaskRecord(content_hash([ENVIRONMENT, opening]), ENVIRONMENT, {"messages": opening})
-        slot, mean = self._before(task.hash)
+        slot, mean = self.store.sessions.place_of_next_row(self.run, task.hash)
         baseline = 0.0 if self.by_text else mean
         replies = [node.messages[-1] for node in nodes if node.num_sampled]
         record = TrajectoryRecord(
@@ -84,14 +82,6 @@ class Recording:
         )
         messages = tuple(message for node in nodes for message in node.messages)
         return task, Trajectory(record, segments_of(nodes, self.policy.renderer.authors), messages, nodes)
-
-    def _before(self, task: str) -> tuple[int, float | None]:
-        """The next free slot, and the mean reward at a task; None: nobody has said any yet."""
-        mine, answered = _rows.run == self.run, (_rows.task == task) & (_rows.stop_reason == StopReason.ANSWERED)
-        with self.store.reading() as connection:
-            last = connection.scalar(sa.select(sa.func.max(_rows.slot)).where(mine, _rows.iteration == 0))
-            mean: float | None = connection.scalar(sa.select(sa.func.avg(_rows.reward)).where(mine, answered))
-        return 0 if last is None else last + 1, mean
 
 
 class RecordedSession(AgentSession):

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentloop.environments.check import needing
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, needing, one_line
 from agentloop.launch.roles import RaySection, RoleMember
 from agentloop.launch.supervised_role import Show, SupervisedRole
 from agentloop.launch.supervision import DEVICES, console, supervise

@@ -16,7 +16,7 @@ from agentloop.algorithms.declarations import Member
 from agentloop.algorithms.objective_input import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
 from context.authors import AuthorTable
-from context.tokens.token_sequence import loss_mask, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
 from replay.mixing.apportion import apportion
 from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 

@@ -14,9 +14,8 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
-from agentloop.environments.check import needing
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, RenderError, ReplyParser, choose_parser
 from context.messages import canonical_json, shown_messages
@@ -24,7 +23,7 @@ from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl
 
 if TYPE_CHECKING:
     from agentloop.gateway.agent_sessions import Policy

@@ -24,9 +24,7 @@ from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
-from agentloop.runs.display import percent
 from replay.records import HeldOutEpisode, StopReason
-from replay.text_tables import table
 
 
 @dataclass(frozen=True)
@@ -262,27 +260,3 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
         },
         {name: share_of(evaluation.of_environment(name).pass_at(1)) for name in evaluation.environments},
     )
-
-
-_TITLES = ("", "value", "from", "to", "95 % interval")
-_KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
-
-
-def as_table(report: EvaluationReport) -> str:
-    """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
-    shares = {f"pass@{k}": share for k, share in report.pass_at_k.items()}
-    shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
-    ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}
-    means = {"mean turns": report.mean_turns, "mean reward": report.mean_reward}
-    rows = []
-    for name, found in (shares | means | ends).items():
-        form = "{:.2f}".format if name in means else percent
-        rows.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
-    evaluation = report.evaluation
-    each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
-    lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
-    head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
-    why = evaluation.why_none_succeeded
-    if why and report.evaluated.policy_version:
-        why += ". Where it succeeded before training, begin again with a tenth of optimizer.learning_rate"
-    return "\n".join([f"evaluated: {report.evaluated}", head, *([why] if why else []), table(_TITLES, rows)])

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from agentloop.errors import CodeInterrupted, RunStop
-from agentloop.user_code import ask_to_stop
+from agentloop.errors import RunStop, UserCodeFailed, UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
@@ -69,7 +68,6 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
         if request.requested:
             end_at_once(128 + number)
         request.signal_number = number
-        ask_to_stop(True)
         words.put(working if request.has_work else idle)
         if not request.has_work:
             raise RunStop(128 + number)
@@ -81,14 +79,16 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     _forks.are_ours = True
     try:
         yield request
-    except CodeInterrupted as problem:
-        words.put(f"stopped at once: code of yours failed meanwhile ({problem})")
+    except UserError as problem:
+        if not (request.requested and isinstance(problem.__cause__, UserCodeFailed)):
+            raise
+        # Ctrl-C reaches processes of the user's code too, and what they leave behind fails.
+        words.put(f"stopped at once: {problem}")
         raise RunStop(request.exit_code) from problem
     finally:
         _forks.are_ours = False
         for number, old in previous.items():
             signal.signal(number, old)
-        ask_to_stop(False)
         words.put(None)
         shower.join()
 

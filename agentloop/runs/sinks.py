@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, one_line
+from agentloop.errors import UserCodeFailed, UserError, needing, one_line
 from agentloop.user_code import load_class, users_code
 from context.messages import conversation_text, plain_message, to_template
 from replay.records import Trajectory, TrajectoryRecord
@@ -59,7 +59,7 @@ class MetricSinks:
         try:
             with users_code():
                 call()
-        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        except (UserCodeFailed, UserError) as problem:
             del self._sinks[name]
             self._warn(
                 f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
@@ -175,13 +175,8 @@ def _is_kept(line: bytes, keep_through: int | None) -> bool:
 
 
 def _package(module: str, sink: str) -> Any:
-    try:
+    with needing(sink, f"metrics.sinks: {sink}"):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"metrics.sinks must name what is installed, got {sink} without its package. Install the extra: pip "
-            f"install 'agentloop-replay[{sink}]', or remove it."
-        ) from error
 
 
 def _known(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -23,8 +23,8 @@ from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
 from context.authors import AuthorTable
 from context.messages import canonical_json
-from context.tokens.session_nodes import sequences_of
-from context.tokens.token_sequence import response_mask
+from context.tokens.loss_mask import response_mask
+from context.tokens.session_segments import sequences_of
 from replay.records import FRESH, BatchRow, Trajectory
 
 _ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.several_agents))

@@ -38,7 +38,7 @@ from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
-from agentloop.training.policies.publish import Publisher
+from agentloop.training.policies.publisher import Publisher
 from agentloop.training.starting_model import starting_model
 from agentloop.training.startup_checks import check_disk, check_scoring
 from agentloop.training.state_values import StateValues
@@ -166,36 +166,28 @@ def _connected(
     ranks: Ranks,
     opened: ExitStack,
 ) -> Components:
-    config, replay, saved = folder.config, folder.config.replay, checkpoint.model if checkpoint else None
-    authors, done = config.context.author_table(), checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    display.phase("loading the model", 0, 1)
-    loaded = load_policy(config, first, saved=saved)
-    display.phase("loading the model", 1, 1)
+    """The model and all that comes of it, each part made of those before it."""
+    config, replay, authors = folder.config, folder.config.replay, folder.config.context.author_table()
+    saved = checkpoint.model if checkpoint else None
+    done = checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    loaded = _loaded(folder, first, saved, display)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
-    local, agree = _local_sampler(config, loaded, actor, version=done)
+    sampler, agrees = _checked_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
     checked_parser(config.context, acting.environments, loaded)  # before an engine is waited for
-    _keep_tokenizer(loaded, folder)
-    display.note(f"chat template: {check_template(loaded).summary()}")
-    if (note := check_positions(loaded.model, config.context.max_tokens)) is not None:
-        display.note(note)
     trainer, weights, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
-    if local is None:
-        served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None
-        publisher: Publisher = connect_engines(
-            folder, loaded, acting.store, weights=weights, note=display.note, served=served
-        )
+    if sampler is not None:
+        publisher = Publisher(loaded, sampler, acting.store, folder=folder, weights=weights, gather=gather)
     else:
-        publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
+        served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None
+        publisher = connect_engines(folder, loaded, acting.store, weights=weights, note=display.note, served=served)
     if checkpoint is None and isinstance(trainer, Trainer):
         sizes = {"weights": weights.bytes_of_files, "least_policies": publisher.least_folders}
         _check_room(folder, display, actor, state=trainer.bytes_of_state(), sizes=sizes)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    held_out: frozenset[str] = frozenset()
-    if replay.hindsight.enable or replay.restarts.enable:
-        held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
+    held_out = _held_out_payloads(config, acting.source)
     penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
     return Components(
         config=config,
@@ -215,7 +207,7 @@ def _connected(
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=agree and local is not None and config.compute.old_log_probs == "auto",
+        scores_are_stored=agrees and sampler is not None and config.compute.old_log_probs == "auto",
         opened=opened.pop_all(),
     )
 
@@ -228,19 +220,38 @@ def _check_room(folder: RunFolder, display: RunDisplay, actor: Actor, *, state: 
     display.note(check_disk(folder.config, state=state, free=free, **sizes))
 
 
-def _local_sampler(
+def _loaded(folder: RunFolder, first: Path | str, saved: Path | None, display: RunDisplay) -> LoadedModel:
+    """The policy with its tokenizer, which is kept with the run."""
+    display.phase("loading the model", 0, 1)
+    loaded = load_policy(folder.config, first, saved=saved)
+    display.phase("loading the model", 1, 1)
+    _keep_tokenizer(loaded, folder)
+    display.note(f"chat template: {check_template(loaded).summary()}")
+    if (note := check_positions(loaded.model, folder.config.context.max_tokens)) is not None:
+        display.note(note)
+    return loaded
+
+
+def _checked_sampler(
     config: RunConfig, loaded: LoadedModel, actor: Actor, *, version: int
 ) -> tuple[LocalGenerator | None, bool]:
     """What samples in this process (None: an engine does), and whether it agrees with scoring to 0.001 nats."""
-    local = LocalGenerator(
+    sampler = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
         policy_version=version,
         compute=actor.compute,
     )
-    agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT)[:16])
-    return local if config.rollout.engine == "local" else None, agree
+    agrees = check_scoring(sampler, actor, text=loaded.codec.encode_text(_TEXT)[:16])
+    return sampler if config.rollout.engine == "local" else None, agrees
+
+
+def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
+    """Hashes of what the run is judged by, for parts that make tasks of stored episodes; empty without them."""
+    if not (config.replay.hindsight.enable or config.replay.restarts.enable):
+        return frozenset()
+    return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
 
 def _served(

@@ -23,9 +23,9 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.pace import Pace, PhaseClock
+from replay.diagnosis import SIGNS, trouble
 from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
-from replay.questions.diagnosis import SIGNS, trouble
 from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 

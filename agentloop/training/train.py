@@ -45,8 +45,9 @@ from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
 from replay.locate import MODEL
+from replay.next_batch import empty_sources
 from replay.pages.report import REPORT_NAME
-from replay.questions import empty_sources, metric_series
+from replay.questions import metric_series
 from replay.questions.filters import condition
 from replay.records import RunRecord
 from replay.storage.retention import Capacity
@@ -68,7 +69,7 @@ class TrainResult:
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
     troubles: tuple[str, ...] = ()
-    """What went badly, by the limits that `replay.questions.diagnosis` names."""
+    """What went badly, by the limits that `replay.diagnosis` names."""
 
     @property
     def model(self) -> Path:

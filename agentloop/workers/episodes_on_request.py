@@ -28,7 +28,7 @@ from agentloop.runs.signals import StopRequest
 from agentloop.workers.joined_run import JoinedRun, join_run
 from agentloop.workers.worker import Worker
 from replay.records import StopReason
-from replay.ticket_records import Claim
+from replay.storage.collecting.ticket_records import Claim
 
 _MOST_AT_ONCE = 1024
 _LOOK_S = 0.25

@@ -11,12 +11,12 @@ from typing import Any
 
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
+from agentloop.errors import one_line_with_place, shortened
 from agentloop.rollouts.actors import with_gateway
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
-from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
+from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, Claim, Place
 
 _TO_END_S = 3.0
 
@@ -101,8 +101,6 @@ class EpisodesUnderWay:
         run = self._run
         try:
             episode = await self._player(claim, task, self._turns[claim.ticket.purpose].ask)
-        except CodeInterrupted:
-            return  # another worker plays it
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason
             problem = shortened(one_line_with_place(error))
             run.actors.warnings.warn(f"an episode failed: {problem}")
@@ -114,10 +112,7 @@ class EpisodesUnderWay:
             self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
             return
         if claim.ticket.purpose == EVALUATION:
-            try:
-                (judged,) = await run.scorer.judge_beside([episode])
-            except CodeInterrupted:
-                return
+            (judged,) = await run.scorer.judge_beside([episode])
             unknown = "reward.functions: no number" if math.isnan(judged.environment_reward) else None
             self._results.append(EpisodeResult(claim, judged, judged.environment_reward, unknown))
             return
@@ -128,10 +123,7 @@ class EpisodesUnderWay:
     async def _score(self) -> None:
         while self._unscored:
             batch, self._unscored = self._unscored, []
-            try:
-                scores = await self._run.scorer.score_beside([episode for _, episode in batch])
-            except CodeInterrupted:
-                return
+            scores = await self._run.scorer.score_beside([episode for _, episode in batch])
             judged = [(claim, episode) for (claim, _), episode in zip(batch, scores.episodes, strict=True)]
             for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None

@@ -17,8 +17,8 @@ from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_fol
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import OtherSchema, ReplayError
 from replay.records import RunRecord
+from replay.storage.collecting.ticket_records import EVALUATION, TicketRecord
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, TicketRecord
 
 _LOOK_AGAIN_S = 1.0
 _MOST_BATCHES = 8
@@ -84,7 +84,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
                 f"(digest {environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files."
             )
         vocab_size = int((run.fingerprint or {})["vocab_size"])
-        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
+        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # A reward that is unknown costs its episode, and is counted: it ends no worker.
         section = config.reward.model_copy(update={"on_error": "drop"})

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.engines.remote.engine_client import RemoteEngine
+from replay.storage.collecting.ticket_records import SERVING, Participant, RunView
 from replay.store import ReplayStore
-from replay.ticket_records import SERVING, Participant, RunView
 
 _LOOK_S = 0.25
 _BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND = 400, 20

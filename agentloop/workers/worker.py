@@ -1,7 +1,5 @@
 """A worker: claims tickets of a run, runs their episodes side by side, and stores each as soon as it has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -12,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from agentloop.environments import Task
 from agentloop.errors import UserError
-from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
@@ -24,10 +23,7 @@ from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.run_view import ListedEngines, Looks
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
-from replay.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
-
-if TYPE_CHECKING:
-    from agentloop.workers.episodes_on_request import EpisodeDesk
+from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
 
 _SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
@@ -37,6 +33,17 @@ _MOST_ERRORS_IN_A_ROW = 8
 """Episodes that an error ended: a worker on which none goes well must not use up the run's tickets."""
 
 _Result = TypeVar("_Result")
+
+
+class Desk(Protocol):
+    """Where agents of others wait for episodes."""
+
+    @property
+    def waiting(self) -> int:
+        """How many they could begin now."""
+
+    async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
+        """By the agent that has waited longest."""
 
 
 class Worker:
@@ -49,7 +56,7 @@ class Worker:
         concurrency: int,
         stop: StopRequest,
         say: Callable[[str], None],
-        desk: EpisodeDesk | None = None,
+        desk: Desk | None = None,
     ) -> None:
         """`desk`: where agents wait for its episodes, to play them; None: it runs them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

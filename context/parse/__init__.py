@@ -1,4 +1,4 @@
-"""Sampled text -> message with tool calls, with an explicit outcome. Nothing the policy writes raises."""
+"""Reads sampled text as a message with tool calls and an outcome. No text of a policy raises an exception."""
 
 from context.parse.choose import PARSERS, choose_parser, unread_call
 from context.parse.named_json import ReactParser

@@ -1,4 +1,4 @@
-"""Which parser reads a model's calls: the chat template writes some, and the parsers read them."""
+"""Chooses the parser for a model's calls: the chat template writes some calls, and a parser must read them back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ PARSERS: dict[str, type[CallParser]] = {
 _SHOWN = 200
 _NAME = "find_stone"
 _IDS = ("call00001", f"functions.{_NAME}:0"), ("call00002", f"functions.{_NAME}:1")
-"""The ids of the first and the second call: as most families take them, and as Kimi K2 does."""
+"""The ids of the first and the second call, in the form of most families and in that of Kimi K2."""
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"key": 'a "pearl", é, amber', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
     {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
@@ -75,15 +75,15 @@ class Template(Protocol):
     def render(
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
-        """The text of a conversation; raises ValueError where the template refuses it."""
+        """The text of a conversation. Raises ValueError where the template refuses it."""
 
 
 WrittenCalls = tuple[int, tuple[str, ...]]
-"""The number of calls in a reply, and the reply as a policy may have written it: nobody says what ends the turn."""
+"""The number of calls in a reply, and the texts that the policy may have written: where its turn ends is unknown."""
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyParser:
-    """The parser of that name (`auto`: see `auto_parser`), for a conversation with these `tools`."""
+    """The parser of that name for a conversation with these `tools`. `auto`: see `auto_parser`."""
     if name == "auto":
         name = auto_parser(template, tools)
     if name not in PARSERS:
@@ -92,10 +92,10 @@ def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyP
 
 
 def auto_parser(template: Template, tools: Tools) -> str:
-    """The name of the first parser that reads a call and two parallel ones of the template's.
+    """The name of the first parser that reads a call of the template, and two parallel ones.
 
-    A template that writes no calls gets `react`, or what reads its tags around answers. Raises ValueError where no
-    parser can read them, and where the template shows the tools and writes no calls.
+    A template that writes no calls gets `react`, or the parser of its tags around answers. Raises ValueError where no
+    parser reads the calls, and where the template shows tools but writes no calls.
     """
     return _auto_parser(template, bool(tools))  # type: ignore[arg-type]  # any object that is no value has a hash
 
@@ -121,7 +121,7 @@ def _auto_parser(template: Template, has_tools: bool) -> str:
 
 
 def reply_parser(template: Template, tools: Tools, *, calls: bool) -> ReplyParser:
-    """`choose_parser("auto", ...)`; without `calls` no format of calls has to be known."""
+    """The parser that `auto` chooses. Without `calls`, it need not know the format of calls."""
     try:
         return choose_parser("auto", template, tools=tools)
     except ValueError:
@@ -131,19 +131,19 @@ def reply_parser(template: Template, tools: Tools, *, calls: bool) -> ReplyParse
 
 
 def _reader_of_answers(template: Template) -> str:
-    """The parser of the tags that the template writes around an answer; `react` where it writes none."""
+    """The parser of the tags that the template writes around an answer. `react`: the template writes none."""
     answer = _text(template, _USER, _ANSWER)
     return next((n for n, kind in PARSERS.items() if kind.answer_tags and kind.answer_tags.search(answer)), "react")
 
 
 def written_calls(template: Template) -> list[WrittenCalls]:
-    """One call and two parallel ones, with each kind of ids; what the template refuses or leaves out is left out."""
+    """One call and two parallel ones with each kind of ids, as far as the template writes them."""
     written = (_written(template, ids[:count]) for ids in zip(*_IDS, strict=True) for count in (1, 2))
     return [calls for calls in written if calls is not None]
 
 
 def unread_call(parser: ReplyParser, template: Template) -> str | None:
-    """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
+    """The start of a call that the template writes and the parser can't read. None: there is no such call."""
     written = written_calls(template)
     return _start(written) if written and not _reads(parser, written) else None
 
@@ -153,7 +153,7 @@ def _start(written: Sequence[WrittenCalls]) -> str:
 
 
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
-    """True if the parser reads the single call, and the parallel ones where there are any, with some kind of ids."""
+    """Whether the parser reads the single call and any parallel ones, with some kind of ids."""
     read = {n: [_reads_one(parser, *calls) for calls in written if calls[0] == n] for n in (1, 2)}
     return any(read[1]) and (not read[2] or any(read[2]))
 
@@ -166,7 +166,7 @@ def _reads_one(parser: ReplyParser, count: int, texts: Sequence[str]) -> bool:
 
 
 def _written(template: Template, ids: Sequence[str]) -> WrittenCalls | None:
-    """The reply with calls of these ids; None where the template does not write it."""
+    """The reply with calls of these ids. None: the template does not write it."""
     for results in ((), ids):  # some templates write only calls that have been answered
         text = _reply_text(template, ids, results)
         if all(str(given["key"]).split()[-1] in text for given in _ARGUMENTS[: len(ids)]):
@@ -175,7 +175,7 @@ def _written(template: Template, ids: Sequence[str]) -> WrittenCalls | None:
 
 
 def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) -> str:
-    """What stands behind the prompt, up to the first result; empty where the template refuses."""
+    """The text behind the prompt, up to the first result. Empty: the template refuses."""
     calls = [
         {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
         for call_id, arguments in zip(ids, _ARGUMENTS, strict=False)
@@ -184,14 +184,14 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
     answers = [{"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": _RESULT} for call_id in results]
     whole = _text(template, _USER, reply, *answers)
     prompt, answer = _text(template, _USER), _text(template, _USER, _ANSWER)
-    # Where the template writes a reply otherwise than it opens one, both are alike up to there, or two replies are.
+    # A template may write a reply otherwise than it opens one. The reply begins where both part, or two replies do.
     apart = max(_common_start(whole, prompt), _common_start(whole, answer))
     start = len(prompt) if whole.startswith(prompt) else apart
     return whole[start:].partition(_RESULT)[0]
 
 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
-    """The rendering of these rows; empty where the template refuses."""
+    """The rendering of these rows. Empty: the template refuses them."""
     try:
         return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
@@ -199,19 +199,20 @@ def _text(template: Template, *rows: Mapping[str, Any]) -> str:
 
 
 def _common_start(text: str, other: str) -> int:
-    """Up to where they differ, or to the control token in which they do."""
+    """The length of the common beginning, without a control token that is cut at its end."""
     common = len(shared_opening(text, other))
     within = _CUT_TAG.search(text[:common])
     return within.start() if within else common
 
 
 def shared_opening(first: str, second: str) -> str:
+    """The common beginning of two texts."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(character for character, _ in same)
 
 
 def _without_end(text: str, answer: str) -> tuple[str, ...]:
-    """The text, and the text without what may end the turn: its last tags, or what an answer ends in too."""
+    """The text, and the text without what may end its turn: the last tags, or the end that an answer has too."""
     cuts = [text, text[: len(text) - len(shared_opening(text[::-1], answer[::-1]))]]
     for _ in range(_MOST_TAGS):
         cuts.append(_LAST_TAG.sub("", cuts[-1] if len(cuts) > 2 else text))

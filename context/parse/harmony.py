@@ -1,4 +1,4 @@
-"""GPT-OSS: a reply is several messages, each with a channel and, where it calls a tool, a recipient."""
+"""Replies of GPT-OSS. Each is several messages with a channel, and a call of a tool has a recipient."""
 
 import re
 from typing import NamedTuple
@@ -15,11 +15,11 @@ class _Part(NamedTuple):
 
 
 class HarmonyParser(CallParser):
-    """`<|channel|>analysis<|message|>` thinking `<|end|>`, then a call or an answer, of the harmony format.
+    """The harmony format: `<|channel|>analysis<|message|>` thinking `<|end|>`, then a call or an answer.
 
-    A call: `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`; the recipient may
-    stand behind the channel. An answer: `<|channel|>final<|message|>`. Other commentary is text for the user. Source:
-    cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON,
+    A call is `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`. The recipient
+    may stand behind the channel. An answer is `<|channel|>final<|message|>`. Other commentary is text for the user.
+    Source: cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON,
     thinking with neither a call nor an answer behind it.
     """
 
@@ -53,7 +53,7 @@ class HarmonyParser(CallParser):
         return ReadCalls("\n".join(said["content"]), tuple(calls), thoughts)
 
     def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
-        """Other families' tags stand for something only where none of this one's stands."""
+        """The tags of other families count only in a reply without tags of this one."""
         return (None, text, None) if self._TAG.search(text) else super()._split_thinking(text)
 
     def _part(self, text: str, place: int) -> _Part:

@@ -1,4 +1,4 @@
-"""Tool calls as JSON: one object, or a list of them, read so that every later reader takes it the same way."""
+"""Tool calls as JSON: one object, or a list of them. JSON that two readers could take differently is refused."""
 
 import json
 import math
@@ -15,7 +15,7 @@ _ID_KEYS = ("id", "tool_call_id")
 
 
 def strict_json(text: str) -> Any:
-    """The one JSON value of a text: no duplicate keys, NaN, infinity, half characters, numbers past writing."""
+    """The one JSON value of a text. Malformed: the same key twice, NaN, infinity, half characters, endless numbers."""
     value, end = json_at(text, 0)
     if text[end:].strip():
         raise Malformed(f"a tool call is not valid JSON: Extra data at character {end}")
@@ -23,7 +23,7 @@ def strict_json(text: str) -> Any:
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins there, behind white space, and where it ends."""
+    """The JSON value that begins at `start`, behind white space, and its end."""
     begin = skip_space(text, start)
     try:
         value, end = _DECODER.raw_decode(text, begin)
@@ -50,7 +50,7 @@ def calls_of(value: Any) -> tuple[ToolCall, ...]:
 def _call_of(row: Any) -> ToolCall:
     if not isinstance(row, dict):
         raise Malformed("a tool call is not a JSON object")
-    # {"type": "function", "id": ..., "function": {"name": ..., "arguments": ...}} is how programs pass calls on.
+    # Programs pass calls on as {"type": "function", "id": ..., "function": {"name": ..., "arguments": ...}}.
     inner = row["function"] if isinstance(row.get("function"), dict) else row
     name = next((inner[key] for key in _NAME_KEYS if key in inner), None)
     given = [key for key in _ARGUMENT_KEYS if key in inner]
@@ -61,7 +61,7 @@ def _call_of(row: Any) -> ToolCall:
 
 
 def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
-    """Arguments as an object; as the text of one; none."""
+    """The arguments of a call from an object, from the JSON text of one, or from nothing."""
     if isinstance(value, str):
         value = strict_json(value) if value.strip() else None
     if value is None:
@@ -77,7 +77,7 @@ def _id_of(row: dict[str, Any]) -> str | None:
 
 
 def _depth(value: Any) -> int:
-    """Lists and objects within each other."""
+    """How deep lists and objects stand within each other."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)
 

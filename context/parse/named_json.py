@@ -1,4 +1,4 @@
-"""Tool calls as a tool's name and then its arguments as JSON, each behind a tag or a label of its own."""
+"""Tool calls as the name of a tool and its arguments in JSON, each behind a tag or a label of its own."""
 
 import json
 import re
@@ -24,16 +24,16 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class SectionParser(BlockParser):
-    """A parser of sections of calls; in each, one or more: tag, name, tag, JSON arguments, tag.
+    """A parser of sections of calls. A call is a tag, a name, a tag, JSON arguments, and a tag.
 
-    Malformed: an unknown order of tags, a section or call that is not closed, what is not a JSON object.
+    Malformed: an unknown order of tags, a section or call that is not closed, arguments that are no JSON object.
     """
 
     call_opening: ClassVar[str]
     heading: ClassVar[re.Pattern[str]]
-    """From there to where its arguments begin; group 1 has the name."""
+    """The text from the call's tag to its arguments; group 1 has the name."""
     ending: ClassVar[re.Pattern[str]]
-    """From the arguments' end to the call's."""
+    """The text from the end of the arguments to that of the call."""
 
     def _content(self, around: Sequence[str]) -> str:
         if self.call_opening in around[0] + around[-1]:
@@ -96,7 +96,7 @@ class MistralParser(BlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3), or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call (v11, v13).
 
     The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in `[THINK]`
-    ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call without a name.
+    ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: no JSON, a call without a name.
     """
 
     thinking = (("[THINK]", "[/THINK]"), THINK)
@@ -117,9 +117,9 @@ class MistralParser(BlockParser):
 class GemmaParser(BlockParser):
     """`<|tool_call>call:name{key:<|"|>text<|"|>,n:1,list:[true,{a:null}]}<tool_call|>`, one or more, and text.
 
-    Thinking stands in `<|channel>thought` ... `<channel|>`: Gemma 4's chat template, which writes text behind calls, so
-    that what stands there belongs to the content. Malformed: a call that is not closed, and one that is not JSON once
-    keys and texts have JSON's quotation marks.
+    Source: Gemma 4's chat template. Thinking stands in `<|channel>thought` ... `<channel|>`. The template writes text
+    behind calls, so that it belongs to the content. Malformed: a call that is not closed, or is not JSON once keys and
+    texts have JSON's quotation marks.
     """
 
     thinking = (("<|channel>thought", "<channel|>"), THINK)
@@ -160,13 +160,13 @@ def _gemma_as_json(part: re.Match[str], *, is_key: bool) -> str:
 class ReactParser(CallParser):
     """Lines that begin with `Action:` and `Action Input:` (a JSON object), or with `Final Answer:`.
 
-    Plain text, for models without a format of their own: ReAct, https://arxiv.org/abs/2210.03629. What comes before the
-    final answer is thinking. A reply without any of these lines is an answer as a whole; text behind the JSON is left
+    Plain text, for models without a format of their own: ReAct, https://arxiv.org/abs/2210.03629. The text before the
+    final answer is thinking. A reply without any of these lines is an answer as a whole. Text behind the JSON is left
     out.
     """
 
     stop_strings = ("Observation:",)
-    """What the environment writes, and a policy would go on with."""
+    """The environment writes these texts, and a policy would go on with them."""
     _LABEL = re.compile(r"^[ \t]*(Action Input|Action|Final Answer|Observation)[ \t]*:[ \t]*", re.MULTILINE)
 
     def _read_calls(self, text: str) -> ReadCalls:

@@ -1,4 +1,4 @@
-"""Tool calls written as Python: `lookup(key="pearl")`, in a list or a line each. Read as literals, never evaluated."""
+"""Tool calls written as Python: `lookup(key="pearl")`, in a list or a line each. They are read, never evaluated."""
 
 import ast
 import json
@@ -20,8 +20,8 @@ from context.parse.reply import (
 )
 
 _FILE = "<tool calls>"
-_MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
-# Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
+_MAX_PARTS = 10_000  # Python's parser needs more time for brackets and commas than for long texts
+# Python warns of escapes that it doubts ("\d"). The policy wrote them, so nobody is warned here.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{}]""", re.DOTALL)
@@ -29,12 +29,12 @@ _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 class PythonicParser(CallParser):
-    """The whole reply is a list of calls with named arguments, or what follows a tag is: Llama 4, LFM2.
+    """A list of calls with named arguments, as the whole reply or behind a tag: Llama 4, LFM2.
 
-    The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`, behind which LFM2
-    may speak: that belongs to the content. Text behind calls without tags is left out. A line break within quotation
-    marks, which LFM2.5's template writes as it is, stands for itself. Malformed: what is not a list of calls, arguments
-    without a name, values that are no literals.
+    The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`. Text behind LFM2's
+    end belongs to the content; text behind calls without tags is left out. A line break within quotation marks stands
+    for itself, as LFM2.5's template writes it. Malformed: no list of calls, arguments without a name, values that are
+    no literals.
     """
 
     _CALLS = re.compile(r"\s*(?=\[\s*[A-Za-z_][\w.]*\s*\()")
@@ -71,7 +71,7 @@ class OlmoParser(BlockParser):
 
 
 def _calls(text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
-    """The list of calls that begins there, and where it ends."""
+    """The list of calls that begins at `start`, and its end."""
     check_length(len(text) - start)
     node, end = _expression(text, start)
     if not isinstance(node, ast.List) or not node.elts:
@@ -80,7 +80,7 @@ def _calls(text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
 
 
 def _expression(text: str, start: int) -> tuple[ast.expr, int]:
-    """The expression that begins there, up to the bracket that closes its first one, and where it ends."""
+    """The expression from `start` up to the bracket that closes its first one, and its end."""
     end = _end_of_brackets(text, start)
     body = text[start:end]
     if sum(map(body.count, "([{,")) > _MAX_PARTS:
@@ -104,7 +104,7 @@ def _parsed(text: str) -> ast.expr:
         return ast.parse(text.strip(), _FILE, mode="eval").body
     except SyntaxError as error:
         raise Malformed(f"the tool calls are not valid Python: {str(error.msg)[:60]}") from None
-    except (RecursionError, MemoryError):  # both are how Python's parser says so
+    except (RecursionError, MemoryError):  # Python's parser raises either
         raise Malformed(TOO_DEEP) from None
     except ValueError:
         raise Malformed("the tool calls are not valid Python") from None
@@ -130,14 +130,14 @@ def _dotted(node: ast.expr) -> str | None:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Takes true, false and null for values: what templates write that dump arguments as JSON."""
+    """Takes true, false and null for values, as templates write that dump arguments as JSON."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 def _value(node: ast.expr) -> Any:
-    """What JSON could say too: text, numbers, truth values, None, lists, dictionaries with text keys."""
+    """A value that JSON could hold: text, numbers, truth values, None, lists, dictionaries with text keys."""
     for part in ast.walk(node):
         if isinstance(part, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in part.keys]

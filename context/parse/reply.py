@@ -1,4 +1,4 @@
-"""What a parser answers, and what every parser shares: thinking split off, limits, outcomes instead of exceptions."""
+"""The base of every parser of replies: it splits thinking off, keeps limits, and answers with an outcome."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from context.messages import Message, ToolCall
 from context.wording import storable
 
 NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
-"""What roles and tool names may look like: nothing that could spell a control token of brackets."""
+"""The form of roles and tool names. It can't spell a control token of brackets."""
 
 Outcome = Literal["final", "tool_calls", "malformed", "truncated", "question"]
 
-MAX_CHARS = 100_000  # of all tool calls of one reply: bounds the time a parse can take
-MAX_DEPTH = 64  # far below the recursion limit of whoever writes the arguments down later
+MAX_CHARS = 100_000  # in all tool calls of one reply: it bounds the time that a parse can take
+MAX_DEPTH = 64  # far below the recursion limit of those who write the arguments down later
 NOT_CLOSED = "a tool call is not closed"
 TOO_DEEP = "a tool call is nested too deeply"
 _SPACE = re.compile(r"\s*")
 THINK = ("<think>", "</think>")
-"""The tags of thinking that most families share."""
+"""The tags around thinking in most families."""
 Tools = Sequence[Mapping[str, Any]]
 """Tools as chat templates take them: JSON schemas of functions."""
 
@@ -28,16 +28,16 @@ Tools = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Reply:
     outcome: Outcome
-    """final: an answer without tool calls; malformed: it tried to call a tool and could not be understood."""
+    """final: an answer without tool calls. malformed: a call that could not be understood."""
     message: Message
-    """Always there; of a malformed or truncated reply it holds the whole text (thinking apart) and no tool calls."""
+    """The message. A malformed or truncated reply has its whole text, with thinking apart, and no tool calls."""
     problem: str | None
-    """Why it is malformed, short, in words the policy can learn from; None otherwise."""
+    """Why the reply is malformed, in a few words that the policy can learn from. None: it is not malformed."""
 
 
 class ReplyParser(Protocol):
     def parse(self, text: str, *, stopped: bool) -> Reply:
-        """Read one reply. `text` is without its stop token; `stopped` is False when a length limit cut it."""
+        """Reads one reply. `text` is without its stop token. `stopped` is False when a length limit cut the reply."""
 
 
 class KnownReply:
@@ -50,33 +50,33 @@ class KnownReply:
 
 
 class Malformed(Exception):
-    """What is wrong with a tool call, in a few words."""
+    """A tool call can't be read. The message says why, in a few words."""
 
 
 @dataclass(frozen=True)
 class ReadCalls:
-    """What stands in a reply next to its thinking."""
+    """The parts of a reply behind its thinking."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
     thoughts: str | None = None
-    """Thinking that is written in the format's own way; None where it has none."""
+    """Thinking that is written in the format's own way. None: the format has none."""
 
 
 class CallParser:
-    """A parser of one format of tool calls: thinking, limits and outcomes are those of all formats."""
+    """A parser of one format of tool calls. It shares thinking, limits and outcomes with the other formats."""
 
     thinking: ClassVar[tuple[tuple[str, str], ...]] = (THINK,)
-    """The pairs of tags in which this format's thinking stands, ahead of everything else."""
+    """The pairs of tags around this format's thinking, which stands at the beginning."""
     answer_tags: ClassVar[re.Pattern[str] | None] = None
-    """What the format writes around answers, which is none of their text."""
+    """The tags that the format writes around answers. They are no part of the answer."""
 
     def __init__(self, tools: Tools = ()) -> None:
-        """`tools`: for formats that write arguments as plain text, which only a schema tells from a number."""
+        """`tools`: their schemas tell text from numbers in formats that write arguments as plain text."""
         self._tools = tools
 
     def _read_calls(self, text: str) -> ReadCalls:
-        """What follows the thinking. May raise `Malformed`; nothing else does."""
+        """Reads the text behind the thinking. Raises Malformed, and nothing else."""
         raise NotImplementedError
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
@@ -96,7 +96,10 @@ class CallParser:
         return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
     def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
-        """Thinking (None: none), what follows it, and its closing tag where that is missing; the opening one may be."""
+        """The thinking (None: there is none), the rest, and the closing tag if it is missing.
+
+        The opening tag may be missing: the prompt may have it.
+        """
         body = text.lstrip()
         for opening, closing in self.thinking:
             if body.startswith(opening):
@@ -109,7 +112,7 @@ class CallParser:
         return thinking.strip("\n"), rest.lstrip("\n"), None
 
     def _only_mentions(self, text: str, tags: Sequence[str]) -> bool:
-        """True if tags that end thinking stand within the calls' arguments only, where they end nothing."""
+        """True if tags that end thinking stand in the arguments of calls alone, where they end nothing."""
         try:
             found = self._read_calls(text)
         except Malformed:
@@ -120,16 +123,16 @@ class CallParser:
 
 
 class BlockParser(CallParser):
-    """A parser of text and one or more blocks of calls, each behind a tag; text behind a block is left out."""
+    """A parser of text and blocks of calls, each behind a tag. Text behind a block is left out."""
 
     opening: ClassVar[re.Pattern[str]]
     closing: ClassVar[str | None] = None
-    """None: the format has no closing tag, a block ends where its last call does."""
+    """None: the format has no closing tag, so that a block ends with its last call."""
     closes_only_calls: ClassVar[bool] = True
     """False: the closing tag may stand in a text with calls."""
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-        """The calls behind an opening tag that ends at `start`, and where their block ends."""
+        """The calls of the block whose opening tag ends at `start`, and the end of the block."""
         calls: list[ToolCall] = []
         while not text.startswith(str(self.closing), end := skip_space(text, start)):
             call, start = self._call(text, end)
@@ -139,11 +142,11 @@ class BlockParser(CallParser):
         return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
-        """The call of a block that begins there, and where it ends."""
+        """The call of a block that begins at `start`, and its end."""
         raise NotImplementedError
 
     def _content(self, around: Sequence[str]) -> str:
-        """The content of a reply: `around` are the texts before, between and behind its blocks."""
+        """The content of a reply from the texts before, between and behind its blocks."""
         return around[0] if len(around) == 1 else around[0].removesuffix("\n")
 
     def _read_calls(self, text: str) -> ReadCalls:
@@ -164,7 +167,7 @@ class BlockParser(CallParser):
 
 
 def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:
-    """The text before the first of `stop_strings`, which a little more may follow; None where there is none."""
+    """The text before the first of `stop_strings`. None: the text has none of them."""
     places = [place for place in map(text.find, stop_strings) if place >= 0]
     return text[: min(places)] if places else None
 
@@ -191,7 +194,7 @@ def check_tool_name(name: Any) -> str:
 
 
 def check_id(text: str) -> str:
-    """Ids come back in later prompts, as names do."""
+    """The id, in the form of a name: ids come back in later prompts, as names do."""
     if not NAME.fullmatch(text):
         raise Malformed("the id of a tool call is not a plain word")
     return text

@@ -1,4 +1,4 @@
-"""Tool calls as JSON behind a tag or a label: one object for each, or a list; most families write them so."""
+"""Tool calls as JSON behind a tag or a label, one object for each or a list. Most families write them so."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from context.parse.reply import (
 class TaggedJsonParser(BlockParser):
     """A parser of JSON between tags: an object for each call, or a list of them.
 
-    Malformed: a tag that is not closed or was never opened, what is not JSON (`strict_json`), a call without a name,
-    arguments that are no object.
+    Malformed: a tag that is not closed or was never opened, text that is not JSON (`strict_json`), a call without a
+    name, arguments that are no object.
     """
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
@@ -102,8 +102,8 @@ class CommandAParser(TaggedJsonParser):
 class Llama3JsonParser(CallParser):
     """The whole reply is {"name": ..., "parameters": {...}}, or several, with or without `;` between them.
 
-    Llama 3.1 to 4, optionally behind `<|python_tag|>`; Llama 4 puts what it says before a call between
-    `<|python_start|>` and `<|python_end|>`. Text behind the calls is left out. Malformed: as for tagged JSON.
+    Llama 3.1 to 4, optionally behind `<|python_tag|>`. Llama 4 puts its text before a call between `<|python_start|>`
+    and `<|python_end|>`. Text behind the calls is left out. Malformed: as for tagged JSON.
     """
 
     _TAG = re.compile(r"<\|python_tag\|>|<\|python_start\|>")
@@ -123,13 +123,13 @@ class Llama3JsonParser(CallParser):
         return ReadCalls(content, tuple(calls))
 
     def _place(self, text: str) -> tuple[str, int | None]:
-        """The text before the calls, and where they begin; None: nowhere."""
+        """The text before the calls, and where they begin. None: there are no calls."""
         begin = skip_space(text, 0)
         if text.startswith("{", begin):
             # Other JSON is an answer like any other; a call has a name.
             named = any(text.find(key, begin, begin + MAX_CHARS) >= 0 for key in ('"name"', '"function"'))
             return ("", begin) if named else (text, None)
-        # Only ahead of the call is the tag a tag: an argument may hold the same text.
+        # The first tag is the one before the call: an argument may hold its text again.
         tag = self._TAG.search(text)
         if tag is None:
             return text, None

@@ -1,7 +1,7 @@
-"""Tool calls as a name and then each argument in tags of its own, as plain text.
+"""Tool calls as a name, and each argument in tags of its own as plain text.
 
-Plain text has no types. Of a tool that is known, its schema says whether `3` is text or a number; of others, what
-reads as JSON is JSON, and what doesn't is text. Templates that print with Python write True, False and None.
+Plain text has no types. The schema of a known tool says whether `3` is text or a number. For other tools, text that
+reads as JSON is JSON. Templates that print with Python write True, False and None.
 """
 
 import re
@@ -19,14 +19,14 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", 
 class TaggedParametersParser(BlockParser):
     """A parser of blocks of calls whose arguments stand in tags.
 
-    A value ends at the closing tag that the next tag of the grammar follows, so that it may spell one. Malformed: tags
-    that are not closed or stand in another order, an argument given twice, a tool's name that is none.
+    A value ends at the closing tag that is followed by the next tag of the grammar. So a value may spell a closing
+    tag. Malformed: tags that are not closed or stand in another order, an argument given twice, no name of a tool.
     """
 
     name: ClassVar[re.Pattern[str]]
     """Begins a call; group 1 has the tool's name."""
     key: ClassVar[re.Pattern[str]]
-    """Begins an argument, up to its value; group 1 has its name."""
+    """Begins an argument, up to the value; group 1 has the argument's name."""
     value_end: ClassVar[re.Pattern[str]]
     call_end: ClassVar[re.Pattern[str]]
 
@@ -105,7 +105,7 @@ class MiniMaxParser(TaggedParametersParser):
 
 
 class TypedParametersParser(TaggedParametersParser):
-    """A parser of blocks whose tags say, in group 2 of `key`, whether a value is text; what is not text is JSON."""
+    """A parser of blocks whose tags say whether a value is text or JSON, in group 2 of `key`."""
 
     def _value(self, name: str, key: re.Match[str], text: str) -> Any:
         return text if key[2] in ("true", "string") else strict_json(text)
@@ -144,7 +144,7 @@ class KimiK3Parser(TypedParametersParser):
 
 
 def _json_types(schema: Any) -> Iterator[str]:
-    """The types a schema allows; none where it does not say."""
+    """The types that a schema allows. It may name none."""
     if not isinstance(schema, dict):
         return
     kind, words = schema.get("type"), schema.get("enum")

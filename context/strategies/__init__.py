@@ -1,4 +1,4 @@
-"""What the next prompt shows of a conversation."""
+"""Strategies decide what the next prompt shows of a conversation. `STRATEGIES` names them all."""
 
 from context.strategies.model_questions import Memory, SelfClip
 from context.strategies.protocol import CONTEXT_FULL, SUMMARY_TOO_LONG, Strategy

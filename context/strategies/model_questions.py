@@ -1,4 +1,4 @@
-"""Strategies that ask the policy itself what to keep in sight."""
+"""Strategies that ask the policy itself what stays in sight."""
 
 import re
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ _NOTED = 3
 
 @dataclass(frozen=True)
 class Memory(Strategy):
-    """When a prompt outgrows `budget` tokens, the policy writes notes, which then stand in for the oldest turns."""
+    """Asks the policy for notes when a prompt outgrows `budget` tokens. The notes stand in for the oldest turns."""
 
     budget: int
     max_summary_tokens: int = 256
@@ -61,7 +61,7 @@ class Memory(Strategy):
             asked = _asking(shown(history.opening, gone), _ASK_SUMMARY)
             if history.measure(asked, tools=False) + self.max_summary_tokens > history.max_tokens:
                 return Stop(CONTEXT_FULL)
-            # The newest of their thoughts: enough to learn what notes look like.
+            # The newest thoughts are enough to learn what notes look like.
             example = ", ".join(turn.reply.reasoning or turn.reply.content for turn in gone[-_NOTED:])
             return Question(asked, self.max_summary_tokens, self.train_answers, example)
         messages = shown(_with_notes(initial, history.answer.text), kept)
@@ -70,7 +70,7 @@ class Memory(Strategy):
         return Rewrite(messages, "summarise")
 
     def _kept(self, history: History, initial: tuple[Message, ...], limit: int) -> tuple[Turn, ...] | None:
-        """The newest turns that fit next to notes of full length; at least one turn goes, one stays."""
+        """The newest turns that fit next to notes of full length. At least one turn goes, and one stays."""
         for kept in suffixes(history, initial, limit - self.max_summary_tokens):
             if len(kept) == len(history.turns):
                 continue
@@ -80,7 +80,7 @@ class Memory(Strategy):
 
 
 def _with_notes(opening: tuple[Message, ...], text: str) -> tuple[Message, ...]:
-    """Below the last initial message: many templates take no two user messages in a row."""
+    """The opening with the notes below its last message: many templates take no two user messages in a row."""
     return (*opening[:-1], replace(opening[-1], note=_NOTES_HEAD + text.strip()))
 
 
@@ -93,9 +93,9 @@ def _asking(messages: tuple[Message, ...], question: str) -> tuple[Message, ...]
 
 @dataclass(frozen=True)
 class SelfClip(Strategy):
-    """When a prompt outgrows `budget` tokens, the policy is asked which earlier messages to keep, remove or compress.
+    """Asks the policy which earlier messages to keep, remove or compress when a prompt outgrows `budget` tokens.
 
-    An answer that can't be read, or does not save enough, falls back to the newest turns that fit (counted apart).
+    The newest turns that fit are shown where an answer can't be read, or does not save enough. They are counted apart.
     """
 
     budget: int
@@ -132,7 +132,7 @@ class SelfClip(Strategy):
 
 
 def _read_decisions(text: str, count: int) -> dict[int, tuple[str, str]]:
-    """Message number -> (keep | remove | compress, shorter text). The last word on a message counts."""
+    """Message number -> (keep | remove | compress, shorter text). The last line on a message counts."""
     found = {}
     for line in text.splitlines():
         match = _DECISION.match(line)
@@ -142,7 +142,7 @@ def _read_decisions(text: str, count: int) -> dict[int, tuple[str, str]]:
 
 
 def _decided(turns: tuple[Turn, ...], decisions: dict[int, tuple[str, str]]) -> list[Turn]:
-    """The turns after the decisions. A reply is only gone with all its results: templates pair them."""
+    """The turns after the decisions. A reply goes only together with all its results: templates pair them."""
     kept: list[Turn] = []
     number = 0
     for turn in turns:
@@ -160,7 +160,7 @@ def _clipped(message: Message, verb: str, shorter: str) -> Message:
         return message
     is_reply = message.role == "assistant"
     if verb == "remove":
-        # A call says what its result is of: it stays.
+        # A call stays, as it says what its result answers.
         return replace(message, content="" if message.tool_calls else _REMOVED, reasoning=None)
     author = message.author if is_reply else MEMORY
     return replace(message, content=shorter or _REMOVED, reasoning=None, author=author)

@@ -1,4 +1,4 @@
-"""What a strategy is asked, and what it may answer."""
+"""The question that a strategy is asked before each prompt, and the answers that it may give."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy said to a strategy's question."""
+    """The policy's answer to a strategy's question."""
 
     text: str
     truncated: bool
@@ -31,26 +31,26 @@ class Answer:
 
 class Measure(Protocol):
     def __call__(self, messages: Sequence[Message], *, tools: bool = True) -> int:
-        """Tokens of the prompt that shows these messages, exactly. Without `tools`: as a question is shown."""
+        """The exact number of tokens of a prompt that shows these messages. Without `tools`: that of a question."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What is shown now, and what the next prompt would add."""
+    """The conversation as the next prompt would show it if nothing is changed."""
 
     opening: tuple[Message, ...]
-    """The initial messages, and what strategies put after them."""
+    """The initial messages, and the messages that strategies put after them."""
     turns: tuple[Turn, ...]
-    """Oldest first. The newest one's results have not been shown yet."""
+    """Oldest first. The results of the newest turn have not been shown yet."""
     prompt_tokens: int
     """Length of the next prompt if nothing is changed."""
     max_tokens: int
-    """What a prompt and its reply must fit into."""
+    """The limit for a prompt with its reply."""
     measure: Measure
     count: Callable[[Message], int]
-    """Tokens of a message's contents, without what the template writes around them. Cheap."""
+    """The tokens of a message's contents, without the template's text around them. This is cheap to ask."""
     answer: Answer | None
-    """To the question this strategy asked about this same history; None: it has asked none."""
+    """The answer to the strategy's question about this history. None: the strategy has asked nothing."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -72,18 +72,18 @@ class Rewrite:
 
     messages: tuple[Message, ...]
     kind: str
-    """What was done, for counting."""
+    """The name under which the change is counted."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Ask the policy, in a segment of its own and without tools, and come back with the answer."""
+    """Ask the policy, in a segment of its own and without tools. The strategy is asked again with the answer."""
 
     messages: tuple[Message, ...]
     max_answer_tokens: int
     train_answers: bool
     example: str
-    """An answer that would do: what a demonstration answers."""
+    """A fitting answer, which demonstrations give."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ Arrangement = Append | Rewrite | Question | Stop
 
 
 class Strategy(Protocol):
-    """Decides what the next prompt shows. Holds settings only: what an episode has come to is in its history."""
+    """Decides what the next prompt shows. A strategy holds settings alone: the state of an episode is its history."""
 
     def arrange(self, history: History) -> Arrangement:
-        """Called after each observation, and again with the answer after each `Question`."""
+        """The decision for a history. It is asked for after each observation, and again after each `Question`."""
 
     def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
         """The initial messages as the policy sees them while it samples; training sees them as they are."""

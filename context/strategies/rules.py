@@ -1,4 +1,4 @@
-"""Strategies that follow a rule: they keep every turn, or make room by leaving things out."""
+"""Strategies that follow a rule: they keep every turn, or leave things out to make room."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from context.strategies.protocol import (
 )
 
 _MARGIN = 16
-"""Tokens by which counting contents may be wrong."""
+"""Tokens by which a count of contents alone may be wrong."""
 
 
 @dataclass(frozen=True)
 class Linear(Strategy):
-    """All is kept, in one segment for as long as the template only appends."""
+    """Keeps everything. An episode is one segment for as long as the template only appends."""
 
     def arrange(self, history: History) -> Arrangement:
         return Append()
@@ -33,7 +33,7 @@ class Linear(Strategy):
 
 @dataclass(frozen=True)
 class LinearThink(Strategy):
-    """Earlier thinking is not shown again: one segment per turn that thinks, all turns kept."""
+    """Keeps every turn, but shows no earlier thinking again: each turn that thinks begins a segment."""
 
     def arrange(self, history: History) -> Arrangement:
         if all(turn.reply.reasoning is None for turn in history.turns):
@@ -44,10 +44,10 @@ class LinearThink(Strategy):
 
 @dataclass(frozen=True)
 class Hint(Linear):
-    """The task's hint is in sight while the policy samples and gone when it trains.
+    """Shows the task's hint while the policy samples, and leaves it out when the policy trains.
 
-    The one exception to "trained in the context it was sampled in": segments are marked `hinted`, and their
-    log-probs count as missing.
+    This is the one exception to "trained in the context it was sampled in". The segments are marked `hinted`, and
+    their log-probs count as missing.
     """
 
     def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
@@ -56,7 +56,7 @@ class Hint(Linear):
 
 @dataclass(frozen=True)
 class SlidingWindow(Strategy):
-    """The initial messages and the newest whole turns that fit a prompt of `budget` tokens."""
+    """Shows the initial messages, and the newest whole turns that fit a prompt of `budget` tokens."""
 
     budget: int
 
@@ -69,7 +69,7 @@ class SlidingWindow(Strategy):
 
 @dataclass(frozen=True)
 class ClipToolResults(Strategy):
-    """When a prompt outgrows `budget` tokens, results are cut to `keep_chars`, one by one, until it fits."""
+    """Cuts tool results to `keep_chars`, one by one, when a prompt outgrows `budget` tokens, until it fits."""
 
     budget: int
     order: Literal["oldest", "largest"] = "oldest"
@@ -92,7 +92,7 @@ class ClipToolResults(Strategy):
             before = messages[at]
             messages[at] = replace(before, content=before.content[: self.keep_chars] + self.marker)
             excess -= history.count(before) - history.count(messages[at])
-            # Counting contents is cheap and nearly right; the exact length is measured where it may have come true.
+            # A count of contents is cheap and nearly right. The exact length is measured once the count may fit.
             if excess <= _MARGIN:
                 excess = history.measure(messages) - prompt_limit(history, self.budget)
                 if excess <= 0:
@@ -100,7 +100,7 @@ class ClipToolResults(Strategy):
         return Stop(CONTEXT_FULL)
 
     def _order(self, history: History) -> list[int]:
-        """Places of the results that clipping makes shorter, first to clip first."""
+        """The places of results that clipping makes shorter, in the order in which they are clipped."""
         first = len(history.opening)
         at = [
             place
@@ -115,7 +115,7 @@ class ClipToolResults(Strategy):
 
 
 def prompt_limit(history: History, budget: int) -> int:
-    """Tokens of the longest prompt allowed: within the budget, and with room for one token of a reply."""
+    """The length of the longest prompt: within the budget, and with room for one token of a reply."""
     return min(budget, history.max_tokens - 1)
 
 
@@ -124,7 +124,7 @@ def fits(history: History, budget: int) -> bool:
 
 
 def newest_turns(history: History, budget: int, *, kind: str) -> Rewrite | Stop:
-    """Drop the oldest turns until the rest fits. The newest one stays: its results have not been seen."""
+    """Drops the oldest turns until the rest fits. The newest turn stays: its results have not been seen."""
     limit = prompt_limit(history, budget)
     for kept in suffixes(history, history.opening, limit):
         messages = shown(history.opening, kept)
@@ -134,7 +134,7 @@ def newest_turns(history: History, budget: int, *, kind: str) -> Rewrite | Stop:
 
 
 def suffixes(history: History, opening: Sequence[Message], limit: int) -> list[tuple[Turn, ...]]:
-    """Runs of newest turns, longest first, from the longest whose contents alone fit `limit` with the opening's."""
+    """The runs of newest turns, longest first. In the longest, the contents alone fit `limit` with the opening's."""
     used = sum(map(history.count, opening))
     start = len(history.turns)
     while start > 0:

@@ -1,1 +1,1 @@
-"""What a chat template makes of messages: prompts as tokens, each with its author."""
+"""Chat templates: messages become prompts of exact tokens, each with its author. Begin with `render`."""

@@ -70,7 +70,7 @@ class ChatTemplate:
         tool_use: str | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tool_use`: the template where there are tools; `args`: further variables of it, such as enable_thinking."""
+        """`tool_use`: the template for prompts with tools. `args`: more variables of it, such as enable_thinking."""
         self.source = source
         self.tool_use = tool_use
         self.args = dict(args or {})
@@ -86,12 +86,12 @@ class ChatTemplate:
     def render(
         self, rows: Sequence[_Row], *, tools: Sequence[_Row] = (), generation_prompt: bool, now: datetime | None = None
     ) -> str:
-        """The text of a conversation in rows of `to_template`, up to the next reply if asked. `now`: what is today."""
+        """The text of a conversation in rows of `to_template`. `now`: the day that the template takes for today."""
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
     def marking(self, mark: Callable[[str], str]) -> ChatTemplate:
-        """This template with `mark` done to the texts in its source, but for words: those it compares and looks up."""
+        """The template with `mark` done to the texts in its source. Words, which it compares and looks up, stay."""
         found = copy(self)
         found._plain = self._plain.marking(mark)
         found._with_tools = found._plain if self.tool_use is None else self._with_tools.marking(mark)
@@ -99,21 +99,21 @@ class ChatTemplate:
 
     @property
     def knows_thoughts(self) -> bool:
-        """Takes `<think>` and `</think>` in a content for a thought, or writes them around one."""
+        """True: the template takes `<think>` ... `</think>` in a content for a thought, or writes it around one."""
         return "</think>" in self.source
 
     @property
     def reads_thoughts(self) -> bool:
-        """Takes a thought apart from its message's content, and writes the marks around it."""
+        """True: the template takes a thought apart from its message's content, and writes the marks around it."""
         return self.knows_thoughts and ("reasoning_content" in self.source or bool(_THINKING_FIELD.search(self.source)))
 
     @cached_property
     def needs_call_ids(self) -> bool:
-        """A call without an id is refused, or written with an id that is nothing or `None`."""
+        """True: the template refuses a call without an id, or writes the id as nothing or as `None`."""
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
 
     def with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, their calls named by their ids where this template writes an id in the place of a name."""
+        """The messages, whose calls have ids with their names where this template writes ids in the place of names."""
         return calls_named_by_ids(messages) if self._with_tools.names_calls_by_ids else messages
 
     def _check_args(self) -> None:
@@ -134,13 +134,14 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class _Forms:
-    """What a template wants otherwise than OpenAI's own messages."""
+    """The ways in which a template's messages differ from OpenAI's."""
 
     thinking: bool = False
-    """`reasoning_content` under the name `thinking`."""
+    """True: `reasoning_content` is called `thinking`."""
     json_arguments: bool = False
-    """Arguments as JSON text: DeepSeek-V3 pastes them as they are."""
+    """True: arguments are JSON text, as DeepSeek-V3 pastes them."""
     parts: bool = False
+    """True: contents are lists of text parts."""
 
     def adapted(self, row: _Row) -> _Row:
         if self.thinking and "reasoning_content" in row:
@@ -153,7 +154,7 @@ class _Forms:
 
 
 class _Source:
-    """One template, compiled, and the form in which it takes messages."""
+    """One compiled template, with the form in which it takes messages."""
 
     def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[_Row]) -> None:
         self._source = source
@@ -226,7 +227,7 @@ class _Source:
         return str(_ASKED["content"]) in (self._probe([_ASKED], forms) or "")
 
     def _probe(self, rows: Sequence[_Row], forms: _Forms) -> str | None:
-        """None where the template refuses."""
+        """The rendering of these rows. None: the template refuses them."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
         except RenderError:
@@ -246,8 +247,10 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's, which takes most of its time to find by an exception that a message's field is no attribute, and that a
-    loop's is safe."""
+    """jinja2's sandbox with two short ways, for the fields of messages and of loops.
+
+    Without them, most of the time goes into exceptions: a message's field is no attribute, and a loop's is safe.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and not hasattr(dict, attribute):
@@ -267,7 +270,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` ... `{% endgeneration %}` marks replies for other tools; here authors do that."""
+    """Reads `{% generation %}` ... `{% endgeneration %}`, which marks replies for other tools. Here authors do that."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
 
@@ -284,7 +287,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter of transformers: jinja2's own escapes for HTML."""
+    """The filter of transformers. The filter of jinja2 escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -297,7 +300,7 @@ def _marked(value: Any, mark: Callable[[str], str]) -> Any:
 
 
 def _variables(source: str) -> set[str]:
-    """The names that a template reads and does not make itself; none where it is no template."""
+    """The names that a template reads and does not make itself. A text that is no template has none."""
     try:
         return set(meta.find_undeclared_variables(_sandbox().parse(source)))
     except jinja2.TemplateError:
@@ -305,6 +308,6 @@ def _variables(source: str) -> set[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    # Without half characters, which mark a template's own control tokens: no terminal can show them.
+    # Half characters, which mark a template's own control tokens, are left out: no terminal can show them.
     said = "".join(character for character in str(error) if not "\ud800" <= character <= "\udfff")
     return next(iter(f"{type(error).__name__}: {said}".splitlines()))[:200]

@@ -1,4 +1,7 @@
-"""What a chat template leaves out (tools, messages of a role, calls, thoughts): a sentence for each, with a remedy."""
+"""Finds what a chat template leaves out: tools, messages of a role, calls, thoughts.
+
+Each finding is a sentence with its remedy.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,7 @@ _ANSWERED_CALL = (
 
 
 def hidden_message(template: ChatTemplate, messages: Sequence[Message], tools: _Tools) -> str | None:
-    """Why a prompt does not show each of these messages; None: it does."""
+    """Why a prompt does not show each of these messages. None: it shows them."""
     marks = {n: f"zq{n:04}zq" for n, row in enumerate(messages) if row.content.strip() and not row.tool_calls}
     rows = [to_template(row) | ({"content": marks[n]} if n in marks else {}) for n, row in enumerate(messages)]
     try:
@@ -38,7 +41,7 @@ def hidden_message(template: ChatTemplate, messages: Sequence[Message], tools: _
 
 
 def hidden_result(template: ChatTemplate, opening: Sequence[Message], tools: _Tools) -> str | None:
-    """Why a prompt does not show the result of a call; None: it does."""
+    """Why a prompt does not show the result of a call. None: it shows the result."""
     return hidden_message(template, (*opening, *_ANSWERED_CALL), tools)
 
 
@@ -52,7 +55,7 @@ def left_out(number: int, role: str) -> str:
 def hidden_tools(
     template: ChatTemplate, tools: _Tools, opening: Sequence[Message], *, described: bool = False
 ) -> str | None:
-    """Why a prompt does not show each tool by its name; None: it does. `described`: messages may name them, too."""
+    """Why a prompt does not show each tool by its name. None: it does. `described`: messages may name them instead."""
     rows = [to_template(message) for message in opening]
     prompt = template.render(rows, tools=tools, generation_prompt=True)
     try:
@@ -73,14 +76,14 @@ def hidden_tools(
 
 
 def hidden_calls(template: ChatTemplate) -> str | None:
-    """Why a reply is shown without its calls; None: it is not."""
+    """Why replies are shown without their calls. None: they are shown with them."""
     return None if written_calls(template) else _HIDDEN_CALLS
 
 
 def unlike(message: Message, read: Reply, *, opened: str) -> str | None:
-    """Why what a parser `read` in a written reply is not the message that was to be said; None: it is.
+    """Why the reply that a parser `read` is not the message that was to be said. None: it is.
 
-    `opened`: the end of the prompt that opens a thought, if it does.
+    `opened`: the end of the prompt, if it opens a thought.
     """
     found = read.message
     if message.reasoning and _bare(message.reasoning) not in f"{found.reasoning}{found.content}":

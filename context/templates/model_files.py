@@ -1,4 +1,7 @@
-"""A model's tokenizer, chat template and stop tokens from its folder, without the model; or from a template alone."""
+"""Reads a model's tokenizer, chat template and stop tokens from its folder, or from a template alone.
+
+The model itself is not read.
+"""
 
 import json
 import re
@@ -40,7 +43,7 @@ _CONVERSIONS = {
     "tekken.json": "Convert it with transformers and mistral-common: transformers.integrations.mistral "
     "convert_tekken_tokenizer('tekken.json').save_pretrained(FOLDER) writes tokenizer.json.",
 }
-"""What holds a vocabulary in another format, and how to write tokenizer.json from it."""
+"""Files that hold a vocabulary in another format, each with the way to write tokenizer.json from it."""
 _Row = Mapping[str, Any]
 _SAID, _THOUGHT = "pearl-0417", "coral-0815"
 _ASKED: _Row = {"role": "user", "content": "x"}
@@ -51,12 +54,12 @@ class ModelFiles:
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
-    """eos, and what the template ends an answer or a turn of tool calls with: what ends a reply."""
+    """The tokens that end a reply: eos, and those with which the template ends an answer or a turn of tool calls."""
 
     def renderer(
         self, authors: AuthorTable, stop_strings: tuple[str, ...] = (), *, allow_hidden: bool = False
     ) -> Renderer:
-        """`stop_strings`: texts that end a reply as a stop token does; `allow_hidden`: see `Renderer`."""
+        """`stop_strings`: texts that end a reply as a stop token does. `allow_hidden`: see `Renderer`."""
         return Renderer(
             self.codec,
             self.template,
@@ -70,12 +73,12 @@ class ModelFiles:
 def load_model_files(
     path: Path | str, *, template: str | None = None, template_args: Mapping[str, Any] | None = None
 ) -> ModelFiles:
-    """From a folder with tokenizer.json and a chat template, a model's hub id, or a .jinja file.
+    """Reads a folder with tokenizer.json and a chat template, a model by its hub id, or a .jinja file.
 
-    Of a hub's model only these files are downloaded, and none with HF_HUB_OFFLINE=1. A template alone gets a tokenizer
-    trained on its own text, with every control token it spells. `template`: one to use in place of the folder's, a
-    built-in one's name, a path or a text; `template_args`: further variables of the template, such as enable_thinking.
-    Raises RenderError for what is neither.
+    Only these files of a hub's model are downloaded, and none with HF_HUB_OFFLINE=1. A template alone gets a tokenizer
+    that is trained on its own text, with every control token that it spells. `template` is used in place of the
+    folder's: the name of a built-in one, a path or a text. `template_args`: more variables of the template, such as
+    enable_thinking. Raises RenderError where there is no such model or template.
     """
     path = Path(path).expanduser()
     if path.suffix == ".jinja" and path.is_file() and template is None:
@@ -84,14 +87,14 @@ def load_model_files(
 
 
 def from_template(source: str, *, template_args: Mapping[str, Any] | None = None) -> ModelFiles:
-    """A template with a byte-level tokenizer made for it: says what the template does, not what a model reads."""
+    """A template with a byte-level tokenizer that is made for it. It shows the template's doing, for no real model."""
     template = ChatTemplate(source, _FALLBACK_SPECIALS, args=template_args)
     codec = TokenCodec(train_tokenizer(source.splitlines(), spelled_controls(source)).to_str())
     return ModelFiles(codec, template, stop_ids_of(codec, template, _FALLBACK_SPECIALS["eos_token"]))
 
 
 def spelled_controls(source: str) -> list[str]:
-    """What looks like a control token in a template, and the fallback bos and eos."""
+    """The texts in a template that look like control tokens, and the fallback bos and eos."""
     return list(dict.fromkeys([*_FALLBACK_SPECIALS.values(), *_SPELLED.findall(source)]))
 
 
@@ -117,7 +120,10 @@ def train_tokenizer(
 
 
 def template_source(given: str) -> str:
-    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text; else RenderError."""
+    """The text of a template, from a built-in one's name, the path of a .jinja file, or the text itself.
+
+    Raises RenderError for anything else.
+    """
     if _JINJA.search(given):
         return given
     path = _FOLDER / f"{given}.jinja" if given in BUILT_IN_TEMPLATES else Path(given).expanduser()
@@ -134,7 +140,10 @@ def template_source(given: str) -> str:
 
 
 def source_for(given: str, codec: TokenCodec) -> str:
-    """The text of a template for a vocabulary: RenderError also where a built-in one's control tokens are only text."""
+    """The text of a template for a vocabulary.
+
+    Raises RenderError where the control tokens of a built-in template are only text for the vocabulary.
+    """
     missing = [token for token in BUILT_IN_TEMPLATES.get(given, ()) if token not in codec.added_tokens]
     if missing:
         raise RenderError(
@@ -145,21 +154,24 @@ def source_for(given: str, codec: TokenCodec) -> str:
 
 
 def templates_for(codec: TokenCodec) -> str:
-    """The built-in templates whose control tokens are in a vocabulary, and what else there can be, in words."""
+    """The choice of templates for a vocabulary, in words: built-in ones whose control tokens it has, or one's own."""
     known = set(codec.added_tokens)
     fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
     return " or ".join([*fitting, "a .jinja file of your own"])
 
 
 def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:
-    """What ends an answer and a turn of calls, found by rendering. `declared`: eos, and what the model's files list."""
+    """The tokens that end an answer and a turn of calls, found by rendering.
+
+    `declared`: eos, and the tokens that the model's files list.
+    """
     answer = {"role": "assistant", "content": _SAID}
     thoughtful = [_ASKED, {**answer, "reasoning_content": _THOUGHT}]
-    # What stands between a thought and the answer closes the thought: a turn may be several closed messages.
+    # The text between a thought and the answer closes the thought: a turn may be several closed messages.
     thought = _rendered(template, thoughtful, prompted=False, tools=False).partition(_THOUGHT)[2].partition(_SAID)[0]
     found = _reply_end(template, codec, answer, _ASKED, wanted=[declared])
     found = [token for token in found if token not in codec.encode(thought)]
-    # What stands between two calls of one turn belongs to a call, and does not end the turn.
+    # The text between two calls of one turn belongs to a call, and does not end the turn.
     between = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True).split(_SAID)[1:-1]
     inside = set(codec.encode("".join(between)))
     return frozenset(
@@ -178,8 +190,8 @@ def _reply_end(
 ) -> list[int]:
     """The token that ends a reply, in a list of at most one.
 
-    `following` answers the reply. `wanted`: tokens to prefer where several stand behind it, the surest first. `inside`:
-    control tokens within a turn of calls, which do not end it; None for an answer.
+    `following` answers the reply. `wanted`: tokens to prefer where several stand behind the reply, the surest first.
+    `inside`: control tokens within a turn of calls, which do not end the turn. None: the reply is an answer.
     """
     rows, calls = [_ASKED, reply], inside is not None
     last, prompted = (_rendered(template, rows, prompted=prompted, tools=calls) for prompted in (False, True))
@@ -192,7 +204,7 @@ def _reply_end(
     for tokens in wanted:
         if (token := next((token for token in ends if token in tokens), None)) is not None:
             return [token]
-    if ends:  # behind the end of turn may stand a generation prompt that nobody asked for
+    if ends:  # a template may write a generation prompt that nobody asked for
         return [ends[0 if last == prompted else -1]]
     return controls(_rendered(template, [*rows, following], prompted=True, tools=calls).partition(_SAID)[2])[:1]
 
@@ -204,7 +216,7 @@ def _calling(count: int) -> _Row:
 
 
 def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, tools: bool) -> str:
-    """Empty where the template refuses."""
+    """The rendering of these rows. Empty: the template refuses them."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
             return template.render(rows, tools=schemas, generation_prompt=prompted)
@@ -214,7 +226,7 @@ def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, t
 
 
 def _downloaded(name: str) -> Path:
-    """The folder in which huggingface_hub keeps these files of a model."""
+    """The folder in which huggingface_hub keeps a model's files."""
     from huggingface_hub import is_offline_mode, snapshot_download  # here: `context` starts at once without
 
     reason = "no such folder, and no hub id"
@@ -246,14 +258,14 @@ def _from_folder(folder: Path, template: str | None, template_args: Mapping[str,
 
 
 def named_controls(special: Mapping[str, str]) -> frozenset[str]:
-    """Of a tokenizer's named tokens (eos_token, pad_token, ...) those that are never plain text."""
+    """The named tokens of a tokenizer (eos_token, pad_token, ...) that are never plain text."""
     return frozenset(text for name, text in special.items() if name != "unk_token")
 
 
 def named_template(
     named: Mapping[str, Any], special_tokens: Mapping[str, str], args: Mapping[str, Any] | None
 ) -> ChatTemplate | None:
-    """A model's template of the sources that it names, as transformers chooses among them; None: no default."""
+    """The template that transformers chooses from a model's named sources. None: the sources have no default."""
     default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str) or not default:
         return None
@@ -262,7 +274,7 @@ def named_template(
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The folder's templates by name: files before what its configuration says, as in transformers."""
+    """The folder's templates by name. Files go before the configuration, as in transformers."""
     written = config.get("chat_template")
     rows = written if isinstance(written, list) else [{"name": "default", "template": written}]
     named = {str(row.get("name")): row.get("template") for row in rows if isinstance(row, dict)}
@@ -282,7 +294,7 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
         )
     text = _read(path)
     try:
-        # As the model's own library spells it, so that the hash does not depend on how the file is laid out.
+        # Written by the library, so that the hash does not depend on how the file is laid out.
         return TokenCodec(Tokenizer.from_str(text).to_str(), special=named_controls(special))
     except Exception as error:  # noqa: BLE001 (what the tokenizers package raises has no other class)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
@@ -293,9 +305,9 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
 
 
 def stop_ids_of(codec: TokenCodec, template: ChatTemplate, eos: str, listed: Any = None) -> frozenset[int]:
-    """What ends a reply: what the generation's configuration lists, eos, and what the template ends one with.
+    """The tokens that end a reply: those that the generation's configuration lists, eos, and the template's own.
 
-    Where one of those that are listed ends what the template writes, the list is whole.
+    The list is whole where the template ends a reply with a token of it. Then the template adds none.
     """
     known = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
     end = codec.token_id(eos)
@@ -328,6 +340,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str | None:
-    """A special token as files name it: a text, or an object with its content."""
+    """A special token as a text. Files have the text, or an object with it."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""What a template and its tokenizer can be trusted with: one conversation per case, rendered and grown."""
+"""Tries a template with its tokenizer: a conversation per case is rendered, and grows turn by turn."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from context.parse.choose import auto_parser
 from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
-from context.templates.render import Renderer, Rendering
+from context.templates.render import Renderer
+from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
 
 State = Literal["append-only", "rewrites history", "unsupported"]
 Thinking = Literal["none", "empty", "some"]
-"""What replies have before their content: no thinking, an empty block of it, or thoughts."""
+"""The thinking before the content of replies: none, an empty block, or thoughts."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +25,27 @@ class Case:
     name: str
     state: State
     details: tuple[str, ...]
-    """Which messages are rewritten, or why it is not supported."""
+    """The messages that are rewritten, or why the case is not supported."""
 
 
 @dataclass(frozen=True)
 class TemplateReport:
     cases: tuple[Case, ...]
     parts: Mapping[str, str | None]
-    """Why it leaves something out of prompts and of replies that are learned, as a run that needs it would refuse it;
-    None: it is shown."""
+    """Part of a prompt or of a learned reply -> why a run that needs it would refuse the template. None: the template
+    shows the part."""
     parser: str
-    """What `context.parser: auto` takes where there are tools: a parser's name, or why there is none."""
+    """The parser that `context.parser: auto` takes where there are tools, or why there is none."""
 
     @property
     def state(self) -> State:
-        """The worst of the cases that are supported; `unsupported` if none is."""
+        """The worst state of the supported cases. `unsupported`: no case is supported."""
         states = {case.state for case in self.cases}
         worst: tuple[State, ...] = ("rewrites history", "append-only")
         return next((state for state in worst if state in states), "unsupported")
 
     def summary(self) -> str:
-        """One line: the state, what is rewritten first, and the first thing that does not work."""
+        """One line: the state, the first message that is rewritten, and the first case that does not work."""
         rewriting = [case for case in self.cases if case.state == "rewrites history"]
         said: str = self.state
         if rewriting:
@@ -108,7 +109,7 @@ def _parts(renderer: Renderer, template: ChatTemplate) -> dict[str, str | None]:
 
 
 def _refused(renderer: Renderer, reply: Message, tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """Why nobody can demonstrate this reply; None: a run learns all of it."""
+    """Why nobody can demonstrate this reply. None: a run learns the whole reply."""
     try:
         renderer.reply(renderer.render([_ASKING["u"]], tools), reply)
     except ValueError as error:
@@ -152,7 +153,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
 
 
 def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:
-    """The stop token that a policy that writes like the template would end its reply in."""
+    """The stop token in which a policy ends its reply if it writes like the template."""
     tail = grown.written.text[len(before.written.text) :]
     return next((found.token for found in renderer.codec.controls(tail) if found.token in renderer.stop_ids), None)
 

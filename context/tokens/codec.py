@@ -1,11 +1,13 @@
-"""Text to token ids and back. What a template wrote may hold control tokens, contents never do."""
+"""Text to token ids and back. A template's text may hold control tokens. A content never does: it stays plain text."""
+
+from __future__ import annotations
 
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,41 +23,66 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
-"""How byte-level tokenizers (GPT-2 and its heirs) spell bytes that are no printable character."""
+"""The characters by which byte-level tokenizers (GPT-2 and its heirs) spell each byte."""
 
 
 _Description = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Span:
+    """The characters of a text from `start` to before `end`."""
+
+    start: int
+    end: int
+
+    def cut_from(self, text: str) -> str:
+        return text[self.start : self.end]
+
+    def moved(self, by: int) -> Self:
+        return replace(self, start=self.start + by, end=self.end + by)
+
+    def overlaps(self, other: Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    def without_space(self, text: str) -> Span:
+        """The span without the white space at its ends."""
+        spelled = self.cut_from(text)
+        start = self.start + len(spelled) - len(spelled.lstrip())
+        return Span(start, start + len(spelled.strip()))
+
+
+@dataclass(frozen=True)
 class Control:
-    """A control token in a text: characters first..end-1, white space it takes up among them."""
+    """A control token in a text."""
 
     token: int
-    first: int
-    end: int
+    place: Span
+    """Its characters, with the white space that the token takes up."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    ids: npt.NDArray[np.int32]
-    firsts: npt.NDArray[np.int32]
-    """Where in the text each token begins; it never falls."""
+    """The tokens of a text."""
 
-    def token_from(self, place: int) -> int:
-        """The first token that begins at or behind a character."""
-        return int(self.firsts.searchsorted(np.int32(place))) if place > 0 else 0
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    """The character at which each token begins. The numbers never fall."""
+
+    def find_token(self, character: int) -> int:
+        """The first token that begins at the character or behind it."""
+        return int(self.starts.searchsorted(np.int32(character))) if character > 0 else 0
 
 
 class TokenCodec:
     """A tokenizer file with its control tokens kept apart.
 
-    Control tokens are the tokenizer's added tokens, special or not, except those that stand for plain text:
-    runs of white space, the unknown token, single letters.
+    Control tokens are the tokenizer's added tokens, special or not, except for tokens that stand for plain text: runs
+    of white space, the unknown token, single letters.
     """
 
     def __init__(self, tokenizer_json: str, *, special: Iterable[str] = ()) -> None:
-        """`special`: tokens that the model names (bos, eos, pad), which are never plain text."""
+        """`special`: tokens that the model names (bos, eos, pad). They are never plain text."""
         given = json.loads(tokenizer_json)
         description = _whole_text_rules_off(given)
         control = _control_tokens(description, frozenset(special))
@@ -72,7 +99,7 @@ class TokenCodec:
         self._drops_first_space = _word_decoder(given).decode([0]) == "x"
         self._full = _tokenizer_of(description)
         self._text = _without_control_tokens(description, self.added_ids)
-        # What is put in front of the first word of a text is not where another text stands before it.
+        # Some tokenizers put a space in front of a text's first word. None belongs there if another text comes before.
         inside = _each_part(description, "pre_tokenizer", "pretokenizers", _behind_the_first)
         self._full_inside = self._full if inside == description else _tokenizer_of(inside)
         self._text_inside = self._text if inside == description else _without_control_tokens(inside, self.added_ids)
@@ -81,45 +108,45 @@ class TokenCodec:
         self.vocab_size: int = self._full.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Trusted text that follows another one: control tokens are recognised."""
+        """The ids of a trusted text that follows another one. Control tokens are recognised."""
         ids: list[int] = self._full_inside.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Untrusted text that follows another one, whatever it spells. Lone surrogates become U+FFFD."""
+        """The ids of an untrusted text that follows another one: all plain. Lone surrogates become U+FFFD."""
         return list(self._untrusted(storable(text), opens=False).ids)
 
     def controls(self, text: str) -> list[Control]:
         """The control tokens that the tokenizer recognises in a text."""
         encoding = _encoded(self._finder, text)
         found = zip(encoding.ids, encoding.offsets, strict=True)
-        return [Control(self._control_ids[number - 1], *place) for number, place in found if number]
+        return [Control(self._control_ids[number - 1], Span(*place)) for number, place in found if number]
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        """A text that may begin with a control token, and holds no other, whatever it spells.
+        """The tokens of a text that may begin with `control`, and holds no other control token, whatever it spells.
 
-        `opens`: nothing stands before it. The tokens are the tokenizer's own for this text, but where these hold a
-        control token: then they are those of a tokenizer that knows none.
+        They are the tokenizer's own for this text. Where these would hold another control token, a tokenizer that
+        knows none makes them. `opens`: nothing stands before the text.
         """
         tokenizer = self._full if opens or control else self._full_inside
         encoding = _encoded(tokenizer, text)
-        ids = encoding.ids  # a list that is made anew each time
+        ids = encoding.ids  # each access makes a new list
         found = [place for place, token in enumerate(ids) if token in self.added_ids]
         if [ids[place] for place in found] == ([control.token] if control else []):
-            # What is put before the first word of a whole text stands before the control token.
+            # The space that a tokenizer puts in front of a text stands before the control token.
             skipped = found[0] if control and not opens else 0
-            return Piece(np.array(ids[skipped:], np.int32), _firsts(encoding)[skipped:])
+            return Piece(np.array(ids[skipped:], np.int32), _starts(encoding)[skipped:])
         head = [] if control is None else [control.token]
-        cut = 0 if control is None else control.end
+        cut = 0 if control is None else control.place.end
         encoding = self._untrusted(text[cut:], opens=opens and control is None)
-        firsts = np.concatenate([np.zeros(len(head), np.int32), _firsts(encoding) + np.int32(cut)])
-        return Piece(np.array([*head, *encoding.ids], np.int32), firsts)
+        starts = np.concatenate([np.zeros(len(head), np.int32), _starts(encoding) + np.int32(cut)])
+        return Piece(np.array([*head, *encoding.ids], np.int32), starts)
 
     def _untrusted(self, text: str, *, opens: bool) -> Encoding:
         tokenizer = self._text if opens else self._text_inside
         encoding = _encoded(tokenizer, text)
         found = [place for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in self.added_ids]
-        if found:  # an unknown token that is a control token too: characters it stands for become others
+        if found:  # the unknown token is a control token too: the characters that it stands for become others
             characters = list(text)
             for first, end in found:
                 characters[first:end] = _STAND_IN * (end - first)
@@ -133,7 +160,7 @@ class TokenCodec:
         return encoding
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to a text, which need not be whole characters."""
+        """The bytes that a token adds to a text. They need not be whole characters."""
         written = str(self._full.id_to_token(token))
         if token in self.added_ids:
             return written.encode()
@@ -144,7 +171,10 @@ class TokenCodec:
         return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:
-        """Text for people and parsers, control tokens visible, unknown ids left out. `opens`: as a text of its own."""
+        """The text for people and parsers, with control tokens visible and unknown ids left out.
+
+        `opens`: nothing stands before the text.
+        """
         text = str(self._full.decode(list(ids), skip_special_tokens=False))
         return text.removeprefix(" ") if opens and self._drops_first_space else text
 
@@ -154,17 +184,17 @@ class TokenCodec:
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
-    """As `encode` does, but other threads go on meanwhile: it takes a second for each 500,000 characters."""
+    """Encodes a text while other threads go on: 500,000 characters take a second."""
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
-def _firsts(encoding: Encoding) -> npt.NDArray[np.int32]:
-    # A token that stands for no character of the text begins with the one before it.
+def _starts(encoding: Encoding) -> npt.NDArray[np.int32]:
+    # A token that stands for no character of the text begins where the token before it does.
     return np.maximum.accumulate(np.array([first for first, _ in encoding.offsets], np.int32))
 
 
 def _whole_text_rules_off(description: _Description) -> _Description:
-    """Without what is no part of a text: special tokens around it, truncation, padding, dropout, stripping decoders."""
+    """The tokenizer without rules for whole texts: special tokens around them, truncation, padding, dropout, strips."""
     found = {**description, "truncation": None, "padding": None, "post_processor": None}
     found["model"] = {**found["model"]}
     if found["model"].get("dropout") is not None:
@@ -173,10 +203,10 @@ def _whole_text_rules_off(description: _Description) -> _Description:
 
 
 def _control_tokens(description: _Description, special: Collection[str]) -> list[dict[str, Any]]:
-    """The added tokens, special or not, but for those that stand for plain text.
+    """The added tokens, special or not, except for tokens that stand for plain text.
 
-    White space carries no control, nor does the unknown token, which plain text turns into, or a single character that
-    is not special. A token of `special`, the model's own by name, is none of these.
+    White space is plain text, and so is the unknown token, which plain text turns into, and a single character that is
+    not special. A token in `special`, which the model names, is always a control token.
     """
     model = description["model"]
     unknown = {model.get("unk_token")}
@@ -193,16 +223,16 @@ def _control_tokens(description: _Description, special: Collection[str]) -> list
 
 
 def _without_control_tokens(description: _Description, control: Collection[int]) -> Tokenizer:
-    """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
+    """The tokenizer without its control tokens: they are no added tokens, vocabulary entries or merge results.
 
-    Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
+    In the vocabulary, they would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
     """
     model = dict(description["model"])
     plain = [row for row in description["added_tokens"] if row["id"] not in control]
     if isinstance(model["vocab"], dict):
         removed = {token for token, token_id in model["vocab"].items() if token_id in control}
         model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
-        # An added token outside the vocabulary would be numbered again; as an entry it keeps its id.
+        # An added token outside the vocabulary would get another number. As an entry it keeps its id.
         model["vocab"].update({row["content"]: row["id"] for row in plain})
         if removed and "merges" in model:
             model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
@@ -212,14 +242,14 @@ def _without_control_tokens(description: _Description, control: Collection[int])
 
 
 def _only_control_tokens(description: _Description, control: Sequence[Mapping[str, Any]]) -> Tokenizer:
-    """The tokenizer that numbers these control tokens from 1, and takes all that stands between them for one word."""
+    """A tokenizer that numbers these control tokens from 1, and takes any text between two of them for one word."""
     model = {"type": "WordLevel", "vocab": {_OTHER: 0}, "unk_token": _OTHER}
     added = [{**row, "id": number} for number, row in enumerate(control, 1)]
     return _tokenizer_of({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})
 
 
 def _word_decoder(description: _Description) -> Tokenizer:
-    """The tokenizer that knows SentencePiece's word `x` alone, and decodes it as this one does."""
+    """A tokenizer that knows SentencePiece's word `x` alone, and decodes it as this one does."""
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
     word = f"{_SENTENCEPIECE_SPACE}x"
     model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
@@ -229,7 +259,7 @@ def _word_decoder(description: _Description) -> Tokenizer:
 def _pieces_without(
     vocabulary: Sequence[Sequence[Any]], plain: Sequence[Mapping[str, Any]], control: Collection[int]
 ) -> list[list[Any]]:
-    """Unigram's list of pieces, where the place is the id; plain added tokens behind its end keep theirs."""
+    """Unigram's list of pieces without control tokens. The place in the list is the id, for plain added tokens too."""
     worst = min((score for _, score in vocabulary), default=0.0) - 100.0
     size = max([len(vocabulary), *(row["id"] + 1 for row in plain)])
     pieces = [list(row) for row in vocabulary] + [["", worst] for _ in range(size - len(vocabulary))]
@@ -249,7 +279,7 @@ def _each_part(description: _Description, kind: str, parts: str, change: Any) ->
 
 
 def _without_first_space(decoder: dict[str, Any]) -> dict[str, Any] | None:
-    """Decoders take the space of the first word away again, which stands inside a text here."""
+    """The decoder without the rule that takes away a text's first space: here the space stands inside a text."""
     if decoder["type"] == "Strip" and decoder.get("content") == " ":
         return None
     return _never_first(decoder)

@@ -1,8 +1,15 @@
-"""An agent's session at rest: a tree of exact tokens, and the training sequences that follow from it."""
+"""An agent's session as a tree of exact tokens: one node for each request, with the reply to it.
+
+    node 0    <|user|>Find pearl.<|end|><|assistant|> It is 78.<|end|>
+    node 1      keeps all of node 0, and adds     <|user|>Sure?<|end|><|assistant|> Yes.<|end|>
+    node 2      keeps <|user|> alone, and adds    Find coral.<|end|><|assistant|> It is 79.<|end|>
+
+The training sequences that follow from a tree are in `session_segments`.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any
@@ -10,46 +17,45 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from context.authors import HISTORY, AuthorTable
 from context.messages import Message
-from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
+from context.tokens.token_sequence import TokenSequence
 
 
 class Status(StrEnum):
-    """What became of a reply."""
+    """The fate of a reply."""
 
     TRAINED = "trained"  # the agent was given it
-    UNDELIVERED = "undelivered"  # the agent had gone before it was there, and never asked again
-    ASIDE = "aside"  # the agent asked for it beside its task: answered, and never trained
-    REFUSED = "refused"  # there is none: the prompt had no room for it, or the engine failed
+    UNDELIVERED = "undelivered"  # the agent had gone before the reply was there, and never asked again
+    ASIDE = "aside"  # the agent asked for it beside its task: it was answered, and is never trained
+    REFUSED = "refused"  # there is no reply: the prompt left no room for one, or the engine failed
 
 
 class Fork(StrEnum):
-    """Why a prompt does not go on from a reply that ended its turn."""
+    """The reason why a prompt does not go on from a reply that ended its turn."""
 
-    NEW = "new"  # it has nothing in common with what was asked before
-    RETRY = "retry"  # the same was asked again
+    NEW = "new"  # it has nothing in common with earlier requests
+    RETRY = "retry"  # an equal request was made before
     EDITED = "edited"  # an earlier message is another one now
-    THINKING = "thinking"  # the agent left out what a reply had thought
+    THINKING = "thinking"  # the agent left out the thought of a reply
     TOOLS = "tools"  # other tools are offered
     CUT = "cut"  # the reply that it goes on from reached its limit on tokens
-    TEMPLATE = "template"  # the chat template writes otherwise what stood there before
+    TEMPLATE = "template"  # the chat template writes the earlier messages otherwise
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on from there."""
+    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on by itself."""
 
     parent: int | None
-    """The node that it shares its beginning with; None: it shares it with none."""
+    """The node whose path begins as the request does. None: no path does."""
     kept_tokens: int
-    """How many of the parent's path are the beginning of its own."""
+    """How many tokens it shares with the parent's path."""
     kept_messages: int
-    """How many of the parent's conversation are the beginning of its own."""
+    """How many messages it shares with the parent's conversation."""
     tools: str
     """Hash of the tools that the prompt shows."""
     fork: Fork | None
-    """None: it goes on behind its parent's reply."""
+    """None: the request goes on behind its parent's reply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +66,16 @@ class Node:
     """Its index in the session, in the order of time."""
     place: Place
     tokens: TokenSequence
-    """What follows the kept tokens: the rest of the prompt, and the reply."""
+    """The tokens behind the kept ones: the rest of the prompt, and the reply."""
     num_sampled: int
-    """How many of these, the last ones, are the reply."""
+    """How many of `tokens`, from their end, are the reply."""
     messages: tuple[Message, ...]
-    """What follows the kept messages, the reply last if there is one."""
+    """The messages behind the kept ones. The reply is the last, if there is one."""
     status: Status
     agent: str = ""
-    """Who asked, as the agent calls itself; empty where it does not say."""
+    """The name that the agent gives itself; empty where it gives none."""
     offered: str = ""
-    """The tools that its prompt shows, as JSON; empty where there are none, or an earlier node has the same ones."""
+    """The tools in the prompt, as JSON. Empty: there are none, or an earlier node has these tools."""
 
     @property
     def num_path_tokens(self) -> int:
@@ -85,13 +91,16 @@ class Node:
 
 
 Path = Sequence[tuple[int, int]]
-"""Which nodes a path is made of, and how much of each, from the root on."""
+"""The nodes of a path from the root on, each with how much of it belongs to the path."""
 _KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("place.kept_messages")
 
 
-def path_of(nodes: Sequence[Node], number: int) -> Path:
-    """Tokens that the policy had seen and said once it had given a node's reply."""
-    return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS)
+def path_of(nodes: Sequence[Node], number: int, *, holders: Sequence[int] | None = None) -> Path:
+    """The tokens that the policy had seen and said once it had given a node's reply.
+
+    `holders`: for each node the one that holds the last token it keeps, to go straight there. None: parent by parent.
+    """
+    return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
 
 
 def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
@@ -99,18 +108,19 @@ def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
 
 
 def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
-    """The messages behind the path of a node."""
-    return tuple(said for part, count in _messages_path(nodes, number) for said in nodes[part].messages[:count])
+    """All messages up to a node's reply."""
+    return tuple(said for part, count in messages_path_of(nodes, number) for said in nodes[part].messages[:count])
 
 
-def _messages_path(nodes: Sequence[Node], number: int) -> Path:
+def messages_path_of(nodes: Sequence[Node], number: int) -> Path:
+    """The path of a node, counted in messages."""
     return _path(nodes, number, nodes[number].num_path_messages, _KEPT_MESSAGES)
 
 
 def _path(
     nodes: Sequence[Node], number: int, end: int, kept: Callable[[Node], int], holders: Sequence[int] | None = None
 ) -> Path:
-    """The first `end` tokens or messages of a node's path, of which it has `kept` from the nodes before it."""
+    """The first `end` tokens or messages of a node's path. `kept`: how many of them the nodes before it hold."""
     found: list[tuple[int, int]] = []
     at: int | None = number
     while at is not None and end:
@@ -122,7 +132,7 @@ def _path(
 
 
 def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> list[int]:
-    """How many of these token ids the path of each node begins with."""
+    """For each node, how many of these token ids its path begins with."""
     found: list[int] = []
     for node in nodes:
         held, start = node.tokens.token_ids, node.place.kept_tokens
@@ -136,7 +146,7 @@ def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> li
 
 
 def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple[Node, ...]:
-    """The nodes of a session; raises ValueError where one does not stand on those before it."""
+    """The nodes of a session. Raises ValueError for a node that does not fit the nodes before it."""
     found: list[Node] = []
     for node in nodes:
         at, number, sampled = node.place, len(found), node.num_sampled
@@ -156,99 +166,10 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
     return tuple(found)
 
 
-def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
-    """Paths that no longer one holds, by the node they end with, in the order of time: the training sequences."""
-    holders = _holders(nodes)
-    return {
-        number: _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
-        for number in _last_nodes(nodes, holders)
-    }
-
-
-def num_sequence_tokens(nodes: Sequence[Node]) -> int:
-    """How many tokens the training sequences have: a beginning that several share counts in each."""
-    return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes, _holders(nodes)))
-
-
-def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
-    """Of each training sequence. One look at every node, the latest first: to walk all paths is the square of it."""
-    is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)
-    for node, before in zip(reversed(nodes), reversed(holders), strict=True):
-        if is_shown[node.number] and before >= 0:
-            is_shown[before] = True
-            goes_on[before] |= node.place.kept_tokens == nodes[before].num_path_tokens
-    return [node.number for node in nodes if node.is_trained and not goes_on[node.number]]
-
-
-def _holders(nodes: Sequence[Node]) -> list[int]:
-    """The node that holds the last of the tokens that each one keeps; -1: it keeps none.
-
-    That is its parent, or one before it, to which long ways are jumped (Myers 1983, "An applicative random-access
-    stack"): a file may hang thousands of requests from the end of a long session that all keep its first token alone.
-    """
-    starts = [*(node.place.kept_tokens for node in nodes), -1]
-    holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
-    for number, node in enumerate(nodes):
-        at, kept = -1 if node.place.parent is None else node.place.parent, starts[number]
-        while starts[at] >= kept:
-            at = jumps[at] if starts[jumps[at]] >= kept else holders[at]
-        over = jumps[at]
-        is_even = depths[at] - depths[over] == depths[over] - depths[jumps[over]]
-        holders[number], jumps[number], depths[number] = at, jumps[over] if is_even else at, depths[at] + 1
-    return holders[:-1]
-
-
-def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
-    """The number of the training sequence in which each delivered reply is trained: the first that holds all of it."""
-    found: dict[int, int] = {}
-    for position, path in enumerate(sequences_of(nodes).values()):
-        for number, count in path:
-            if nodes[number].is_trained and count == len(nodes[number].tokens):
-                found.setdefault(number, position)
-    return found
-
-
-def tools_of(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
+def offered_tools(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
+    """The tools in the prompt of a node."""
     shown = nodes[number].place.tools
     found: list[dict[str, Any]] = json.loads(
         next((node.offered for node in nodes if node.offered and node.place.tools == shown), "[]")
     )
     return found
-
-
-def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...], list[dict[str, Any]]]]:
-    """The messages and tools of each training sequence; replies that it only shows again are of author `history`."""
-    trained = trained_in(nodes)
-    for position, last in enumerate(sequences_of(nodes)):
-        said: list[Message] = []
-        for number, count in _messages_path(nodes, last):
-            node = nodes[number]
-            said += node.messages[:count]
-            if node.num_sampled and count == len(node.messages) and trained.get(number) != position:
-                said[-1] = replace(said[-1], author=HISTORY)
-        yield tuple(said), tools_of(nodes, last)
-
-
-def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
-    """The training sequences. A delivered reply is trained in one, and shown again in others: author `history`."""
-    trained = trained_in(nodes)
-    segments: list[Segment] = []
-    for position, (number, path) in enumerate(sequences_of(nodes).items()):
-        shown = (_shown(nodes[part], count, authors, trained=trained.get(part) == position) for part, count in path)
-        tokens = TokenSequence.concatenate(shown)
-        segments.append(Segment(tokens, _reason(nodes[number], first=not segments)))
-    return tuple(segments)
-
-
-def _shown(node: Node, count: int, authors: AuthorTable, *, trained: bool) -> TokenSequence:
-    tokens, prompt = node.tokens.part(0, count), len(node.tokens) - node.num_sampled
-    if trained or count <= prompt:
-        return tokens
-    shown = TokenSequence.constant(tokens.token_ids[prompt:].tolist(), authors.code(HISTORY))
-    return TokenSequence.concatenate([tokens.part(0, prompt), shown])
-
-
-def _reason(node: Node, *, first: bool) -> SegmentReason:
-    if first:
-        return "clean"
-    return "template_rewrite" if node.place.fork == Fork.TEMPLATE else "fork"

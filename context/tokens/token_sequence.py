@@ -1,4 +1,4 @@
-"""Exact tokens with their provenance, the masks that follow from their authors, and their texts one by one."""
+"""Exact tokens with their provenance, and the texts that they spell. What of them is trained says `loss_mask`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from context.authors import AuthorTable
-
 NOT_SAMPLED = -1
-"""`policy_versions` of a token that no policy of the run sampled."""
+"""The policy version of a token that no policy of the run sampled."""
 SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
 BehaviorContext = Literal["plain", "hinted", "relabelled"]
 MOST_TOKENS_OF_A_CHARACTER = 6
@@ -21,7 +19,7 @@ _UNFINISHED = "\ufffd"
 
 @dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """Tokens left to right; index t of every array describes token t. Checks its own alignment."""
+    """Tokens from left to right. Index t of every array describes token t."""
 
     token_ids: npt.NDArray[np.int32]
     authors: npt.NDArray[np.uint8]
@@ -29,7 +27,7 @@ class TokenSequence:
     behavior_log_probs: npt.NDArray[np.float32]
     """Nats, under the policy that sampled the token; NaN where no behavior policy is known, never 0."""
     policy_versions: npt.NDArray[np.int32]
-    """Publishes before the token was sampled; -1 where it was not sampled."""
+    """The number of publishes before the token was sampled; -1 where it was not sampled."""
 
     def __post_init__(self) -> None:
         for name, dtype in TOKEN_FIELDS.items():
@@ -84,49 +82,33 @@ class Segment:
 
     tokens: TokenSequence
     reason: SegmentReason = "clean"
-    """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before; `fork`
-    for a question about the context."""
+    """Why the segment was begun. `clean`: it is the first. `template_rewrite`, `strategy_rewrite`: the template or the
+    strategy rewrote what was shown before. `fork`: it asks a question about the context."""
     behavior_context: BehaviorContext = "plain"
-    """In sight of what tokens were sampled. hinted: of a hint that is not here; relabelled: of another conversation, of
-    which this is the end. Their log-probs are unknown then."""
-
-
-def response_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
-    """[T] True = action token: sampled by the policy, a teacher or a demonstrator."""
-    return table.is_action(tokens.authors)
-
-
-def loss_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
-    """[T] True = trained on. Always within `response_mask`."""
-    return table.is_trained(tokens.authors)
-
-
-def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[start, end) of the maximal runs of True."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+    """The policy's view when it sampled the tokens. `hinted`: a hint, which is left out here. `relabelled`: another
+    conversation, which ends as this one does. The log-probs are unknown in both cases."""
 
 
 class Decoder(Protocol):
-    """What turns ids into text: a `TokenCodec`."""
+    """Turns ids into text, as a `TokenCodec` does."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[tuple[int, int, str]]:
-    """Tokens first..last-1 with their text: one token each, or the few that spell one character together."""
+    """The stretches of a sequence as (start, end, text): one token, or the few that spell one character together."""
     alone: dict[int, str] = {}
-    first, end = 0, len(ids)
-    while first < end:
-        token, last = ids[first], first + 1
+    start = 0
+    while start < len(ids):
+        token, end = ids[start], start + 1
         if token not in alone:
             alone[token] = decoder.decode([token])
         text = alone[token]
-        longest = min(end, first + MOST_TOKENS_OF_A_CHARACTER)
-        while text.endswith(_UNFINISHED) and last < longest:
-            last += 1
-            text = decoder.decode(ids[first:last])
+        longest = min(len(ids), start + MOST_TOKENS_OF_A_CHARACTER)
+        while text.endswith(_UNFINISHED) and end < longest:
+            end += 1
+            text = decoder.decode(ids[start:end])
         if text.endswith(_UNFINISHED):
-            last, text = first + 1, alone[token]
-        yield first, last, text
-        first = last
+            end, text = start + 1, alone[token]
+        yield start, end, text
+        start = end

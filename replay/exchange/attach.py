@@ -3,10 +3,8 @@
 A copy, because a draw is on record with its trajectory, and both have to be in one database to stay true.
 """
 
-import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -19,7 +17,6 @@ from replay.exchange.importing import ImportReport, Placed, Progress, import_row
 from replay.exchange.row_format import BadRow, json_line
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
 from replay.exchange.teacher import Teaching, import_chat
-from replay.locate import DATABASE
 from replay.locate import place as located
 from replay.records import ELIGIBLE
 from replay.sampling.compatibility import bits, meanings, names_of
@@ -119,26 +116,3 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             with suppress(BadRow):
                 if isinstance(row := json_line(line), dict):
                     yield row
-
-
-@contextmanager
-def copy_with(
-    store: ReplayStore, run: str, places: Mapping[str, str], *, teach: Teach, allow_mismatch: Sequence[str] = ()
-) -> Iterator[ReplayStore]:
-    """The buffer as it will be once `run` has attached these others: a copy, for as long as it is looked at."""
-    if store.path is None:
-        named = ", ".join(places)
-        raise ExchangeError(
-            f"replay.attach must hold what {store.url} has already, got {named}: a server's database is not copied to "
-            "look at it. Leave it out, or attach it by starting the run."
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / DATABASE
-        with store.reading() as connection, closing(sqlite3.connect(file)) as target:
-            source = connection.connection.driver_connection
-            assert isinstance(source, sqlite3.Connection)
-            source.backup(target)
-        with closing(ReplayStore.open(file)) as copy:
-            for name, place in places.items():
-                attach(copy, run, name, place, teach=teach, allow_mismatch=allow_mismatch)
-            yield copy

@@ -32,7 +32,8 @@ from pydantic import (
 
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
-from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes, num_sequence_tokens, segments_of
+from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes
+from context.tokens.session_segments import num_sequence_tokens, segments_of
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened

@@ -5,16 +5,26 @@ and as it was at one moment, and the rows are not all of the same moment.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
 from replay.exchange.files import ROWS_AT_ONCE
 from replay.exchange.row_format import Bundle
-from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
+from replay.records import (
+    ELIGIBLE,
+    EVICTED,
+    UNTRAINABLE,
+    GroupRecord,
+    PolicyRecord,
+    RunRecord,
+    StopReason,
+    Trajectory,
+    TrajectoryRecord,
+)
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
-from replay.storage.format.schema import groups, policies, runs, trajectories
+from replay.storage.format.schema import groups, nodes, policies, runs, trajectories
 from replay.storage.labels import labels_of
 from replay.storage.read import load, task_records
 from replay.storage.statements import selected
@@ -45,6 +55,15 @@ def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement
     return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
 
 
+def answered_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.ColumnElement[bool]:
+    """Rows that ended with an answer, of these environments by name and version, or of a session, which holds its own
+    tools."""
+    known: list[sa.ColumnElement[bool]] = [_rows.id.in_(sa.select(nodes.c.trajectory))]
+    for name, version in environments:
+        known.append((_rows.environment == name) & (_rows.environment_version == version))
+    return sa.and_(_rows.stop_reason == StopReason.ANSWERED, sa.or_(*known))
+
+
 def bundles(
     store: ReplayStore,
     ids: Sequence[str],
@@ -63,29 +82,50 @@ def bundles(
 
 
 def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport, known: _Known) -> list[Bundle]:
-    loaded = load(connection, ids)
-    report.corrupt.update(loaded.corrupt)
-    found = [loaded.whole[id] for id in ids if id in loaded.whole]
-    report.left.update([EVICTED] * sum(id not in loaded.whole and id not in loaded.corrupt for id in ids))
-    report.left.update(row.record.state for row in found if row.record.state not in _EXCHANGED)
-    rows = [row for row in found if row.record.state in _EXCHANGED]
-    for record in (row.record for row in rows):
-        # A policy may have been published since they were read.
-        if record.run not in known or record.policy_version_max not in known[record.run][1]:
-            run = known_runs(connection, record.run)[record.run]
-            known[record.run] = run, known_policies(connection, record.run)
-    of_groups = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
-    by_group = {row[0]: GroupRecord(*list(row)) for row in of_groups}
-    by_task = task_records(connection, [row.record.task for row in rows])
+    rows = _readable(connection, ids, report)
+    for row in rows:
+        _look_up_run(connection, row.record, known)
+    found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    of_groups = {record.id: record for record in (GroupRecord(*columns) for columns in map(tuple, found))}
+    of_tasks = task_records(connection, [row.record.task for row in rows])
     labels = labels_of(connection, [row.id for row in rows])
-    of_runs = labels_of(connection, list({row.record.run for row in rows}), "run")
+    run_labels = labels_of(connection, list({row.record.run for row in rows}), "run")
     made = []
     for row in rows:
-        (run, published), group, task = known[row.record.run], by_group[row.record.group], by_task[row.record.task]
-        by = tuple(published[version] for version in sorted(_versions_of(row)) if version in published)
-        of_row, of_run = tuple(labels.get(row.id, ())), tuple(of_runs.get(run.id, ()))
-        made.append(Bundle(row, group, task, run, by, of_row, of_run))
+        run, published = known[row.record.run]
+        made.append(
+            Bundle(
+                trajectory=row,
+                group=of_groups[row.record.group],
+                task=of_tasks[row.record.task],
+                run=run,
+                policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
+                labels=tuple(labels.get(row.id, ())),
+                run_labels=tuple(run_labels.get(run.id, ())),
+            )
+        )
     return made
+
+
+def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportReport) -> list[Trajectory]:
+    """The rows that can be exchanged, in the order of their ids; the report counts the others."""
+    loaded = load(connection, ids)
+    report.corrupt.update(loaded.corrupt)
+    rows = []
+    for id in ids:
+        state = loaded.whole[id].record.state if id in loaded.whole else EVICTED
+        if state in _EXCHANGED:
+            rows.append(loaded.whole[id])
+        elif id not in loaded.corrupt:
+            report.left[state] += 1
+    return rows
+
+
+def _look_up_run(connection: sa.Connection, record: TrajectoryRecord, known: _Known) -> None:
+    """The row's run and its policies, again where a policy has been published since they were read."""
+    if record.run not in known or record.policy_version_max not in known[record.run][1]:
+        run = known_runs(connection, record.run)[record.run]
+        known[record.run] = run, known_policies(connection, record.run)
 
 
 def _versions_of(row: Trajectory) -> set[int]:

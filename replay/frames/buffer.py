@@ -17,9 +17,9 @@ from context.wording import excerpt, suggest
 from replay.errors import CorruptTrajectory, ReplayError, shortened
 from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
+from replay.open_buffer import OpenBuffer, open_buffer
 from replay.questions.filters import conditions
 from replay.questions.filters.query import run_is, staleness
-from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of

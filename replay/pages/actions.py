@@ -6,10 +6,10 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
+from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import address, in_path
 from replay.pages.page import Action
 from replay.questions import QueryResult
-from replay.questions.open_buffer import OpenBuffer
 from replay.storage.labels import Labelled, this_user
 
 VIEW_PARAMETERS = ("run", "sort", "order", "limit", "where")

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from replay.open_buffer import OpenBuffer
 from replay.pages.actions import ACTIONS
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
@@ -21,7 +22,6 @@ from replay.pages.views import (
     trajectory_page,
 )
 from replay.pages.views.runs_page import OpenedRuns
-from replay.questions.open_buffer import OpenBuffer
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
     runs_page.OF_DATABASE,
@@ -39,7 +39,6 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     buffer_page.TASKS,
     buffer_page.OUTCOMES,
     buffer_page.TASK,
-    trajectory_page.COMPARE,
     mixing_page.PAGE,
 )
 

@@ -19,11 +19,11 @@ from starlette.staticfiles import StaticFiles
 from context.wording import excerpt
 from replay import questions
 from replay.errors import DatabaseFailed, DatabaseRefused, InvalidRecord, ReplayError
+from replay.open_buffer import OpenBuffer, ReadOnly
 from replay.pages.addresses import BadQuery, text
 from replay.pages.guard import is_own_form
 from replay.pages.templating import environment
 from replay.questions.filters import WrongFilter
-from replay.questions.open_buffer import OpenBuffer, ReadOnly
 
 Source = TypeVar("Source")
 """What pages ask: a buffer that was opened, or a folder of runs."""

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from context.wording import share
+from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
-from replay.questions.diagnosis import regime
 from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
-from replay.text_tables import share
 
 REPORT_NAME = "report.html"
 _STYLES = ("style.css", "vendor/uPlot.min.css", "charts.css", "run.css")

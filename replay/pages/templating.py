@@ -7,10 +7,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from context.wording import visible
+from context.wording import error_counts, visible
 from replay.pages.addresses import address
 from replay.pages.panels import number
-from replay.text_tables import error_counts
 
 _DASH = "\u2013"
 

@@ -1,10 +1,9 @@
 """Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN."""
 
 from replay.questions.cluster import cluster, is_collected_by_workers
-from replay.questions.filters.query import Query, QueryResult, Sort, chosen
+from replay.questions.filters.query import Query, QueryResult, RowCondition, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
-from replay.questions.listing import Patience, label_counts, page, run_labels_of, views
-from replay.questions.preview import empty_sources, preview
+from replay.questions.listing import Patience, ids_of, label_counts, page, run_labels_of, sampled_rows, views
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary
 from replay.questions.tasks import TaskSort, task, task_list, task_success
@@ -17,16 +16,17 @@ __all__ = [
     "CodecOf",
     "Patience",
     "Query",
+    "RowCondition",
     "Sort",
     "TaskSort",
     "chosen",
     "cluster",
     "distributions",
-    "empty_sources",
     "excerpts",
     "find",
     "held_out",
     "held_out_task",
+    "ids_of",
     "is_collected_by_workers",
     "iteration",
     "label_counts",
@@ -34,12 +34,12 @@ __all__ = [
     "metric_series",
     "overview",
     "page",
-    "preview",
     "progress",
     "run_labels_of",
     "run_names",
     "runs",
     "same_tokenizer",
+    "sampled_rows",
     "summary",
     "task",
     "task_list",

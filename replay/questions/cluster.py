@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from replay.questions.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
 from replay.storage.collecting.participants import TABLES, list_participants
+from replay.storage.collecting.ticket_records import FAILED, REVOKED
 from replay.storage.collecting.tickets import count_tickets
 from replay.storage.format.schema import runs, tickets, workers
 from replay.storage.statements import seconds_now
 from replay.store import ReplayStore
-from replay.ticket_records import FAILED, REVOKED
 
 _LEASE_S = 60.0
 """Seconds: the lease where a configuration does not say."""

@@ -1,63 +1,10 @@
-"""Several trajectories token by token; and several runs by their numbers and configurations."""
+"""Several runs beside each other: their numbers, their configurations, and how their tasks went."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
-from context.authors import AuthorTable
-from context.tokens.token_sequence import TokenSequence
-from replay.questions import QueryResult, find, summary
-from replay.questions.trajectory import record_of
-from replay.storage.read import author_table, load
+from replay.questions import QueryResult, summary
 from replay.store import ReplayStore
-
-
-def readable(store: ReplayStore, ids: Sequence[str]) -> list[str]:
-    """Those of the trajectories that `trajectories` can compare: neither damaged nor without their tokens."""
-    with store.reading() as connection:
-        whole = load(connection, ids).whole
-    return [id for id in ids if id in whole]
-
-
-def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
-    """Their records side by side, and where tokens and messages part; ContentGone where tokens are stored no more."""
-    ids = [find(store, prefix) for prefix in id_prefixes]
-    with store.reading() as connection:
-        found = load(connection, ids).in_order(ids)
-        tables = [author_table(connection, row.record.run) for row in found]
-    records = side_by_side([record_of(row) for row in found])
-    segments = [
-        _segment(position, parts, tables)
-        for position, parts in enumerate(zip_longest(*([s.tokens for s in row.segments] for row in found)))
-    ]
-    said = zip_longest(*(row.messages for row in found))
-    return {
-        "ids": ids,
-        "records": records,
-        "different": [name for name, values in records.items() if any(value != values[0] for value in values)],
-        "segments": segments,
-        "same_tokens": not any(part["differs"] for part in segments),
-        "first_different_message": next(
-            (place for place, each in enumerate(said) if any(message != each[0] for message in each)), None
-        ),
-    }
-
-
-def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Sequence[AuthorTable]) -> QueryResult:
-    """The first `same` tokens have the same ids and authors."""
-    lengths = [0 if part is None else len(part) for part in parts]
-    same = min(lengths)
-    if same:
-        there = [part for part in parts if part is not None]
-        ids = np.array([part.token_ids[:same] for part in there])
-        # Codes of authors mean something within one run only.
-        codes = [part.authors[:same].tolist() for part in there]
-        names = np.array([[*map(table.name, mine)] for table, mine in zip(tables, codes, strict=True)], object)
-        differs = ((ids != ids[0]) | (names != names[0])).any(axis=0)
-        same = int(np.argmax(differs)) if differs.any() else same
-    return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths)}
 
 
 def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:

@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters import FIELDS, conditions
-from replay.questions.filters.query import Query, QueryResult, Sort, run_is, staleness
+from replay.questions.filters.query import Query, QueryResult, Sort, chosen, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
+from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
 from replay.storage.format.views import DRIFT, NUM_TOOL_ERRORS, TOKEN_GAP_MAX
@@ -147,6 +148,32 @@ def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[
     said = excerpts_of(connection, ids)
     labels = labels_of(connection, ids)
     return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]
+
+
+def ids_of(store: ReplayStore, run: str | None, filter: str | None) -> list[str]:
+    """The ids of all rows of a run, or of all runs, that a filter holds for."""
+    with store.reading() as connection:
+        return list(connection.scalars(sa.select(_rows.id).where(chosen(run, filter))))
+
+
+class SampledRow(NamedTuple):
+    """A row, and the policies that sampled its oldest and its newest token."""
+
+    id: str
+    oldest_version: int
+    newest_version: int
+
+
+def sampled_rows(
+    store: ReplayStore, run: str | None, filter: str | None, *, limit: int | None = None
+) -> list[SampledRow]:
+    """Rows whose stored log-probs can be computed again: some tokens were sampled, at a temperature above 0."""
+    columns = (_rows.id, _rows.policy_version_min, _rows.policy_version_max)
+    wanted = (_rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0, _rows.temperature > 0)
+    query = sa.select(*columns).where(chosen(run, filter), *wanted)
+    with store.reading() as connection:
+        found = connection.execute(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit))
+        return [SampledRow(id, max(0, oldest), newest) for id, oldest, newest in found]
 
 
 def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -48,34 +49,61 @@ def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
 def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
     """How the next fresh group of a task went, by whether rows of the task were replayed since the one before.
 
-    A line per `before` (none, some or all of the group before were successful: else tasks that are replayed because
-    they succeed would be compared with hard ones) and `replayed`: the number of `pairs` of groups, the share whose
-    success was `better`, and the mean change of `success` and `reward`. It says what followed, not
-    what replay caused: samplers choose tasks for how they went. Updates that were made while the later group was
-    collected count as before it.
+    There is a line per `before` and `replayed`. `before` says whether none, some or all of the earlier group were
+    successful: else tasks that are replayed because they succeed would be compared with hard ones. A line has the
+    number of `pairs` of groups, the share whose success was `better`, and the mean change of `success` and `reward`.
+
+    It says what followed, not what replay caused: samplers choose tasks for how they went. Updates that were made while
+    the later group was collected count as before it.
     """
-    size = sa.func.sum(groups.c.size)
-    means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
-    fresh = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, OF_ATTEMPTS)
-    fresh = fresh.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
-    used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
-    drawn = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))
-    drawn = drawn.where(used, groups.c.task.is_not(None)).distinct().order_by(groups.c.task, draws.c.iteration)
     with store.reading() as connection:
-        replays = {
-            task: [row[1] for row in rows] for task, rows in groupby(connection.execute(drawn), key=lambda row: row[0])
-        }
-        found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-        for task, rows in groupby(connection.execute(fresh), key=lambda row: row[0]):
-            for (_, first, success, reward), (_, last, *after) in pairwise(rows):
-                replayed = any(first <= iteration < last for iteration in replays.get(task, ()))
-                before = "none" if success == 0 else "all" if success > 1 - 1e-9 else "some"
-                found.setdefault((before, replayed), []).append((after[0] - success, after[1] - reward))
+        attempts, replays = _attempts(connection, run), _replays(connection, run)
+    changes: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for task, of_task in attempts.items():
+        for earlier, later in pairwise(of_task):
+            replayed = any(earlier.iteration <= at < later.iteration for at in replays.get(task, ()))
+            change = later.success - earlier.success, later.reward - earlier.reward
+            changes.setdefault((earlier.how_many_succeeded, replayed), []).append(change)
     return [
-        {"before": before, "replayed": replayed, **_changes(found.get((before, replayed), ()))}
+        {"before": before, "replayed": replayed, **_changes(changes.get((before, replayed), ()))}
         for before in ("none", "some", "all")
         for replayed in (True, False)
     ]
+
+
+class _Attempt(NamedTuple):
+    """The fresh groups of a task in one iteration."""
+
+    iteration: int
+    success: float
+    """Share of members."""
+    reward: float
+
+    @property
+    def how_many_succeeded(self) -> str:
+        return "none" if self.success == 0 else "all" if self.success > 1 - 1e-9 else "some"
+
+
+def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
+    """By task, in the order of time."""
+    size = sa.func.sum(groups.c.size)
+    means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
+    query = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, OF_ATTEMPTS)
+    query = query.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
+    found: dict[str, list[_Attempt]] = {}
+    for task, *facts in connection.execute(query):
+        found.setdefault(task, []).append(_Attempt(*facts))
+    return found
+
+
+def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
+    """The iterations whose updates replayed a task, by task."""
+    used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
+    query = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))
+    found: dict[str, list[int]] = {}
+    for task, iteration in connection.execute(query.where(used, groups.c.task.is_not(None)).distinct()):
+        found.setdefault(task, []).append(iteration)
+    return found
 
 
 def _changes(pairs: Sequence[tuple[float, float]]) -> QueryResult:

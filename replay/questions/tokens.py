@@ -8,16 +8,10 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.tokens.session_nodes import Node, Path, sequences_of
-from context.tokens.token_sequence import (
-    MOST_TOKENS_OF_A_CHARACTER,
-    NOT_SAMPLED,
-    Decoder,
-    loss_mask,
-    pieces,
-    response_mask,
-    runs_of,
-)
+from context.tokens.loss_mask import loss_mask, response_mask, runs_of
+from context.tokens.session_nodes import Node, Path
+from context.tokens.session_segments import sequences_of
+from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, NOT_SAMPLED, Decoder, pieces
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.records import COMMITTED, Trajectory

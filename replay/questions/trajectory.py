@@ -10,21 +10,23 @@ import sqlalchemy as sa
 
 from context.authors import HISTORY, AuthorTable
 from context.messages import Message, plain_message
-from context.tokens.session_nodes import Fork, Node, trained_in
-from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
+from context.tokens.session_nodes import Fork, Node
+from context.tokens.session_segments import trained_in
+from context.tokens.token_sequence import Decoder, Segment
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
-from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
+from replay.storage.staleness import publishes_since
 from replay.storage.statements import selected
 from replay.storage.tombstones import COLLECTED, with_collected
 from replay.store import ReplayStore

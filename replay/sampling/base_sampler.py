@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from context.wording import suggest
-from replay.errors import first_problem
+from replay.errors import sentence_for_validation_error
 from replay.mixing.request import DrawRequest
 
 Floats = npt.NDArray[np.float64]
@@ -89,9 +89,7 @@ def _checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) 
         _model(declared).model_validate(dict(given))
         return declared(**given)
     except ValidationError as error:
-        place, rule, shown = first_problem(error)
-        name = ".".join(map(str, ("replay.sampler_options", *place)))
-        raise ValueError(f"{name} must {rule}, got {shown}.") from None
+        raise ValueError(sentence_for_validation_error(error, "replay.sampler_options")) from None
     except ValueError as error:
         raise ValueError(f"replay.sampler_options.{error}") from None
 

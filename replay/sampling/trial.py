@@ -16,7 +16,7 @@ from replay.sampling.compatibility import DIFFERENCES, bits
 from replay.sampling.eligible_index import EligibleIndex
 from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
 from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, of_source, rules
-from replay.staleness import Mask
+from replay.storage.staleness import Mask
 
 
 class TrialDraw:

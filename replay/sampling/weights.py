@@ -16,11 +16,11 @@ from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.base_sampler import Rows, Sampler
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.eligible_index import EligibleIndex
-from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import draws, groups, runs, trajectories
+from replay.storage.staleness import Mask, may_be_replayed
 from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]

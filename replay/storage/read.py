@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message
-from context.tokens.session_nodes import checked_nodes, segments_of
+from context.tokens.session_nodes import checked_nodes
+from context.tokens.session_segments import segments_of
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state

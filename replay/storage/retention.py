@@ -13,9 +13,9 @@ from pydantic import Field
 
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
-from replay.staleness import publishes_since
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.schema import draws, policies, runs, trajectories
+from replay.storage.staleness import publishes_since
 from replay.storage.tombstones import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")

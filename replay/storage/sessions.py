@@ -11,6 +11,7 @@ from sqlalchemy import exc
 from context.messages import Message
 from context.tokens.session_nodes import Node, Status, checked_nodes
 from replay.errors import ReplayError, SessionForgotten, shortened
+from replay.records import StopReason
 from replay.storage.databases import Database
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import (
@@ -106,6 +107,16 @@ class Sessions:
     def nodes(self, id: str) -> list[Node]:
         """What is stored of a session. Raises ReplayError for one that was not opened, or has ended, or is damaged."""
         return self._database.read(lambda connection: session_nodes_of(connection, id))
+
+    def place_of_next_row(self, run: str, task: str) -> tuple[int, float | None]:
+        """The next free slot of a run's rows, and the mean reward of its answered attempts at a task; None: there is
+        none."""
+        rows = trajectories.c
+        last = sa.select(sa.func.max(rows.slot)).where(rows.run == run, rows.iteration == 0)
+        answered = (rows.task == task) & (rows.stop_reason == StopReason.ANSWERED)
+        mean = sa.select(sa.func.avg(rows.reward)).where(rows.run == run, answered)
+        slot, reward = self._database.read(lambda connection: (connection.scalar(last), connection.scalar(mean)))
+        return 0 if slot is None else slot + 1, reward
 
     def end(self, ids: Sequence[str]) -> None:
         """Leave nothing of them here."""

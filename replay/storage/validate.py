@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from context.authors import AuthorTable
-from context.tokens.session_nodes import segments_of
+from context.tokens.session_segments import segments_of
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory

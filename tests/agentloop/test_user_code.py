@@ -7,7 +7,7 @@ import pickle
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +21,7 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool, load_environment
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import CodeInterrupted, RunStop, UserError
+from agentloop.errors import RunStop, UserError
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.rollouts.actors import make_parser
 from agentloop.rollouts.demonstrated import demonstrate
@@ -30,7 +30,7 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
-from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code
+from agentloop.user_code import load_class, load_function, load_sampler, users_code
 from context.messages import Message, ToolCall
 from replay.sampling.samplers import Rows
 
@@ -256,36 +256,6 @@ def test_task_that_is_cancelled_ends_cancelled_and_the_stop_of_the_run_passes() 
         return calling.cancelled()
 
     assert asyncio.run(cancelled())
-
-
-# A stop that was asked for
-
-
-@pytest.fixture
-def stopping() -> Iterator[None]:
-    ask_to_stop(True)
-    yield
-    ask_to_stop(False)
-
-
-@pytest.mark.parametrize(
-    ("raised", "becomes"),
-    [("BrokenPipeError('gone')", CodeInterrupted), ("SystemExit(0)", CodeInterrupted), ("ValueError('no')", UserError)],
-)
-@pytest.mark.usefixtures("stopping")
-def test_failure_after_a_stop_is_no_error_where_a_processs_end_causes_it(file: Path, becomes: type[Exception]) -> None:
-    with pytest.raises(becomes):
-        scorer(file, "fail").score([EPISODE])
-    if becomes is UserError:
-        assert math.isnan(scorer(file, "fail_later", on_error="drop").score([EPISODE]).totals[0])
-        assert called(file, "act").error_kind == "raised"
-        return
-    with pytest.raises(CodeInterrupted):
-        scorer(file, "fail_later", on_error="drop").score([EPISODE])
-    for name in ("act", "act_later"):
-        with pytest.raises(CodeInterrupted):
-            called(file, name)
-    assert called(file, "act_apart").error_kind == "raised"  # Ctrl-C does not reach its process
 
 
 # Files

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from replay.open_buffer import open_buffer
 from replay.pages.app import create_app
-from replay.questions.open_buffer import open_buffer
 from tests.browser.executable import WANTED, found, launched
 from tests.replay.pages.serving import Served, served
 

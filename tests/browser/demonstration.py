@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from agentloop.training.train import train
 from replay import ReplayStore
-from replay.ticket_records import TicketRecord
+from replay.storage.collecting.ticket_records import TicketRecord
 from tests.fakes.records import a_run, fresh_draws, group, iteration_record, measured, policy, trajectory
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
+from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.questions.open_buffer import open_buffer
 from tests.browser.executable import launched
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served
@@ -31,7 +31,6 @@ def pages(database: Path) -> dict[str, str]:
         left join token_scores s on s.trajectory = t.id where t.run = '{run}' and t.num_tool_calls > 1
         group by t.id, t.task order by count(s.log_probs) > 0 desc, count(distinct d.iteration) desc, t.id limit 1"""
     id, task = rows(database, drawn)[0]
-    beside = f"select id from trajectories where task = '{task}' and id <> '{id}' order by num_turns desc, id limit 1"
     return {
         "run": address("runs", run),
         "buffer": address("buffer", run=run),
@@ -40,7 +39,6 @@ def pages(database: Path) -> dict[str, str]:
         "updates": address("trajectories", id, view="updates"),
         "iteration": address("runs", run, "iterations", iteration),
         "task": address("tasks", task),
-        "compare": address("compare", id=[id, rows(database, beside)[0][0]]),
         "mixing": address("mixing", run=run),
     }
 

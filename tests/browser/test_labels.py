@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from replay.open_buffer import open_buffer
 from replay.pages.app import create_app
-from replay.questions.open_buffer import open_buffer
 from tests.browser.conftest import Watched
 from tests.fakes.records import new_store, put, trajectory
 from tests.replay.pages.serving import served

@@ -90,9 +90,9 @@ def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_addres
         page.keyboard.press("Enter")
         page.wait_for_url(f"{below}/buffer?*where=success*")
         page.get_by_role("link", name="Mixing").click()
-        page.wait_for_url(f"{below}/mixing*")  # until its scripts listen to the form
-        page.locator("select[name=unit]").select_option("group")
-        page.wait_for_url(f"{below}/mixing?*unit=group*")
+        page.locator("#set").fill("unit=group")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{below}/mixing?*unit%3Dgroup*")
         page.get_by_role("link", name="Runs").click()
         page.wait_for_url(f"{server.address}/*")
         page.close()  # before its server ends

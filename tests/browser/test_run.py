@@ -14,10 +14,10 @@ import pytest
 
 from agentloop.runs.run_report import report_run
 from replay import ReplayStore
+from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.pages.templating import visible_text
-from replay.questions.open_buffer import open_buffer
 from tests.browser.conftest import Watched
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER
 from tests.browser.legible import FAINT

@@ -14,7 +14,6 @@ import pytest
 from context.authors import ENV, LLM, TEMPLATE
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
-from replay.pages.reading import spelled
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
 from tests.fakes.records import new_store, put, tokens, trajectory
@@ -95,7 +94,7 @@ def big(run_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         put(store, row)
     with inspecting(tmp_path / "replay.sqlite", tokenizer=lambda: codec) as server:
-        yield f"{server.address}/trajectories/many", spelled(codec.decode([ids[5]]))
+        yield f"{server.address}/trajectories/many", codec.decode([ids[5]])
 
 
 def test_a_hundred_thousand_tokens_open_a_block_at_a_time(big: tuple[str, str], page: Page) -> None:

@@ -12,17 +12,8 @@ import pytest
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import content_hash
-from context.tokens.session_nodes import (
-    Fork,
-    Node,
-    Place,
-    Status,
-    conversation_of,
-    path_of,
-    segments_of,
-    tokens_of,
-    tools_of,
-)
+from context.tokens.session_nodes import Fork, Node, Place, Status, conversation_of, offered_tools, path_of, tokens_of
+from context.tokens.session_segments import segments_of
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS, TOOLS, RandomSession, random_session, tree_of
 
@@ -57,6 +48,8 @@ def test_a_conversation_goes_on_from_the_tokens_that_were_sampled(tree: Conversa
 
 
 def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
+    asked = [Message("user", "Find arrow.")]
+    cut = answered(tree, tree.prompt(asked, TOOLS), "It is", ended=False).messages[-1]
     thinking = answered(tree, tree.prompt(ASKED, TOOLS), "<think>\nhm\n</think>\n\nIt is 78.")
     said, more = thinking.messages[-1], Message("user", "Sure?")
     forks = {
@@ -65,6 +58,7 @@ def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
         "edited": ([ASKED[0], Message("user", "Find coral."), said, more], TOOLS),
         "other tools": ([*ASKED, said, more], TOOLS[:1]),
         "again": (ASKED, TOOLS),
+        "cut by its limit": ([*asked, cut, more], TOOLS),
         "another": ([Message("system", "You plan."), ASKED[1]], TOOLS),
     }
     found = {name: tree.prompt(*request).place.fork for name, request in forks.items()}
@@ -74,6 +68,7 @@ def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
         "edited": Fork.EDITED,
         "other tools": Fork.TOOLS,
         "again": Fork.RETRY,
+        "cut by its limit": Fork.CUT,
         "another": Fork.NEW,
     }
 
@@ -127,20 +122,6 @@ def test_a_request_without_a_reply_is_nothing_that_others_begin_with(tree: Conve
     tree.refuse(tree.prompt(asked))
     for said in (asked, [*asked, more]):
         assert (tree.prompt(said).place.parent, tree.prompt(said).place.fork) == (first.number, None)
-
-
-def test_a_fork_holds_what_differs_alone(tree: ConversationTree) -> None:
-    answered(tree, tree.prompt(ASKED), "It is 78.")
-    other = Message("user", "Find coral.")
-    prompt = tree.prompt([ASKED[0], other])
-    assert (prompt.place.kept_messages, prompt.messages) == (1, (other,))
-    assert prompt.place.kept_tokens + len(prompt.rest) == len(prompt.ids) and 0 < len(prompt.rest) < len(prompt.ids)
-
-
-def test_what_was_cut_by_its_limit_is_gone_on_from_as_text(tree: ConversationTree) -> None:
-    cut = answered(tree, tree.prompt(ASKED), "It is", ended=False)
-    prompt = tree.prompt([*ASKED, cut.messages[-1], Message("user", "Go on.")])
-    assert prompt.place.fork == Fork.CUT
 
 
 def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: ConversationTree) -> None:
@@ -235,14 +216,14 @@ def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -
     offers = [TOOLS, [], TOOLS[:1], TOOLS, []]
     for tools in offers:
         answered(tree, tree.prompt(ASKED, tools), "It is 78.")
-    assert [tools_of(tree.nodes, number) for number in range(5)] == offers
+    assert [offered_tools(tree.nodes, number) for number in range(5)] == offers
     assert [bool(node.offered) for node in tree.nodes] == [True, False, True, False, False]
 
 
 def check(session: RandomSession, *, most: float = 1.2) -> tuple[int, int]:
-    """Every delivered token is trained once, in sight of exactly what it was sampled in sight of.
+    """Every delivered token is trained once, behind the tokens that it was sampled behind.
 
-    How many tokens are stored with replies, and how many distinct ones there are; `most`: of those to one of these.
+    Returns how many tokens are stored with replies, and how many distinct ones. `most` bounds their ratio.
     """
     nodes, wanted = session.tree.nodes, Counter[Any]()
     for number, reply in session.sampled.items():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from replay.open_buffer import open_buffer
 from replay.pages.app import create_app
 from replay.questions import run_names
-from replay.questions.open_buffer import open_buffer
 from tests.browser.demonstration import NAME, OTHER, record
 from tests.docs.blocks import ROOT, Block, blocks
 from tests.replay.pages.serving import Served, served

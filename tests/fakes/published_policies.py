@@ -14,7 +14,7 @@ from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
 from agentloop.training.policies.engine_publisher import Prober
-from agentloop.training.policies.publish import tensors_of_files, wire_update, write_published
+from agentloop.training.policies.weights_for_engines import tensors_of_files, wire_update, write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
 

@@ -8,8 +8,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from context import Author, AuthorTable, Renderer, default_authors
 from context.templates.model_files import BUILT_IN_TEMPLATES, ModelFiles, from_template, template_source
 from context.templates.template_report import check_template
@@ -30,15 +28,8 @@ REPRESENTATIVE = (
     *("trl/phi3", "axolotl/chatml", "axolotl/mistral_v2v3", "written/chatglm2", "written/glm_4_6", "written/llama_2"),
 )
 """What every kind of tokenizer is tried with."""
-MAIN = [
-    *("cohere", "deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_v2", "llama3", "llama3_1"),
-    *("llama3_2", "muse_glimmer", "nemotron_3_nano", "phi3", "qwen2_5", "qwen3", "qwen3_5_think"),
-]
-"""A template per family and generation: the ones the long tests run over."""
-SIX_OF_TRL = ["deepseekv3", "gemma4_v5", "gptoss", "llama3_1", "phi3", "qwen3"]
-TEMPLATES = [*SIX_OF_TRL, *(pytest.param(name, marks=pytest.mark.soak) for name in MAIN if name not in SIX_OF_TRL)]
-"""Six by default, all of `MAIN` in `make soak`."""
-
+TEMPLATES = ("deepseekv3", "gemma4_v5", "gptoss", "llama3_1", "phi3", "qwen3")
+"""Templates of trl that episodes are played over."""
 SPEAKERS = (
     Author("human_edit", action=True, trained=True, behavior=False),
     Author("subagent:planner", action=True, trained=False, behavior=False),

@@ -16,7 +16,8 @@ import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
-from context.tokens.session_nodes import Node, segments_of
+from context.tokens.session_nodes import Node
+from context.tokens.session_segments import segments_of
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick

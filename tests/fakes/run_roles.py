@@ -17,8 +17,8 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.engines.serving.engine_process import free_port
 from replay.errors import ReplayError
+from replay.storage.collecting.ticket_records import TicketCounts
 from replay.store import ReplayStore
-from replay.ticket_records import TicketCounts
 from tests.fakes.processes import Program, processes, stat
 from tests.fakes.runs import ROOT, buffer_of, layered, run_identity, small_config
 

@@ -13,8 +13,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from context.templates.model_files import spelled_controls, train_tokenizer
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
-WORDS = ("sop", "assistant")
-"""Control tokens that are plain words, as ChatGLM2 has them."""
 CORPUS = [
     "You are a careful agent. What is the code of pearl? The code is 78, and the next one 1024.",
     '{"name": "lookup", "arguments": {"key": "pearl", "limit": 3}, "parameters": {"type": "object"}}',
@@ -49,7 +47,6 @@ def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
     return {
         **{kind: partial(_added, make) for kind, make in made.items()},
         "nfkc": _with_normalized_controls,
-        "words": _with_words,
         "strips": _with_strips,
         "unk_is_eos": _with_unk_as_eos,
     }
@@ -57,7 +54,7 @@ def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
 
 def lossless(kind: str) -> bool:
     """Whether text survives encoding and decoding letter by letter."""
-    return kind in ("byte_bpe", "byte_bpe_split", "words", "unk_is_eos")
+    return kind in ("byte_bpe", "byte_bpe_split", "unk_is_eos")
 
 
 def _with(tokenizer_json: str, special: Sequence[str], added: Sequence[str], *, normalized: bool = False) -> Tokenizer:
@@ -78,10 +75,6 @@ def _with_normalized_controls(template_source: str) -> str:
     tokenizer = _with(_byte_bpe(), (BOS, EOS), ())
     tokenizer.normalizer = normalizers.NFKC()
     return str(_with(tokenizer.to_str(), (), controls_of(template_source)[2:], normalized=True).to_str())
-
-
-def _with_words(template_source: str) -> str:
-    return str(_with(_added(_byte_bpe, template_source), (), WORDS).to_str())
 
 
 def _with_strips(template_source: str) -> str:

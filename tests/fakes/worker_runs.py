@@ -29,9 +29,9 @@ from context.authors import LLM, TEMPLATE
 from context.tokens.token_sequence import Segment
 from replay.mixing.request import Availability
 from replay.records import TaskRecord, Trajectory, group_of
+from replay.storage.collecting.ticket_records import EVALUATION, Claim, TicketCounts
 from replay.storage.databases import Location
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, Claim, TicketCounts
 from tests.fakes.engine_server import EngineServer
 from tests.fakes.processes import Program, stat, until
 from tests.fakes.records import policy, tokens, trajectory

@@ -13,7 +13,7 @@ import typer
 from agentloop.cli.options import command_group
 from context.wording import visible_lines
 from replay.errors import ReplayError
-from replay.questions.open_buffer import OpenBuffer, open_buffer
+from replay.open_buffer import OpenBuffer, open_buffer
 
 if TYPE_CHECKING:
     from agentloop.runs.run_folder import RunFolder

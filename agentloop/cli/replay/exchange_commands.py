@@ -21,6 +21,7 @@ from replay.exchange.files import JSONL, PARQUET
 from replay.exchange.hub_folder import ROWS, UNKNOWN, local_path
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
+from replay.next_batch import empty_sources
 from replay.questions import chosen
 from replay.records import stored_setting
 
@@ -129,7 +130,7 @@ def import_(
             report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, progress=show)
         if learner is not None and learner in questions.run_names(buffer.store):
             named = [] if source is None else [source]
-            report.empty_sources = questions.empty_sources(buffer.store, learner, named=named)
+            report.empty_sources = empty_sources(buffer.store, learner, named=named)
             loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
             if ReplayLossSection.model_validate(loss).rejects_missing:
                 refused = report.without_log_probs
@@ -200,10 +201,7 @@ def _import_text(report: ImportReport, file: str, refused: int) -> str:
         )
     lines += report.problems
     if isinstance(report, TeacherReport):
-        replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
-        lines.append(f"{report.groups:,} groups; {replies}")
-        refusals = report.log_probs_refused.items()
-        lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in refusals]
+        lines.append(f"{report.groups:,} groups; {report.replies:,} replies")
         if report.without_signal:
             lines.append(
                 f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach "

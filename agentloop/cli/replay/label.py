@@ -2,16 +2,14 @@
 
 from typing import Annotated
 
-import sqlalchemy as sa
 import typer
 
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, app, fail, opened, say, say_json
+from agentloop.cli.text_tables import Cell, counted, row_table
 from replay import questions
-from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.storage.format.schema import trajectories
+from replay.open_buffer import OpenBuffer, asked_run
 from replay.storage.labels import Labelled
-from replay.text_tables import Cell, counted, row_table
 
 _COUNTED: dict[str, Cell] = {
     "label": "label",
@@ -74,5 +72,4 @@ def _chosen(buffer: OpenBuffer, ids: list[str], filter: str | None, run: str | N
         return [asked_run(buffer, run)]
     if filter is None:
         return [questions.find(buffer.store, id) for id in ids]
-    with buffer.store.reading() as connection:
-        return list(connection.scalars(sa.select(trajectories.c.id).where(questions.chosen(buffer.run, filter))))
+    return questions.ids_of(buffer.store, buffer.run, filter)

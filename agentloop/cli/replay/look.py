@@ -14,28 +14,26 @@ from rich.console import Console
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, RunId, app, fail, opened, say, say_json
 from agentloop.cli.replay.token_view import token_view
-from context.authors import AuthorTable
-from context.wording import excerpt, visible
-from replay import questions
-from replay.locate import tokenizer
-from replay.questions import Sort, TaskSort
-from replay.questions.iteration import lineage_up_to
-from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.questions.trajectory import lineage_of
-from replay.records import REMOVED_TASK
-from replay.text_tables import (
+from agentloop.cli.text_tables import (
     REQUESTS,
     Cell,
     counted,
-    error_counts,
     number,
     quoted,
     row_table,
-    share,
     state_text,
     table,
     yes_or_no,
 )
+from context.authors import AuthorTable
+from context.wording import error_counts, excerpt, share, visible
+from replay import questions
+from replay.locate import tokenizer
+from replay.open_buffer import OpenBuffer, asked_run
+from replay.questions import Sort, TaskSort
+from replay.questions.iteration import lineage_up_to
+from replay.questions.trajectory import lineage_of
+from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import sqlalchemy as sa
 import typer
 
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_folder_of, say, say_json
+from agentloop.cli.text_tables import number, table
+from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
 from replay.questions.filters import condition
-from replay.questions.open_buffer import OpenBuffer
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.tombstones import ALL_RUNS, Forgotten
 from replay.storage.verify import Verification
-from replay.text_tables import number, table
 
 if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck
@@ -202,7 +201,7 @@ def forget(
     if filter is None and not held_out:
         fail("forget must be given --where or --held-out, got neither. Name what to forget.")
     with opened(run, read_only=not yes) as buffer:
-        rows = sa.false() if filter is None else chosen(buffer.run, filter)
+        rows = None if filter is None else chosen(buffer.run, filter)
         evaluated = (buffer.run or ALL_RUNS) if held_out else None
         found = buffer.store.forget(rows, held_out=evaluated, dry_run=not yes)
         text = _forgotten_text(found, done=yes, on_server=buffer.store.path is None)

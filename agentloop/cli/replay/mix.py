@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
-from replay import questions
+from agentloop.cli.text_tables import row_table, yes_or_no
+from context.wording import share
 from replay.config import StoredConfig, TaskPool
-from replay.exchange.attach import copy_with
-from replay.exchange.teacher import teaching_of
-from replay.locate import own_folder, start_folder
+from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
-from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.text_tables import row_table, share, yes_or_no
+from replay.next_batch import preview
+from replay.open_buffer import OpenBuffer, asked_run
+from replay.questions import QueryResult
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -40,7 +36,7 @@ def mix(
 ) -> None:
     """What the next batch of a run would be made of, by its settings or others. Nothing is drawn or changed.
 
-    Which rows can be drawn, which can't and why. Buffers that the settings attach are copied as the run would.
+    Which rows can be drawn, which can't and why. A source that the run has not attached yet has no rows.
     """
     from agentloop.config.config_file import load_config, load_plain
 
@@ -49,18 +45,11 @@ def mix(
         id = asked_run(buffer, run_id)
         own = buffer.store.run(id).config
         settings = load_plain(own, given, source=f"run {id}") if config is None else load_config(config, given)
-        known = (own.get("replay") or {}).get("attach") or {}
-        new = {name: place for name, place in settings.replay.attach.items() if known.get(name) != place}
-        allowed = settings.replay.allow_mismatch
-        start = None if buffer.folder is None else start_folder(buffer.folder)
-        teach = partial(teaching_of, buffer.store, id, start, group_advantages)
-        attached = copy_with(buffer.store, id, new, teach=teach, allow_mismatch=allowed)
-        with attached if new else nullcontext(buffer.store) as store:
-            answer = _preview(replace(buffer, store=store), id, settings)
+        answer = _preview(buffer, id, settings)
     say_json(answer) if as_json else say("\n".join(_lines(answer)))
 
 
-def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> questions.QueryResult:
+def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> QueryResult:
     from agentloop.user_code import load_sampler
 
     replay = config.replay
@@ -69,7 +58,7 @@ def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> questions.Query
     pools = [_pool_of(part, counts=counts) for part in config.parts]
     pool = TaskPool(task_pool="unlimited" if "unlimited" in pools else sum(map(int, pools)))
     asked = StoredConfig(run=config.run, batch=config.batch, environment=pool, tasks=config.tasks, replay=replay)
-    return questions.preview(buffer.store, run, asked, folder=own_folder(buffer.folder, run), sampler=own_sampler)
+    return preview(buffer.store, run, asked, folder=own_folder(buffer.folder, run), sampler=own_sampler)
 
 
 def _pool_of(part: EnvironmentPart, *, counts: bool) -> int | Literal["unlimited"]:

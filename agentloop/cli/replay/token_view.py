@@ -5,7 +5,8 @@ from itertools import groupby
 from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
-from context.tokens.token_sequence import Decoder, TokenSequence, loss_mask, pieces, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
+from context.tokens.token_sequence import Decoder, TokenSequence, pieces
 from context.wording import visible, visible_lines
 
 _COLOURS = ("magenta", "blue", "yellow", "cyan", "green", "bright_green", "bright_black", "bright_blue", "bright_cyan")

@@ -11,7 +11,7 @@ from context.authors import DEMONSTRATION
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.templates.model_files import BUILT_IN_TEMPLATES, template_source
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl
 from context.wording import suggest
 from replay.config import ContextLength
 from replay.errors import first_problem

@@ -9,11 +9,10 @@ from replay.setting_types import Positive, PositiveFloat, Section
 
 
 class ComputeSection(Section):
-    log_probs: Literal["auto", "plain", "chunked", "triton"] = Field(
+    log_probs: Literal["auto", "plain", "chunked"] = Field(
         "auto",
         description="How log-probs come of hidden states. plain: of whole logits; chunked: of parts, made again "
-        "in backward; triton: likewise, with kernels for CUDA; auto: triton where it can be, else chunked where the "
-        "logits of a pass would have more than 64 MiB.",
+        "in backward; auto: chunked where the logits of a pass would have more than 64 MiB, else plain.",
     )
     autocast: Literal["auto", "none", "bfloat16"] = Field(
         "auto",

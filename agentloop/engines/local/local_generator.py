@@ -6,14 +6,12 @@ the tool result, the next header), and episodes that have ended are dropped.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
@@ -54,18 +52,10 @@ class LocalGenerator:
         stop_strings: StopStrings | None = None,
         policy_version: int = 0,
         compute: ComputeSection | None = None,
-        as_on_gpu: bool | None = None,
     ) -> None:
-        """`compute` says in which type it multiplies; the rest of it is about scoring.
-
-        `as_on_gpu`: with weights that autocast need not cast again; None: if the model is on a GPU.
-        """
-        self._trained, self.model = model, model
-        self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
+        """`compute` says in which type it multiplies; the rest of it is about scoring."""
+        self.model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
-        self._rounded: list[tuple[Tensor, Tensor]] = []
-        if self._autocast and self._as_on_gpu:
-            self.model, self._rounded = _rounded_copy(model)
         self._stop_ids = stop_ids
         self._stop_strings = stop_strings or None
         self.policy_version = policy_version
@@ -76,20 +66,17 @@ class LocalGenerator:
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
         """Another one of the same policy that multiplies as `compute` says."""
         return LocalGenerator(
-            self._trained,
+            self.model,
             stop_ids=self._stop_ids,
             stop_strings=self._stop_strings,
             policy_version=self.policy_version,
             compute=compute,
-            as_on_gpu=self._as_on_gpu,
         )
 
     def published(self, version: int) -> None:
         """New weights are in place."""
         self.policy_version = version
         self._cache.forget()
-        for rounded, trained in self._rounded:
-            rounded.copy_(trained.detach())
 
     def begin(self, *, seed: int, temperature: float) -> None:
         self._random.manual_seed(seed)
@@ -164,20 +151,6 @@ class LocalGenerator:
         chosen = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
         # Among NaNs the search ends behind the last token; `_decode` refuses what is found there.
         return chosen.clamp_max(cumulative.shape[1] - 1)
-
-
-def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
-    """A copy with its linear layers' weights in bfloat16, as autocast would cast them; and each with its original."""
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    copied = copy.deepcopy(model, shared)
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for layer in copied.modules():
-        for name, parameter in [*layer.named_parameters(recurse=False)] if isinstance(layer, nn.Linear) else []:
-            if parameter.dtype == torch.float32:
-                rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
-                setattr(layer, name, rounded)
-                pairs.append((rounded, parameter))
-    return copied, pairs
 
 
 @dataclass

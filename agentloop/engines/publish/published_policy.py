@@ -1,6 +1,6 @@
 """A published policy on disk: its weights, the hash that its number stands for, and the probe an engine has to pass.
 
-Nothing here imports torch; `agentloop.training.policies.publish` writes what this reads.
+Nothing here imports torch; `agentloop.training.policies.weights_for_engines` writes what this reads.
 """
 
 import fcntl

@@ -7,12 +7,9 @@ import random
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 import httpx2
 
@@ -39,7 +36,7 @@ from agentloop.engines.remote.vllm_protocol import (
     generate_body,
     read_reply,
 )
-from agentloop.errors import TrainingStopped, UserError, one_line, shortened
+from agentloop.errors import UserError, one_line, shortened
 from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
@@ -269,19 +266,16 @@ class RemoteEngine:
 
 
 def connect_engine(
-    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, run: Path, note: Callable[[str], None]
+    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
 ) -> RemoteEngine:
-    """Wait until each of `engine.urls` answers, unless the `agentloop engine` that was to start it ends before.
-
-    `run` is the run's folder. Raises UserError where one does not answer, or can't be this run's engine.
-    """
+    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
     section, key = config.engine, read_key(config.engine.api_key_env)
     limits = EngineLimits(
         concurrency=section.concurrency,
         turn_timeout_s=section.turn_timeout_s,
         restart_timeout_s=section.restart_timeout_s,
     )
-    servers = _answering(config, key, (run, run.parent), note)
+    servers = _answering(config, key, note)
     engine = RemoteEngine(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
     longest = min((s.max_model_len for s in servers if s.max_model_len is not None), default=None)
     if longest is not None and longest < config.context.max_tokens:
@@ -292,55 +286,17 @@ def connect_engine(
     return engine
 
 
-def _answering(
-    config: RunConfig, key: str | None, folders: Sequence[Path], note: Callable[[str], None]
-) -> list[ServerFacts]:
-    section, began = config.engine, time.time()
+def _answering(config: RunConfig, key: str | None, note: Callable[[str], None]) -> list[ServerFacts]:
+    section = config.engine
     deadline, say_at = time.monotonic() + section.restart_timeout_s, 0.0
     while True:
         try:
             return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
         except EngineAway as error:
-            ended = _ended_before(section.urls, folders, since=began)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise
             if time.monotonic() >= say_at:
-                note(f"waiting for the engines, for {left:.0f} s at most: {error}{ended}")
+                note(f"waiting for the engines, for {left:.0f} s at most: {error}")
                 say_at = time.monotonic() + _SAY_AGAIN_S
             time.sleep(_WAIT_S)
-
-
-@contextmanager
-def noted_end(folder: Path, port: int) -> Iterator[None]:
-    """Within, `agentloop engine` starts and watches one at this port; why that ended is then in a file of `folder`."""
-    note = _note(folder, port)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.unlink(missing_ok=True)
-    reason = "it was stopped"
-    try:
-        yield
-    except BaseException as error:
-        reason = str(error) if isinstance(error, (UserError, TrainingStopped)) else one_line(error)
-        raise
-    finally:
-        note.write_text(reason)
-
-
-def _ended_before(urls: Sequence[str], folders: Sequence[Path], *, since: float) -> str:
-    """What to say of engines that ended before `since`, in seconds. Raises UserError where one has ended after it."""
-    said = ""
-    for url in urls:
-        for note in (_note(folder, urlsplit(url).port or 0) for folder in folders):
-            if note.exists():
-                if note.stat().st_mtime >= since:
-                    raise UserError(
-                        f"engine.urls must answer, got nothing from {url}, whose `agentloop engine` has ended: "
-                        f"{note.read_text()} Start it again, then this."
-                    )
-                said += f" The last `agentloop engine` there has ended: {note.read_text()}"
-    return said
-
-
-def _note(folder: Path, port: int) -> Path:
-    return folder / f"engine-{port}.ended"

@@ -9,9 +9,8 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
-from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, needing, one_line
 
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)

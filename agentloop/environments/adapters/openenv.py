@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
-from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import arguments_of
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, needing, one_line
 
 _MOST_BYTES = 8 << 20
 _NEVER_SHOWN = ("metadata",)

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.isolation import run_isolated
-from agentloop.environments.tools.results import CRASHED, ToolResult, failure, observe, observe_awaited
+from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import ToolTimeout
-from agentloop.user_code import refuse_if_stopping
 from context.messages import ToolCall
 from context.wording import excerpt, suggest
 
@@ -38,18 +37,11 @@ class ToolLimits:
 
 
 async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
-    """The outcome of a call in words, within its deadline. Raises CodeInterrupted once a stop was asked for."""
+    """The outcome of a call in words, within its deadline."""
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
         return checked
     spec, run = checked
-    result = await _ran(spec, run, limits, threads)
-    if result.error_kind in (CRASHED, TIMEOUT) and not spec.isolated:  # an isolated one has a session of its own
-        refuse_if_stopping(f"{spec.name}: {result.problem}")
-    return result
-
-
-async def _ran(spec: ToolSpec, run: partial[Any], limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
     try:
         if inspect.iscoroutinefunction(run.func):
             return await _awaited(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)

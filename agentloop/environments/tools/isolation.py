@@ -14,7 +14,6 @@ from contextlib import suppress
 
 from agentloop.environments.tools.results import CRASHED, ToolResult, failure
 from agentloop.errors import ToolTimeout
-from agentloop.user_code import ask_to_stop
 
 # JSON writes a character in at most 6 bytes (\u0000); the rest is for the frame around the text.
 _BYTES_PER_CHARACTER, _MARGIN_BYTES = 6, 8192
@@ -46,7 +45,6 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
     """Never returns: this process must not become a second trainer."""
     try:
         os.setsid()
-        ask_to_stop(False)  # a Ctrl-C of the terminal does not come here, so no failure is of its making
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from agentloop.environments.environment import Environment
-from agentloop.errors import CodeInterrupted, ToolTimeout, UserCodeFailed, UserCodeLate, UserError
+from agentloop.errors import ToolTimeout, UserCodeFailed, UserCodeLate, UserError
 from agentloop.user_code import users_code
 
 _MOST_ABANDONED = 256
@@ -141,7 +141,7 @@ def close_now(environment: Environment, where: str) -> None:
     """Call the `close` of an instance that played no episode of the policy; one that fails is warned of, once."""
     try:
         run_hook(environment.close)
-    except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+    except (UserCodeFailed, UserError) as problem:
         warn_of_close(where, str(problem))  # what the instance was asked is known: it is not lost for that
 
 

@@ -33,7 +33,7 @@ class RowSums:
     target: Tensor
     """x of the target; 0 until its chunk has come."""
     factor: Tensor | None
-    """x over the logits that kernels are given; None: they are given x."""
+    """x over the logits of a chunk; None: they are x."""
 
     @classmethod
     def of_nothing(cls, like: Tensor, *, factor: Tensor | None) -> RowSums:
@@ -76,59 +76,57 @@ class Cotangents:
         return Cotangents(self.log_probs[tokens], None if self.entropies is None else self.entropies[tokens])
 
 
-class TorchRows:
-    """The passes over a chunk of logits [n, v], by in-place operations on it; subclasses have kernels of their own.
+# Passes over a chunk of logits [n, v], by in-place operations on it. `columns` [n] says where the target is; from 0 to
+# v - 1 in this chunk.
 
-    `columns` [n] says where the target is; from 0 to v - 1 in this chunk.
+
+def absorb(logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+    """Add the chunk to the rows' sums, in place; `logits` and `spare` [n, v] may be overwritten."""
+    if sums.factor is not None:
+        logits.mul_(sums.factor[:, None])
+    inside, places = _inside(columns, logits.shape[1])
+    torch.where(inside, logits.gather(1, places[:, None])[:, 0], sums.target, out=sums.target)
+    top = torch.maximum(sums.top, logits.amax(dim=1))
+    fall = sums.top - top
+    shrink = fall.exp()
+    if entropy:
+        sums.moment.addcmul_(fall, sums.total).mul_(shrink)
+    sums.total.mul_(shrink)
+    sums.top.copy_(top)
+    logits.sub_(top[:, None])
+    if entropy:
+        powers = torch.exp(logits, out=spare)
+        sums.total.add_(powers.sum(dim=1))
+        sums.moment.add_(logits.mul_(powers).sum(dim=1))
+    else:
+        sums.total.add_(logits.exp_().sum(dim=1))
+
+
+def differentiate(
+    logits: Tensor,
+    sums: RowSums,
+    columns: Tensor,
+    *,
+    cotangents: Cotangents,
+    operand: torch.dtype,
+    spare: Tensor,
+) -> Tensor:
+    """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.of_rows` says.
+
+    Overwrites `logits` and `spare`, and may return either.
     """
-
-    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
-        """Add the chunk to the rows' sums, in place; `logits` and `spare` [n, v] may be overwritten."""
-        if sums.factor is not None:
-            logits.mul_(sums.factor[:, None])
-        inside, places = _inside(columns, logits.shape[1])
-        torch.where(inside, logits.gather(1, places[:, None])[:, 0], sums.target, out=sums.target)
-        top = torch.maximum(sums.top, logits.amax(dim=1))
-        fall = sums.top - top
-        shrink = fall.exp()
-        if entropy:
-            sums.moment.addcmul_(fall, sums.total).mul_(shrink)
-        sums.total.mul_(shrink)
-        sums.top.copy_(top)
-        logits.sub_(top[:, None])
-        if entropy:
-            powers = torch.exp(logits, out=spare)
-            sums.total.add_(powers.sum(dim=1))
-            sums.moment.add_(logits.mul_(powers).sum(dim=1))
-        else:
-            sums.total.add_(logits.exp_().sum(dim=1))
-
-    def differentiate(
-        self,
-        logits: Tensor,
-        sums: RowSums,
-        columns: Tensor,
-        *,
-        cotangents: Cotangents,
-        operand: torch.dtype,
-        spare: Tensor,
-    ) -> Tensor:
-        """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.of_rows` says.
-
-        Overwrites `logits` and `spare`, and may return either.
-        """
-        if sums.factor is not None:
-            logits.mul_(sums.factor[:, None])
-        inside, places = _inside(columns, logits.shape[1])
-        base, slope, at_target = cotangents.of_rows(sums)
-        logits.sub_(sums.top[:, None])
-        if cotangents.entropies is None:
-            gradient = logits.exp_()
-        else:
-            gradient = torch.exp(logits, out=spare)
-            gradient.mul_(torch.addcmul(base[:, None], logits, slope[:, None], out=logits))
-        gradient.scatter_add_(1, places[:, None], torch.where(inside, -at_target, 0.0)[:, None])
-        return gradient.to(operand)
+    if sums.factor is not None:
+        logits.mul_(sums.factor[:, None])
+    inside, places = _inside(columns, logits.shape[1])
+    base, slope, at_target = cotangents.of_rows(sums)
+    logits.sub_(sums.top[:, None])
+    if cotangents.entropies is None:
+        gradient = logits.exp_()
+    else:
+        gradient = torch.exp(logits, out=spare)
+        gradient.mul_(torch.addcmul(base[:, None], logits, slope[:, None], out=logits))
+    gradient.scatter_add_(1, places[:, None], torch.where(inside, -at_target, 0.0)[:, None])
+    return gradient.to(operand)
 
 
 def _inside(columns: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -159,15 +157,14 @@ def head_log_probs(
 
 @dataclass(frozen=True)
 class How:
-    """What a chunk is and who passes over it. Changes speed, memory and rounding only."""
+    """What a chunk is. Changes speed, memory and rounding only."""
 
     tokens: int
     vocabulary: int
-    rows: TorchRows
 
     @classmethod
-    def on(cls, device: torch.device, rows: TorchRows | None = None) -> How:
-        return cls(*(CPU_CHUNKS if device.type == "cpu" else GPU_CHUNKS), rows or TorchRows())
+    def on(cls, device: torch.device) -> How:
+        return cls(*(CPU_CHUNKS if device.type == "cpu" else GPU_CHUNKS))
 
 
 class _HeadLogProbs(torch.autograd.Function):
@@ -200,11 +197,7 @@ class _HeadLogProbs(torch.autograd.Function):
         if log_probs is None and entropies is None:
             return (None,) * 6
         hidden, weight, targets, temperature, top, total, moment = ctx.saved_tensors
-        # Kernels read them as arrays; autograd may hand over columns of a stack, or one number for all.
-        cotangents = Cotangents(
-            torch.zeros_like(total) if log_probs is None else log_probs.contiguous(),
-            None if entropies is None else entropies.contiguous(),
-        )
+        cotangents = Cotangents(torch.zeros_like(total) if log_probs is None else log_probs, entropies)
         with torch.autocast(hidden.device.type, enabled=False):
             chunks = _Chunks(hidden, weight, targets, temperature, operand=ctx.operand, how=ctx.how)
             # Of the sums, `target` has had its use.
@@ -256,13 +249,13 @@ class _Chunks:
             for tokens in _slices(len(self._targets), self._how.tokens):
                 logits, spare = self._logits(tokens, weight)
                 columns = self._targets[tokens] - vocabulary.start
-                self._how.rows.absorb(logits, sums.part(tokens), columns, entropy=entropy, spare=spare)
+                absorb(logits, sums.part(tokens), columns, entropy=entropy, spare=spare)
 
     def gradients(
         self, sums: RowSums, cotangents: Cotangents, *, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of hidden states and weight, where wanted."""
-        # What kernels leave out; `per_row` with what the temperature adds.
+        # What `differentiate` leaves out; `per_row` with what the temperature adds.
         rest = -sums.total.reciprocal()
         if cotangents.entropies is None:
             rest = rest * cotangents.log_probs
@@ -276,7 +269,7 @@ class _Chunks:
             summed = None if of_weight is None else of_weight[vocabulary].to(self.precise)
             for tokens in _slices(len(self._targets), self._how.tokens):
                 logits, spare = self._logits(tokens, weight)
-                gradient = self._how.rows.differentiate(
+                gradient = differentiate(
                     logits,
                     sums.part(tokens),
                     self._targets[tokens] - vocabulary.start,

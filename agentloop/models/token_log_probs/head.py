@@ -3,24 +3,19 @@
 It happens inside the model's own forward: there tied weights are one tensor, and sharded ones are whole.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.sections.model import ComputeSection
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError
 from agentloop.models.backbone_passes import forward_replaced
-from agentloop.models.token_log_probs.chunked import How, TorchRows, head_log_probs
+from agentloop.models.token_log_probs.chunked import How, head_log_probs
 
-_KERNELS_WITHIN = 0.05
-"""Largest error of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply in 10 bits."""
 _PLAIN_BYTES = 64 * 1024**2
 """Logits of a pass, in float32: fewer are cheaper to make once than twice."""
 
@@ -46,11 +41,6 @@ class Head:
         self._chosen = compute.log_probs
         self._leaves_logits: bool | None = None
         """Whether they are the head's own result, asked of the model at first use."""
-        if self._chosen == "triton" and not _has_triton(model.device):
-            raise UserError(
-                f"compute.log_probs must be auto, plain or chunked without a CUDA device and triton, got triton on "
-                f"{model.device.type}. Take it out, or pip install 'agentloop-replay[gpu]'."
-            )
 
     def probe(self) -> None:
         """Ask now what would be asked at first use: of sharded weights all ranks must ask together."""
@@ -63,10 +53,9 @@ class Head:
         if chosen == "auto":
             vocabulary = int(self._model.config.get_text_config().vocab_size)
             chosen = "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
-            chosen = "triton" if _has_triton(self._model.device) else chosen
         if chosen == "plain" or not self._can_replace():
             return None
-        return How.on(self._model.device, _triton_rows(self._model.device) if chosen == "triton" else None)
+        return How.on(self._model.device)
 
     def _can_replace(self) -> bool:
         if self._leaves_logits is None:
@@ -101,49 +90,6 @@ class Head:
         if len(returned) != 1 or both is not returned[0]:
             raise RuntimeError("the model must return what its head does, as it did when it was asked.")
         return both[:, 0], both[:, 1] if asked.entropy else None
-
-
-def _has_triton(device: torch.device) -> bool:
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
-
-
-@cache
-def _triton_rows(device: torch.device) -> TorchRows:
-    from agentloop.models.token_log_probs.triton_kernels import TritonRows  # here: only where there is triton
-
-    rows = TritonRows()
-    check_kernels(rows, device)
-    return rows
-
-
-@torch.enable_grad()  # they are first asked for by a pass without gradient
-def check_kernels(rows: TorchRows, device: torch.device) -> None:
-    """On a few tokens, against whole logits: kernels may not compile on a device, or not be right on it.
-
-    Raises UserError for those.
-    """
-    made = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(shape, generator=made).to(device).requires_grad_() for shape in ((7, 16), (33, 16)))
-    targets, temperature = torch.arange(7, device=device), torch.ones(7, device=device)
-    scores = log_softmax(hidden @ weight.t(), temperature)
-    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)], dim=-1)
-    shares = torch.linspace(-1, 1, 14).view(7, 2).to(device)  # so that no token's gradient can stand for another's
-    try:
-        found = torch.stack(
-            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows)),  # type: ignore[arg-type]
-            dim=-1,
-        )
-        gradients = (torch.autograd.grad((both * shares).sum(), (hidden, weight)) for both in (found, wanted))
-        pairs = zip(*gradients, strict=True)
-        worst = max(float((one - other).detach().abs().max()) for one, other in [(found, wanted), *pairs])
-    except Exception as error:
-        raise UserError(_no_kernels(one_line(error), device)) from error
-    if not worst <= _KERNELS_WITHIN:
-        raise UserError(_no_kernels(f"values that are off by {worst:.3g}", device))
-
-
-def _no_kernels(got: str, device: torch.device) -> str:
-    return f"compute.log_probs must be chunked or plain where kernels of triton fail, got {got} on {device}. Change it."
 
 
 @torch.no_grad()

@@ -15,7 +15,8 @@ from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, ru
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from context import AuthorTable, Message
 from context.authors import ENV
-from context.tokens.session_nodes import Node, segments_of
+from context.tokens.session_nodes import Node
+from context.tokens.session_segments import segments_of
 from context.wording import visible
 from replay.records import StopReason
 

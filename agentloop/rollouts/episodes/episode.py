@@ -19,7 +19,7 @@ from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools, repeats
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shortened
+from agentloop.errors import UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
@@ -152,7 +152,7 @@ class EpisodeHooks:
             await asyncio.wait([closing])
             closing.exception()  # looked at: nobody else will
             raise
-        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        except (UserCodeFailed, UserError) as problem:
             return str(problem)
         return None
 
@@ -204,14 +204,16 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
         stop_reason,
         shortened(context.problem) if context.problem is not None else problem,
         num_turns=turns.number,
+        num_tool_calls=turns.num_tool_calls,
+        error_kinds=turns.error_kinds,
         entropies=tuple(turns.entropies),
         rewrites=dict(context.rewrites),
+        tool_problem=turns.tool_problem,
         num_replayed_calls=tools.replayed,
         num_tool_runs=tools.runs,
         run_seconds=tools.seconds,
         tool_seconds=turns.tool_seconds,
         reply_seconds=turns.reply_seconds,
-        **turns.calls,
     )
 
 
@@ -225,8 +227,9 @@ class _Turns:
     ask: Ask
     number: int = 0
     entropies: list[float] = field(default_factory=list)
-    calls: dict[str, Any] = field(default_factory=lambda: {"num_tool_calls": 0, "error_kinds": ()})
-    """What became of the tool calls so far, as `Episode` has it."""
+    num_tool_calls: int = 0
+    error_kinds: tuple[str, ...] = ()
+    tool_problem: str | None = None
     tool_seconds: float = 0.0
     reply_seconds: float = 0.0
 
@@ -285,17 +288,18 @@ class _Turns:
         return stopped or (StopReason.MAX_TURNS if self.number == self.limits.max_turns else None)
 
     async def _answer(self, reply: Reply) -> list[Message]:
-        """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
+        """Tool results as messages, counted here. A malformed call is answered with what was wrong."""
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
-            self._count(unread := Message("tool", text, author="env", name="error", error_kind=MALFORMED))
+            unread = Message("tool", text, author="env", name="error", error_kind=MALFORMED)
+            self._count(unread)
             return [unread]
         messages = []
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
             kind = result.error_kind
             if kind is not None and kind not in POLICY_ERRORS:
-                self.calls["tool_problem"] = f"{call.name}: {result.problem}"
+                self.tool_problem = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
             name = UNKNOWN_TOOL if kind == UNKNOWN_TOOL else call.name
             answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)
@@ -304,8 +308,8 @@ class _Turns:
         return messages
 
     def _count(self, *results: Message) -> None:
-        self.calls["num_tool_calls"] += len(results)
-        self.calls["error_kinds"] += tuple(result.error_kind for result in results if result.error_kind is not None)
+        self.num_tool_calls += len(results)
+        self.error_kinds += tuple(result.error_kind for result in results if result.error_kind is not None)
 
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:

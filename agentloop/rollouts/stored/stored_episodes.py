@@ -9,7 +9,8 @@ from agentloop.environments import RunEnvironments, Task
 from agentloop.records import TurnRewards, TurnStates
 from context.authors import DEMONSTRATION, LLM, AuthorTable
 from context.messages import Message
-from context.tokens.token_sequence import Segment, TokenSequence, runs_of
+from context.tokens.loss_mask import runs_of
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.errors import ContentGone, CorruptTrajectory
 from replay.records import TaskRecord, Trajectory
 from replay.storage.read import task_records

@@ -8,12 +8,11 @@ from functools import partial
 from agentloop.config.seeds import derive_seed
 from agentloop.environments import Task
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import CodeInterrupted
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
 from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.trajectories import Collected, CollectedBy
-from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes, plan_batch
+from agentloop.training.collecting.collection import Collection, keep_episodes, plan_batch
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -33,7 +32,6 @@ class LoopCollection(Collection):
 
     def plan(self, iteration: int) -> IterationPlan:
         request, available = self._request(iteration)
-        self._mixer_before = self._components.mixer.state()
         plan, tasks = plan_batch(self._components, self._state, iteration, available)
         planned = IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
         return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
@@ -47,18 +45,7 @@ class LoopCollection(Collection):
         return replace(planned, tasks=left, restarts=tuple(found), missing_restarts=wanted - len(found))
 
     def collect(self, planned: IterationPlan) -> Collected:
-        try:
-            return self._sampled(planned.request.iteration, planned)
-        except CodeInterrupted as problem:
-            self._components.display.note(
-                f"iteration {planned.request.iteration} is collected again at --resume: code of yours failed after a "
-                f"stop was asked for, and Ctrl-C may have ended processes that it needs ({problem})"
-            )
-            self._components.mixer.load_state(self._mixer_before)
-            raise StoppedWaiting from problem
-
-    def _sampled(self, iteration: int, planned: IterationPlan) -> Collected:
-        source = self._components.source
+        iteration, source = planned.request.iteration, self._components.source
         tasks = {slot: source.train(index) for slot, index in enumerate(planned.tasks)}
         tasks |= dict(enumerate(planned.restarts, start=len(tasks)))
         first = self._collect_round(iteration, [(tasks[slot], size) for slot, size in planned.plan.groups], ())

@@ -16,10 +16,10 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
-from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
+from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
+from replay.storage.staleness import may_be_fresh
 from replay.storage.write import AppendReport
-from replay.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
 
 _LOOK_AGAIN_S = 0.1
 _NOBODY_S = 30.0

@@ -13,7 +13,7 @@ from agentloop.training.loop_state import LoopState
 from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.request import Availability
 from replay.records import TaskRecord
-from replay.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
+from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
 _OF_THE_RUN = ("factor", "success_reached")

@@ -24,10 +24,11 @@ from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.run_folder import COMPLETE, RunFolder
-from agentloop.training.policies.publish import Publisher, shared_weights, write_published
+from agentloop.training.policies.publisher import Publisher
+from agentloop.training.policies.weights_for_engines import shared_weights, write_published
 from replay.records import PolicyRecord, Trajectory
+from replay.storage.collecting.ticket_records import PUBLISHING, SERVING
 from replay.store import ReplayStore
-from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
 _TEXTS = (
@@ -196,7 +197,7 @@ def connect_engines(
             "Use a model with an end of turn of its own."
         )
     config = folder.config if served is None else served.connected(folder.config)
-    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
+    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, note=note)
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 

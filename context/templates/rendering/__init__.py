@@ -1,1 +1,1 @@
-"""What a template wrote: whose text is where, and where turns begin and end."""
+"""The parts of `render`: whose words are where in a template's text, and where replies begin and end."""

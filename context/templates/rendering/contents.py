@@ -1,4 +1,4 @@
-"""The texts of messages: as a template is given them, and where it wrote them."""
+"""The texts of messages: how a template is given them, and where in its own text it wrote them."""
 
 import json
 import re
@@ -10,23 +10,26 @@ from typing import Any
 from context.authors import MEMORY
 from context.messages import Change, Message, changed, to_template
 from context.parse import NAME
+from context.tokens.codec import Span
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
-"""What templates write as it is: there are tokenizers for which some of these are control tokens."""
+"""Roles that templates write as they are: some are control tokens of some tokenizers."""
 Row = dict[str, Any]
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Content:
+    """A text of a message."""
+
     text: str
     author: str
     required: bool
-    """A template that leaves it out hides what was said."""
+    """True: a template that leaves the content out hides what was said."""
 
 
 def contents(message: Message) -> Iterator[Content]:
-    """In the order in which `row` gives them to its leaf function; blank ones left out."""
+    """The contents of a message that are not blank, in the order in which `row` gives them to its leaf function."""
     # Templates may leave out earlier thinking, and what a policy said with a call.
     found = [
         Content(message.reasoning or "", message.author, False),
@@ -44,7 +47,7 @@ def contents(message: Message) -> Iterator[Content]:
 
 
 def with_thought(message: Message) -> Message:
-    """The message with a thought that opens its content apart from it, as templates that know thoughts take it."""
+    """The message with the thought that opens its content in `reasoning` instead."""
     found = _THOUGHT.match(message.content) if message.role == "assistant" and message.reasoning is None else None
     if found is None:
         return message
@@ -52,7 +55,7 @@ def with_thought(message: Message) -> Message:
 
 
 def row(message: Message, leaf: Change, word: Change) -> Row:
-    """`to_template`; ValueError for a name that could spell a control token."""
+    """The message in the form of `to_template`. Raises ValueError for a name that could spell a control token."""
     if message.role not in _ROLES and word(checked_name("messages.role", message.role)) != message.role:
         raise ValueError(f"messages.role must not spell a control token, got {message.role!r}. Use another role.")
     named = [("name", message.name), ("tool_call_id", message.tool_call_id)]
@@ -70,35 +73,39 @@ def tool_rows(tools: Sequence[Mapping[str, Any]], leaf: Change, word: Change) ->
     return [changed(tool, leaf, word) for tool in tools]
 
 
-def first_place(text: str, content: str, start: int = 0) -> tuple[int, int] | None:
-    """The first place of a content, in any of the forms that templates write it in."""
+def first_place(text: str, content: str, start: int = 0) -> Span | None:
+    """The first place of a content, in any of the forms in which templates write it."""
     for form in forms(content):
         place = text.find(form, start)
         if place >= 0:
-            return place, place + len(form)
+            return Span(place, place + len(form))
     return None
 
 
-def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:
-    """Each content's first place behind the message before, that no longer one of its message has."""
-    found: dict[int, tuple[int, int]] = {}
+def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span]:
+    """The place of each content, which is given with its message's number.
+
+    A content stands behind those of the message before. The longest content of a message is looked for first, so that
+    a shorter one is not found within it.
+    """
+    found: dict[int, Span] = {}
     at = start
     for _, group in groupby(range(len(wanted)), lambda number: wanted[number][0]):
-        taken: list[tuple[int, int]] = []
+        taken: list[Span] = []
         for number in sorted(group, key=lambda number: -len(wanted[number][1].text)):
             content = wanted[number][1].text
             place = first_place(text, content, at)  # a template may sort arguments
-            while place is not None and any(a < place[1] and place[0] < b for a, b in taken):
-                place = first_place(text, content, place[0] + 1)
+            while place is not None and any(place.overlaps(other) for other in taken):
+                place = first_place(text, content, place.start + 1)
             if place is not None:
                 found[number] = place
                 taken.append(place)
-        at = max((end for _, end in taken), default=at)
+        at = max((place.end for place in taken), default=at)
     return found
 
 
 def forms(text: str) -> Iterator[str]:
-    """What templates do to contents: nothing, stripping, JSON, a Python literal."""
+    """The content as templates write it: as it is, stripped, as JSON, as a Python literal."""
     ways = [(strip, chars) for chars in (None, "\n") for strip in (str.strip, str.lstrip, str.rstrip)]
     stripped = list(dict.fromkeys([text, *(strip(text, chars) for strip, chars in ways)]))
     yield from stripped

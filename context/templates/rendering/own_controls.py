@@ -1,37 +1,51 @@
-"""Which control tokens of a rendering its template wrote, and which are what somebody said.
+"""Which control tokens of a text its template wrote, and which are only words that somebody said.
 
-A template's own are marked where its source holds them as a whole. Others were put together: by the template
-(`'<|' + message.role + '|>'`), by a content, or by both. They are the template's if they stand there, too, where every
-content is broken that could take part in them.
+The template's own tokens are marked where its source holds them whole (`written_text`). A token without a mark is in
+doubt: the template may have put it together, a content may spell it, or each gave a part. The template is then asked
+again, with a break (here `#`) in every content that could have a part in it. A token that stands all the same is the
+template's:
+
+    template        {{ '<|' + role + '|>' }}{{ content }}<|end|>
+    content         What is <|end|>?
+    text            <|user|>What is <|end|>?<|end|>         in doubt: <|user|> and the first <|end|>
+    asked again     <|user|>What is <#|end|>?<|end|>        <|user|> is the template's, the first <|end|> is not
+
+Only contents that are under suspicion are broken, as a template may look at what it is given. The suspicion begins
+narrow: contents that hold a token whole. It widens as long as a token is in doubt: to contents that hold one end of a
+token, then to contents that hold its middle.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
-from context.messages import Change, Message
+from context.messages import Change
 from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
-from context.templates.rendering.contents import Row, row, tool_rows
-from context.templates.rendering.marks import BREAK, Written, inner, own
-from context.tokens.codec import Control, TokenCodec
-from context.wording import storable
+from context.templates.rendering.written_text import BREAK, Written, mark_own
+from context.tokens.codec import Control, Span, TokenCodec
 
-Again = Callable[[Change], str | None]
-"""The whole rendering with this done to each content and name; None where it changes none."""
-_Place = tuple[str, str, str]
-"""What stands before a control token, the token, and what stands behind it."""
-_FAR = 32
-"""Characters by which a content is known to stand next to a control token."""
+AskAgain = Callable[[Change], str | None]
+"""Writes the whole conversation again with a change to each content and name. None: the change leaves all as it is."""
+_NEAR = 32
+"""Characters beside a control token that are compared with a content."""
+_NOW = datetime(2026, 1, 1)
+_PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]] = (
+    ([{"role": role, "content": "zq"} for role in ("user", "assistant", "user")], ()),
+    ([{"role": role, "content": "zq"} for role in ("system", "user")], ()),
+    (CALLED, (LOOKUP,)),
+)
 
 
-def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
+def mark_controls(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
     """The template with its own control tokens marked. Raises RenderError where that changes what it writes."""
 
     def mark(text: str) -> str:
-        return own(text, [inner(text, control) for control in codec.controls(text)])
+        return mark_own(text, [control.place.without_space(text) for control in codec.controls(text)])
 
     found = template.marking(mark)
     for rows, tools in _PROBES:
@@ -47,109 +61,139 @@ def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
     return found
 
 
-_NOW = datetime(2026, 1, 1)
-_PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]] = (
-    ([{"role": role, "content": "zq"} for role in ("user", "assistant", "user")], ()),
-    ([{"role": role, "content": "zq"} for role in ("system", "user")], ()),
-    (CALLED, (LOOKUP,)),
-)
+def find_own_controls(written: Written, codec: TokenCodec, ask_again: AskAgain, *, before: str = "") -> list[Control]:
+    """The control tokens that the template wrote in `written`, which follows `before` in the conversation's text.
 
-
-def rendered_again(
-    messages: Sequence[Message], tools: Sequence[Any], write: Callable[[Sequence[Row], Sequence[Any]], str]
-) -> Again:
-    """What `write` makes of the messages and tools with their contents and names changed."""
-
-    def given(leaf: Change) -> tuple[list[Row], list[Any]]:
-        return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
-
-    def again(leaf: Change) -> str | None:
-        changed = given(lambda text: leaf(storable(text)))
-        return None if changed == given(storable) else write(*changed)
-
-    return again
-
-
-def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: str = "") -> list[Control]:
-    """The control tokens that the template wrote in `written`, behind `before`. RenderError where none is sure."""
-    text, own = written.text, frozenset(written.own)
-    breaks: Sequence[int] = ()
-    held, joined, deep = frozenset[str](), frozenset[_Place](), False
+    Raises RenderError where the template writes another text once a suspected content is broken.
+    """
+    suspicion, breaks = Suspicion(), list[int]()
     while True:
-        found = _between(breaks, text, codec)
-        others = [inner(text, control) for control in found if (control.first, control.end) not in own]
-        others = [place for place in others if place not in own]
-        names = held.union(text[first:end] for first, end in others)
-        places = joined
-        if names == held:  # no content holds these tokens, but some may hold a part
-            places = joined.union((text[max(0, a - _FAR) : a], text[a:b], text[b : b + _FAR]) for a, b in others)
-        if (names, places) == (held, joined):
-            if deep or not others:
-                return found
-            deep = True  # no end of these tokens is a content's, so their middles may be
-        held, joined = names, places
+        found = _find_controls(written.text, breaks, codec)
+        wider = suspicion.widened(_find_doubtful(written, found))
+        if wider is None:
+            return found
+        suspicion = wider
         try:
-            broken = again(partial(_broken, held=held, joined=joined, deep=deep))
+            again = ask_again(suspicion.broken)
         except RenderError:
-            broken = ""
-        if broken is None:
+            again = ""
+        if again is None:  # no content is under this suspicion
             continue
-        parts = broken.split(BREAK)
-        if "".join(parts) != before + text:
+        parts = again.split(BREAK)
+        if "".join(parts) != before + written.text:
             raise RenderError(
                 "chat template must not decide by a content that takes part in a control token, got "
-                f"{', '.join(sorted(held))[:80]!r}. Leave it out of contents and names, or use another template."
+                f"{', '.join(sorted(suspicion.spelled))[:80]!r}. Leave it out of contents and names, or use another "
+                "template."
             )
-        ends = accumulate(map(len, parts[:-1]), initial=-len(before))
-        breaks = sorted({end for end in ends if end > 0})
+        places = accumulate(map(len, parts[:-1]), initial=-len(before))
+        breaks = sorted({place for place in places if place > 0})
 
 
-def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Control]:
+def _find_controls(text: str, breaks: Sequence[int], codec: TokenCodec) -> list[Control]:
+    """The control tokens of a text that go across none of the breaks."""
     return [
-        Control(found.token, first + found.first, first + found.end)
-        for first, end in pairwise([0, *breaks, len(text)])
-        for found in codec.controls(text[first:end])
+        Control(found.token, found.place.moved(start))
+        for start, end in pairwise([0, *breaks, len(text)])
+        for found in codec.controls(text[start:end])
     ]
 
 
-def _broken(content: str, held: Collection[str], joined: Collection[_Place], deep: bool) -> str:
-    """The content with breaks within tokens it holds, and at ends where a token's end (`deep`: any part) stands."""
-    said = content.strip()
-    if not said:  # an argument may have such a name; a content that is blank never comes here
-        return content
-    before, _, behind = content.partition(said)
-    small = said.lower()
-    holds = [name for name in held if name.lower() in small]
-    cuts = {found.start() + 1 for name in holds for found in re.finditer(f"(?i)(?={re.escape(name)})", said)}
-    if any(_goes_on(said, token, after, halves=False, deep=deep) for _, token, after in joined):
-        cuts.add(0)
-    if any(_goes_on(said[::-1], token[::-1], ahead[::-1], halves=True, deep=deep) for ahead, token, _ in joined):
-        cuts.add(len(said))
-    turns = said, said[::-1]
-    if any(re.search(".*?".join(map(re.escape, token)), turn, re.DOTALL) for _, token, _ in joined for turn in turns):
-        cuts.update(range(1, len(said)))  # a template may take out what stands between, or turn it round
-    if not cuts:
-        return content
-    edges = [0, *sorted(cuts), len(said)]
-    return before + BREAK.join(said[first:end] for first, end in pairwise(edges)) + behind
+def _find_doubtful(written: Written, found: Sequence[Control]) -> list[Doubtful]:
+    """The tokens of a text that its template did not mark."""
+    own = frozenset(written.own)
+    inner = [control.place.without_space(written.text) for control in found if control.place not in own]
+    return [Doubtful.in_text(written.text, place) for place in inner if place not in own]
 
 
-def _goes_on(said: str, token: str, after: str, *, halves: bool, deep: bool) -> bool:
-    """Whether the text could be the rest of a token that begins before it; a longer one must go on as `after` does.
+@dataclass(frozen=True)
+class Doubtful:
+    """A control token in doubt, with the characters before it and behind it."""
 
-    A template puts no content into the middle of a word. Another content may end there: of two such, it is enough to
-    break one, so that a text that is no more than a part of the token counts with `halves` alone.
-    """
-    for number in range(1, len(token)):
-        part = token[number:]
-        in_word = token[number - 1].isalnum() and part[0].isalnum()
-        if said == part:
-            found = halves or not in_word
-        elif part.startswith(said):
-            found = deep and not in_word and not (said[-1].isalnum() and part[len(said)].isalnum())
-        else:  # compared up to the first sign, which a template may write in another way
-            word = "".join(takewhile(str.isalnum, said[len(part) : len(part) + _FAR]))
-            found = said.startswith(part) and after.startswith(word)
-        if found:
-            return True
-    return False
+    before: str
+    token: str
+    behind: str
+
+    @classmethod
+    def in_text(cls, text: str, place: Span) -> Doubtful:
+        before = text[max(0, place.start - _NEAR) : place.start]
+        return cls(before, place.cut_from(text), text[place.end : place.end + _NEAR])
+
+    def reversed(self) -> Doubtful:
+        """Every text read from its end, so that the beginning of a token becomes its rest."""
+        return Doubtful(self.behind[::-1], self.token[::-1], self.before[::-1])
+
+    def may_end_in(self, content: str, *, is_half_enough: bool, may_go_on: bool) -> bool:
+        """Whether the token may begin before the content and end in it.
+
+        A content that is longer than the rest of the token must go on as the text behind the token does. A template
+        puts no content into the middle of a word, but another content may end there. To break one of the two contents
+        is enough: `is_half_enough` says whether this one counts. `may_go_on`: the content may be the token's middle.
+        """
+        for cut in range(1, len(self.token)):
+            rest = self.token[cut:]
+            is_within_word = self.token[cut - 1].isalnum() and rest[0].isalnum()
+            if content == rest:
+                found = is_half_enough or not is_within_word
+            elif rest.startswith(content):
+                ends_within_word = content[-1].isalnum() and rest[len(content)].isalnum()
+                found = may_go_on and not is_within_word and not ends_within_word
+            else:  # compared up to the first sign, which a template may write in another way
+                word = "".join(takewhile(str.isalnum, content[len(rest) : len(rest) + _NEAR]))
+                found = content.startswith(rest) and self.behind.startswith(word)
+            if found:
+                return True
+        return False
+
+    def is_scattered_in(self, content: str) -> bool:
+        """Whether the content has the token's characters in their order, forwards or backwards.
+
+        A template may take out what stands between them, or turn the content round.
+        """
+        pattern = ".*?".join(map(re.escape, self.token))
+        return any(re.search(pattern, said, re.DOTALL) for said in (content, content[::-1]))
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Which tokens contents may have spelled, as a whole or in part."""
+
+    spelled: frozenset[str] = frozenset()
+    """A content may hold one of these tokens whole."""
+    shared: frozenset[Doubtful] = frozenset()
+    """A content may hold one end of these tokens."""
+    in_the_middle: bool = False
+    """A content may hold the middle of the tokens in `shared`."""
+
+    def widened(self, doubtful: Collection[Doubtful]) -> Suspicion | None:
+        """The next wider suspicion for the tokens that are still in doubt. None: no wider one is needed."""
+        spelled = self.spelled.union(each.token for each in doubtful)
+        shared = self.shared.union(doubtful)
+        if spelled != self.spelled:
+            return replace(self, spelled=spelled)
+        if shared != self.shared:
+            return replace(self, shared=shared)
+        return replace(self, in_the_middle=True) if doubtful and not self.in_the_middle else None
+
+    def broken(self, content: str) -> str:
+        """The content with a break wherever a suspected token would go across it."""
+        said = content.strip()
+        cuts = self._find_cuts(said) if said else set()  # the name of an argument may be white space
+        if not cuts:
+            return content
+        before, _, behind = content.partition(said)
+        return before + BREAK.join(said[start:end] for start, end in pairwise([0, *sorted(cuts), len(said)])) + behind
+
+    def _find_cuts(self, said: str) -> set[int]:
+        small = said.lower()
+        held = [token for token in self.spelled if token.lower() in small]
+        cuts = {found.start() + 1 for token in held for found in re.finditer(f"(?i)(?={re.escape(token)})", said)}
+        middle = self.in_the_middle
+        if any(each.may_end_in(said, is_half_enough=False, may_go_on=middle) for each in self.shared):
+            cuts.add(0)
+        turned = (each.reversed() for each in self.shared)
+        if any(each.may_end_in(said[::-1], is_half_enough=True, may_go_on=middle) for each in turned):
+            cuts.add(len(said))
+        if any(each.is_scattered_in(said) for each in self.shared):
+            cuts.update(range(1, len(said)))
+        return cuts

@@ -1,4 +1,18 @@
-"""Where a reply's turn ends in the text that shows it and what follows, and whether it is shown as it was said."""
+"""Where a reply ends in the prompt that shows it again, and whether that prompt shows it as it was said.
+
+The tokens of a reply stay as they were sampled. The next prompt of the template has the reply once more, and only what
+follows the reply there is added behind the sampled tokens:
+
+    prompt for the reply       <|user|>Which code?<|assistant|>
+    sampled reply              It is  78.<|end|>
+    next prompt                <|user|>Which code?<|assistant|>It is 78.<|end|><|user|>And pearl's?<|assistant|>
+    its tail                                               It is 78.<|end|><|user|>And pearl's?<|assistant|>
+    added                                                                  <|user|>And pearl's?<|assistant|>
+
+The reply ends with the first stop token behind its last content: there a policy that writes like the template would
+have stopped. Nothing can be added where the template writes the reply otherwise than while it was the last message:
+without its thought, or with a mark that it did not have.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +22,19 @@ from context.templates.chat_template import RenderError
 from context.templates.rendering.contents import first_place
 from context.tokens.codec import Control
 
-Ended = Callable[[str | None], str | None]
-"""How the template writes the conversation that ends in the reply, with another thought if one is given; from behind
-the prompt for the reply. None where it refuses."""
+AsLast = Callable[[str | None], str | None]
+"""Writes the reply as the last message, from behind its prompt, with another thought if one is given. None: the
+template refuses."""
 _THOUGHT = "q7thought7q"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A reply as the policy said it."""
+
+    text: str
+    stop: int | None
+    """The token that ended the reply. None: a stop string ended it."""
 
 
 @dataclass(frozen=True)
@@ -19,100 +42,101 @@ class Tail:
     """The text behind the prompt for a reply: the reply, and what follows it."""
 
     text: str
-    controls: list[Control]
-    following: int
-    """Where the first content that follows the reply begins."""
+    controls: Sequence[Control]
+    stops: Mapping[int, str]
+    """The stop tokens with their texts."""
+
+    def find_stop(self, start: int = 0, end: int | None = None) -> Control | None:
+        """The first stop token that begins from `start` to `end`, both included."""
+        found = (each for each in self.controls if each.token in self.stops and each.place.start >= start)
+        stop = next(found, None)
+        return None if stop is None or (end is not None and stop.place.start > end) else stop
+
+    def begins_with(self, sampled: Sampled) -> bool:
+        """Whether the reply is written as it was sampled, but for white space."""
+        stop = self.find_stop()
+        return stop is not None and _bare(self.text[: stop.place.start]) == _bare(sampled.text)
 
 
 @dataclass(frozen=True)
-class Sampled:
-    text: str
-    stop: int | None
-    """The token that ended it; None: a stop string."""
+class ShownReply:
+    """The parts of the reply that a tail shows."""
 
-
-@dataclass(frozen=True)
-class Shown:
+    message: Message
     end: int
-    """Where its last content ends."""
-    missing: tuple[str, ...]
+    """The end of the last content of the reply; 0: none is shown."""
+    following: int
+    """The beginning of the first content that is not of the reply."""
+    missing: tuple[str, ...] = ()
+    """The contents of the reply that are not shown."""
+    as_sampled: bool = False
+    """True: the reply is known to be written as it was sampled."""
 
 
-def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:
-    """Whether the template writes the reply as the policy did, white space aside, up to its first stop token."""
-    found = next((control for control in controls if control.token in stops), None)
-    return found is not None and _bare(text[: found.first]) == _bare(sampled)
+@dataclass(frozen=True)
+class ReplyEnd:
+    """Where a tail goes on behind the sampled reply."""
+
+    place: int
+    closing: Control | None
+    """The control token before the place, if it ended the reply."""
 
 
-def reply_end(
-    tail: Tail, reply: Message, shown: Shown | None, stops: Mapping[int, str], sampled: Sampled, ended: Ended
-) -> tuple[int, Control | None] | None:
-    """The character at which what follows `reply` begins, and the control token before it, if one ends the reply.
-
-    The template's version of the reply ends at its first stop token, where a policy that writes like the template
-    would have stopped. `stops`: the stop tokens with their texts. `shown` is None if the template's version is known to
-    be what was sampled. None is returned where the reply is not shown as it would be if it were the last.
-    """
-    text, said = tail.text, 0 if shown is None else shown.end
-    if said > tail.following:  # some of it is written behind what follows
+def find_reply_end(tail: Tail, shown: ShownReply, sampled: Sampled, as_last: AsLast) -> ReplyEnd | None:
+    """Where the reply ends in the tail. None: the reply is not shown as it was while it was the last message."""
+    if shown.end > shown.following:  # a part of the reply is written behind what follows it
         return None
-    found = next((control for control in tail.controls if control.token in stops and control.first >= said), None)
-    if found is not None and found.first > tail.following:  # the end of another turn
-        found = None
-    if shown is not None and _written_otherwise(text, found, reply, shown, stops, sampled, ended):
+    stop = tail.find_stop(shown.end, shown.following)  # a later one ends another turn
+    if not shown.as_sampled and _is_rewritten(tail, stop, shown, sampled, as_last):
         return None
-    if found is None:
-        if not reply.tool_calls:
-            return max(said, _written_until(text, sampled.text)), None
+    if stop is None:
+        if not shown.message.tool_calls:
+            return ReplyEnd(max(shown.end, _find_end_of_sampled(tail.text, sampled.text)), None)
         raise RenderError(
             "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
             "Add its end of turn to the stop tokens."
         )
     if sampled.stop is None:
-        return found.first, None
-    last = None if sampled.stop == found.token else ended(None)
-    if last is None or last.startswith(text[: found.end].rstrip()):  # it closes the reply
-        return found.end, found
-    return found.first, None  # it opens the next turn
+        return ReplyEnd(stop.place.start, None)
+    alone = None if sampled.stop == stop.token else as_last(None)
+    closes_reply = alone is None or alone.startswith(tail.text[: stop.place.end].rstrip())
+    return ReplyEnd(stop.place.end, stop) if closes_reply else ReplyEnd(stop.place.start, None)  # it opens a turn
 
 
-def _written_otherwise(
-    text: str,
-    found: Control | None,
-    reply: Message,
-    shown: Shown,
-    stops: Mapping[int, str],
-    sampled: Sampled,
-    ended: Ended,
-) -> bool:
-    """Whether the template writes the reply otherwise, now that something follows it, than while it was the last."""
-    last = _as_last(reply, ended)
-    if last is None:
+def _is_rewritten(tail: Tail, stop: Control | None, shown: ShownReply, sampled: Sampled, as_last: AsLast) -> bool:
+    """Whether the template writes the reply otherwise than while it was the last message."""
+    alone = _write_as_last(shown.message, as_last)
+    if alone is None:
         return False
-    said = shown.end if last.startswith(text[: shown.end]) else 0
-    ends = [place for stop in stops.values() if (place := last.find(stop, said)) >= 0]
-    if found is None:
-        changed = bool(ends) or not _bare(text).startswith(_bare(last))
-    else:
-        last_stop = last[min(ends) :] if ends else stops[found.token]
-        as_last, now = _bare(last[: min(ends, default=len(last))]), _bare(text[: found.first])
-        opening = as_last.removesuffix(now)  # an empty thought that nobody said
-        unsaid = reply.reasoning is None and opening != as_last and not _bare(sampled.text).startswith(opening)
-        changed = as_last != now and not unsaid
-        changed |= sampled.stop not in (None, found.token) and not last_stop.startswith(stops[found.token])
-    return changed or any(first_place(last, missing) for missing in shown.missing)
+    if any(first_place(alone, missing) for missing in shown.missing):
+        return True
+    said = shown.end if alone.startswith(tail.text[: shown.end]) else 0
+    ends = [place for text in tail.stops.values() if (place := alone.find(text, said)) >= 0]
+    if stop is None:
+        return bool(ends) or not _bare(tail.text).startswith(_bare(alone))
+    end = min(ends, default=len(alone))
+    if sampled.stop not in (None, stop.token) and ends and not alone[end:].startswith(tail.stops[stop.token]):
+        return True
+    was, now = _bare(alone[:end]), _bare(tail.text[: stop.place.start])
+    return was != now and not _adds_empty_thought(was, now, shown.message, sampled)
 
 
-def _as_last(reply: Message, ended: Ended) -> str | None:
+def _adds_empty_thought(was: str, now: str, reply: Message, sampled: Sampled) -> bool:
+    """Whether the reply differed, while it was the last, by an empty thought alone that nobody had said."""
+    opening = was.removesuffix(now)
+    return reply.reasoning is None and opening != was and not _bare(sampled.text).startswith(opening)
+
+
+def _write_as_last(reply: Message, as_last: AsLast) -> str | None:
     if reply.reasoning == "":  # a template may leave out an empty thought that was said
-        thinking = ended(_THOUGHT)
+        thinking = as_last(_THOUGHT)
         if thinking is not None and _THOUGHT in thinking:
             return thinking.replace(_THOUGHT, "")
-    return ended(None)
+    return as_last(None)
 
 
-def _written_until(text: str, sampled: str) -> int:
-    """Where the text ends that the policy has written too, an end of turn of its own among it; 0: it wrote another."""
+def _find_end_of_sampled(text: str, sampled: str) -> int:
+    """Where the text ends that the policy has sampled too, with an end of turn in plain text. 0: it sampled another."""
     place = 0
     for character in sampled.strip():
         if not character.isspace():
@@ -126,4 +150,5 @@ def _written_until(text: str, sampled: str) -> int:
 
 
 def _bare(text: str) -> str:
+    """The text without its white space."""
     return "".join(text.split())

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
+from replay.open_buffer import OpenBuffer
 from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, choice, in_path, text, texts, whole
+from replay.pages.commands import list_command
 from replay.pages.page import Page, run_of
-from replay.pages.reading import typed
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
-from replay.questions.open_buffer import OpenBuffer
 from replay.questions.outcomes import outcomes
 
 _ROWS = 50
@@ -42,7 +42,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
         **found,
         "mistakes": mistakes,
         "kept": kept,
-        "command": _command(source, query),
+        "command": list_command(source, query),
         "saved_views": [(each["name"], view_address(each["query"])) for each in questions.views(source.store)],
         "form": form_of(source),
         "is_first": not (after or before),
@@ -83,19 +83,6 @@ def _query(source: OpenBuffer, request: Request, filters: list[str]) -> Query:
 
 def _kept(request: Request) -> dict[str, str]:
     return {name: given for name in _KEPT if (given := text(request, name))}
-
-
-def _command(source: OpenBuffer, query: Query) -> str:
-    """The command that asks this query in a terminal."""
-    words, filters = source.run_words, list(query.filters)
-    if query.run != source.run and len(questions.run_names(source.store)) > 1:
-        # A run's folder names its run alone; its database names all there are.
-        words = words if source.run is None else [source.store.url]
-        filters += [] if query.run is None else [f"run == {query.run!r}"]
-    command = ["agentloop", "replay", "ls", *words, "--sort", str(query.sort)]
-    command += ["--ascending"] if query.ascending else []
-    command += [word for condition in filters for word in ("--where", condition)]
-    return typed(command)
 
 
 def task(source: OpenBuffer, request: Request) -> QueryResult:

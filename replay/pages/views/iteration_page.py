@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from replay import questions
+from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import address, choice, in_path, whole, whole_number
 from replay.pages.page import Page
 from replay.questions import QueryResult
-from replay.questions.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100

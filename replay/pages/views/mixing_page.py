@@ -1,8 +1,6 @@
-"""The next batch of a run under settings that are chosen here: what it would be made of."""
+"""The next batch of a run, by its own settings or by some that are tried: what the batch would be made of."""
 
 import json
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -10,56 +8,39 @@ from starlette.requests import Request
 from replay import questions
 from replay.config import stored_config
 from replay.locate import own_folder
+from replay.next_batch import WrongSettings, changed, preview
+from replay.open_buffer import OpenBuffer
+from replay.pages.addresses import text
+from replay.pages.commands import mix_command
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
-from replay.questions.open_buffer import OpenBuffer
-from replay.questions.preview import CONTROLS, WrongSettings, changed, options_of, shown
-from replay.sampling.samplers import SAMPLERS
-
-_MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
-    """Without a run, where the database has several, only their list."""
+    """Without a run, where the database has several, only their list. `set`: as `fraction=0.25 max_staleness=4`."""
     run = run_of(source, request)
     if run is None:
         return {"runs": questions.runs(source.store)}
-    asked = dict(request.query_params)
-    given = {name: value for name, value in asked.items() if value or name in _MAY_BE_EMPTY or "." in name}
-    stored = stored_config(source.store.run(run))
-    own, errors = shown(stored.replay), {}
-    found: QueryResult = {"settings": own, "plan": None}
+    asked = text(request, "set") or ""
+    given = dict(word.partition("=")[::2] for word in asked.split())
+    found: QueryResult = {"plan": None, "problem": None}
     try:
-        folder = own_folder(source.folder, run)
-        found = questions.preview(source.store, run, changed(stored, given), folder=folder)
+        config = changed(stored_config(source.store.run(run)), {key: _value(word) for key, word in given.items()})
+        found |= preview(source.store, run, config, folder=own_folder(source.folder, run))
     except WrongSettings as error:
-        errors = dict(error.errors)
-    settings = found["settings"]
-    return {
-        **found,
-        "run": run,
-        "errors": errors,
-        "asked": asked,
-        "text": _text,
-        "fields": {name: asked.get(name, _text(settings[name])) for name in CONTROLS},
-        "own": {name: _text(own[name]) for name in CONTROLS},
-        "samplers": {name: options_of(name) for name in SAMPLERS},
-        "command": _command(source, run, settings, own),
-    }
+        found["problem"] = str(error)
+    return {**found, "run": run, "asked": asked, "command": mix_command(source, run, given)}
 
 
-def _text(value: Any) -> str:
-    """A setting as it is typed: a text as it is, and other values as JSON; nothing for none."""
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-
-def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """The command that asks this in a terminal, with what is other than the run's own."""
-    words = ["agentloop", "replay", "mix", *source.words_of(run)]
-    for name, value in settings.items():
-        if value != own[name]:
-            words += ["--set", f"replay.{name}={_text(value) or 'null'}"]
-    return shlex.join(words)
+def _value(word: str) -> Any:
+    """A JSON value; what is none is a text."""
+    try:
+        value = json.loads(word)
+        # NaN, and numbers that can't be distinguished from infinity, can't be part of an answer.
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return word
+    return value
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

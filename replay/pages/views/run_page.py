@@ -6,14 +6,14 @@ from starlette.responses import Response
 
 from replay import questions
 from replay.locate import own_folder
+from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
 from replay.pages.addresses import address, choice, in_path, text, whole
+from replay.pages.conversation_text import shown_message
 from replay.pages.page import Page
 from replay.pages.panels import Axis, Curve, Panel, plain_groups
-from replay.pages.reading import shown_message
 from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
-from replay.questions.open_buffer import OpenBuffer
 from replay.questions.replayed import after_replay, stream_shares, token_gaps
 from replay.questions.runs import ALL
 

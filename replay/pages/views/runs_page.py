@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 from replay import questions
 from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
+from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import BadQuery, address, text, texts
 from replay.pages.page import Page
 from replay.pages.panels import COLOURS, Config, compared, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult, compare
-from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.questions.runs import LIVE, Metrics, merged_to
 from replay.store import ReplayStore
 

@@ -8,12 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.questions.filters import condition
-from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.schema import policies, runs
+from replay.storage.staleness import publishes_since
 
 QueryResult = dict[str, Any]
 """Plain and JSON-able: what is unknown is None, and no number is NaN."""
+
+RowCondition = sa.ColumnElement[bool]
+"""Over the rows of the buffer; `&` joins two of them."""
 
 _rows = schema.trajectories.c
 
@@ -53,7 +56,7 @@ def run_is(run: str | None, column: sa.Column[str]) -> sa.ColumnElement[bool]:
     return sa.true() if run is None else column == run
 
 
-def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
+def chosen(run: str | None, filter: str | None) -> RowCondition:
     """Rows of a run, or of all, that a filter holds for."""
     mine = run_is(run, _rows.run)
     return mine if filter is None else mine & condition(filter)

@@ -10,15 +10,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
-from replay.staleness import may_be_fresh
+from replay.storage.collecting.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpose
 from replay.storage.counters import is_live, set_state
 from replay.storage.draw_records import reserve, version_after
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
 from replay.storage.format.schema import draws, tickets, trajectories
 from replay.storage.read import load, quarantine
+from replay.storage.staleness import may_be_fresh
 from replay.storage.statements import rows_by_key
 from replay.storage.validate import refused
-from replay.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpose
 
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)

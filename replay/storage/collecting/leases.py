@@ -11,13 +11,7 @@ import sqlalchemy as sa
 from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
 from replay.storage.collecting import never_drawn
-from replay.storage.format.rows import Row, chunked
-from replay.storage.format.schema import groups, tickets, trajectories
-from replay.storage.read import task_records
-from replay.storage.statements import insert, seconds_now
-from replay.storage.validate import checked, refused
-from replay.storage.write import Prepared, append, prepare
-from replay.ticket_records import (
+from replay.storage.collecting.ticket_records import (
     DONE,
     EVALUATION,
     FAILED,
@@ -31,6 +25,12 @@ from replay.ticket_records import (
     Place,
     TicketRecord,
 )
+from replay.storage.format.rows import Row, chunked
+from replay.storage.format.schema import groups, tickets, trajectories
+from replay.storage.read import task_records
+from replay.storage.statements import insert, seconds_now
+from replay.storage.validate import checked, refused
+from replay.storage.write import Prepared, append, prepare
 
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)

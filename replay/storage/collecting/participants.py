@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
 from replay.storage.collecting.leases import free_tickets, lasts
+from replay.storage.collecting.ticket_records import Participant, RunView
 from replay.storage.databases import Database, retried
 from replay.storage.format.schema import engines, runs, tickets, workers
 from replay.storage.statements import seconds_now
-from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]
 TABLES = {"worker": workers, "engine": engines}

@@ -22,11 +22,7 @@ from replay.records import (
 from replay.storage import write
 from replay.storage.collecting import fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
-from replay.storage.databases import Database, Result
-from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
-from replay.storage.statements import insert, seconds_now
-from replay.storage.validate import checked
-from replay.ticket_records import (
+from replay.storage.collecting.ticket_records import (
     DONE,
     FAILED,
     QUEUED,
@@ -41,6 +37,10 @@ from replay.ticket_records import (
     TicketCounts,
     TicketRecord,
 )
+from replay.storage.databases import Database, Result
+from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
+from replay.storage.statements import insert, seconds_now
+from replay.storage.validate import checked
 
 Lost = dict[Place, str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay import records
+from replay.storage.collecting.ticket_records import PlannedBatch, TicketRecord
 from replay.storage.format.column_types import ExactText, column_types, types_in
-from replay.ticket_records import PlannedBatch, TicketRecord
 
 REVISION = "0021"
 """Four digits: a greater number was written by a newer agentloop."""

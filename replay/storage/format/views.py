@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
 from replay.records import COMMITTED, NOT_FROM_THE_START, ORPHANED
-from replay.staleness import publishes_since
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
+from replay.storage.staleness import publishes_since
 
 _rows, _left = trajectories.c, reclaimed.c
 _NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)

@@ -15,7 +15,7 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import TrainResult
 from context.authors import HISTORY, LLM
 from context.messages import Message, content_hash, to_template
-from context.tokens.session_nodes import sequences_of
+from context.tokens.session_segments import sequences_of
 from replay.errors import ReplayError
 from replay.exchange import ExportReport
 from replay.exchange.openai_chat import Conversation, read_line

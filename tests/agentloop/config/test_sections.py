@@ -18,7 +18,7 @@ from agentloop.rollouts.actors import stop_strings
 from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from replay.config import StoredConfig
-from replay.questions.preview import as_yaml, changed
+from replay.next_batch import as_yaml, changed
 from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
@@ -231,12 +231,12 @@ def test_stored_configuration_gives_the_rule_and_the_limits_of_the_run() -> None
     "given",
     [
         {},
-        {"fraction": "0.375", "sampler": "recency", "recency.half_life": "1e-05", "max_staleness": "8", "max_uses": ""},
-        {"unit": "group", "successful_only": "false", "sampler": "difficulty", "difficulty.mode": "hard"},
-        {"unit": "any", "sampler": "freshness", "freshness.sampler": "reward", "mode": "observe"},
+        {"fraction": 0.375, "sampler": "recency", "sampler_options": {"half_life": 1e-05}, "max_staleness": 8},
+        {"unit": "group", "successful_only": False, "sampler": "difficulty", "sampler_options": {"mode": "hard"}},
+        {"unit": "any", "sampler": "freshness", "sampler_options": {"sampler": "reward"}, "mode": "observe"},
     ],
 )
-def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, str]) -> None:
+def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, Any]) -> None:
     text = (ROOT / "configs" / "quickstart.yaml").read_text()
     own = load_config(ROOT / "configs" / "quickstart.yaml")
     choice = changed(StoredConfig.model_validate(to_plain(own)), given)

@@ -16,7 +16,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, shard
 from agentloop.training.policies.engine_publisher import Prober
-from agentloop.training.policies.publish import write_published
+from agentloop.training.policies.weights_for_engines import write_published
 from tests.fakes.batch_rows import AUTHORS, ragged
 from tests.fakes.ranks import forked_ranks
 from tests.fakes.runs import small_config

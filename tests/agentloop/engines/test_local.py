@@ -2,12 +2,16 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
+from agentloop.config.sections.model import ComputeSection
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from context.parse.reply import before_stop
@@ -182,3 +186,35 @@ def test_passes_have_few_tokens(turns: list[Prompts], limits: list[int], shapes:
     for prompts in turns:
         engine.generate([GenerationRequest(e, ids, limits[e]) for e, ids in enumerate(prompts)])
     assert seen == shapes
+
+
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_a_publish_forgets_keys_and_takes_the_new_weights(
+    autocast: Literal["none", "bfloat16"], tied: bool, device: str
+) -> None:
+    model = llama().to(device)  # type: ignore[arg-type]
+    new_engine = partial(LocalGenerator, model, stop_ids=frozenset(), compute=ComputeSection(autocast=autocast))
+    if tied:
+        model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=False, device=device))
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+
+    def sampled(engine: LocalGenerator, prompt: list[int]) -> Completion:
+        return replace(engine.generate([GenerationRequest(0, prompt, 6)])[0], policy_version=0)
+
+    old = new_engine()
+    old.begin(seed=0, temperature=0.0)
+    first = sampled(old, [8, 9])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    old.published(1)
+    new = new_engine()
+    new.begin(seed=0, temperature=0.0)
+    prompt = [8, 9, *first.token_ids, 10]
+    assert sampled(old, prompt) == sampled(new, prompt)
+    assert sampled(new, [8, 9]) != first

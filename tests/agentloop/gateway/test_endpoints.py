@@ -230,7 +230,7 @@ def test_server_of_this_machine_answers_to_its_own_names_alone() -> None:
 def test_absent_extra_is_named_before_an_agent_asks(package: str) -> None:
     script = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from agentloop.environments.check import needing\n"
+        "from agentloop.errors import needing\n"
         "with needing('gateway', 'environment.agent'): import agentloop.gateway.endpoints"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

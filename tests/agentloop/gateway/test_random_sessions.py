@@ -134,8 +134,10 @@ class PlayedSession:
     asides: set[int] = field(default_factory=set)
     kept: list[tuple[int, list[Message]]] = field(default_factory=list)
     """Conversations that end with a given reply of a node, as the agent keeps it."""
-    followed: set[int] = field(default_factory=set)
-    """Nodes whose replies the agent has gone on from, and was answered."""
+    heard: dict[int, list[Any]] = field(default_factory=dict)
+    """Conversations that end with a given reply, by nodes: two samples of one prompt may be equal."""
+    followed: list[set[int]] = field(default_factory=list)
+    """Each time that the agent went on from a reply and was answered: the nodes of the replies that it may mean."""
     unsure: dict[int, int] = field(default_factory=dict)
     """Given replies that may not be known to be, by nodes: the gateway that gave each has answered nothing since."""
     is_row: bool = False
@@ -191,7 +193,9 @@ class PlayedSession:
         if gateway == self.policy.gateways.number:
             self.unsure = {node: gave for node, gave in self.unsure.items() if node not in before}
         self.unsure[node] = gateway
-        self.followed |= {number for number, kept in self.kept if messages[: len(kept)] == kept}
+        self.heard[node] = [plain(message) for message in (*messages, said)]
+        kept = [self.heard[number] for number, kept in self.kept if messages[: len(kept)] == kept]
+        self.followed += [{other for other, heard in self.heard.items() if heard == one} for one in kept]
         if model == "aside":
             self.asides.add(node)
         return (node, said), False
@@ -250,12 +254,13 @@ def check_session(store: ReplayStore, session: PlayedSession) -> None:
     """Every reply is stored as it was sampled; what was given is what is stored, and is trained, and nothing else is.
 
     A reply may be given, but not known to be, where another gateway took the place of the one that gave it: it is
-    trained if the agent went on from it.
+    trained if the agent went on from it. One of two equal replies is, for nobody can say which the agent meant.
     """
     nodes = next(iter(store.read([f"{RUN[:12]}:{session.name}"]))).nodes if session.is_row else ()
     given, trained = session.given.keys() - session.asides, {node.number for node in nodes if node.is_trained}
     doubtful = given - trained
-    assert session.followed - session.asides <= trained <= given and bool(trained) == session.is_row, session.name
+    assert trained <= given and bool(trained) == session.is_row, session.name
+    assert all(numbers & (trained | session.asides) for numbers in session.followed), session.name
     last = session.policy.gateways.number
     assert all(session.unsure.get(number, last) < last for number in doubtful), session.name
     session.counts.update(requests=session.asked, given=len(given), trained=len(trained), doubtful=len(doubtful))

@@ -13,8 +13,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters
-from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
-from agentloop.models.token_log_probs.head import Head, check_kernels
+from agentloop.models.token_log_probs.head import Head
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, without_logits_to_keep
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
 
@@ -133,30 +132,3 @@ def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
     # 64 MiB / 4 bytes / 23 words = 729,444.2 tokens
     assert head.way(729_444) is None
     assert head.way(729_445) is not None
-
-
-def test_triton_without_its_device_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^compute\.log_probs must be auto, plain or chunked without a CUDA device"):
-        Actor(tiny_actor().model, compute=ComputeSection(log_probs="triton"))
-
-
-class Wrong(TorchRows):
-    """Is off in one logit of each chunk."""
-
-    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
-        logits[:, 0] += 3.0
-        super().absorb(logits, sums, columns, entropy=entropy, spare=spare)
-
-
-class Broken(TorchRows):
-    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
-        raise RuntimeError("no such instruction")
-
-
-def test_kernels_that_fail_on_a_device_are_told_before_anything_is_trained() -> None:
-    with torch.no_grad():  # as the first pass of a run is
-        check_kernels(TorchRows(), torch.device("cpu"))
-    with pytest.raises(UserError, match=r"compute.log_probs must be chunked or plain .* off by .* Change it"):
-        check_kernels(Wrong(), torch.device("cpu"))
-    with pytest.raises(UserError, match=r"got .*no such instruction on cpu. Change it"):
-        check_kernels(Broken(), torch.device("cpu"))

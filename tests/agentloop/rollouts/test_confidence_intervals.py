@@ -8,8 +8,9 @@ from fractions import Fraction
 
 import pytest
 
+from agentloop.cli.text_tables import evaluation_table
 from agentloop.rollouts.episodes.agent_episode import NO_REWARD
-from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, as_table, report
+from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
 
@@ -89,7 +90,7 @@ def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has()
     assert stops == pytest.approx({"answered": 1.75 / 3, "truncated": 1 / 3, "max_turns": 0.25 / 3})
     assert THREE.metrics()["eval/pass_at_4"] == 1.0
     assert THREE.metrics()["eval/success"] == pytest.approx(1.25 / 3)
-    told, *lines = as_table(found).splitlines()
+    told, *lines = evaluation_table(found).splitlines()
     assert told == "evaluated: runs/a-001: policy 12 (runs/a-001/checkpoints/000012/model), environment trail 2"
     assert lines[0] == "held-out success: 41.7 % (3 tasks, 4 samples each, 1 more lost to the engine)"
     kinds = {line[:18].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
@@ -128,7 +129,7 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
 def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:
     evaluation = Evaluation((Attempts(tuple(outcomes)),), 4, 0, has_tools)
     plain, trained = (
-        as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]
+        evaluation_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]
         for version in (None, 12)
     )
     assert plain.startswith(f"none of 4 episodes succeeded: {said}")
@@ -136,4 +137,4 @@ def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome
 
 
 def test_nothing_is_said_of_failures_where_one_succeeded() -> None:
-    assert "succeeded" not in as_table(report(PLAYED, THREE, seed=0))
+    assert "succeeded" not in evaluation_table(report(PLAYED, THREE, seed=0))

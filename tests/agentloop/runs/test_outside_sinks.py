@@ -135,7 +135,7 @@ def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd
 )
 def test_sink_without_package_is_refused(folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop-replay\[{name}\]"):
+    with pytest.raises(UserError, match=rf"^metrics\.sinks: {name} must not be used without .*\[{name}\]"):
         open_sinks([name], folder, warn=pytest.fail)
 
 

@@ -81,3 +81,20 @@ def test_program_that_a_forked_process_begins_can_be_interrupted() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "-2\n"
+
+
+def test_code_that_fails_after_a_stop_was_asked_for_ends_the_run_as_stopped() -> None:
+    """Ctrl-C may have ended processes that the code needs."""
+    script = (
+        "import os, signal\nfrom agentloop.runs.signals import graceful_stop\n"
+        "from agentloop.user_code import failing_as\n"
+        "with graceful_stop(print) as stop, stop.working():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    with failing_as('mine.reward must return a number, got', '. Mend it.'):\n"
+        "        raise BrokenPipeError('gone')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.endswith(
+        "stopped at once: mine.reward must return a number, got BrokenPipeError: gone. Mend it.\n"
+    )

@@ -11,7 +11,8 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.messages import canonical_json
-from context.tokens.session_nodes import Fork, Node, Place, Status, segments_of
+from context.tokens.session_nodes import Fork, Node, Place, Status
+from context.tokens.session_segments import segments_of
 from replay.records import BatchRow, Trajectory
 from tests.agentloop.learning.test_passes import written_formula
 from tests.fakes.batch_rows import AUTHORS, LOSS, batch_row, gradients, rescore, row, run_config, segment, tiny_actor

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.cli.text_tables import evaluation_table
 from agentloop.config import RunConfig
-from agentloop.rollouts.evaluation import as_table
 from agentloop.training.train import TrainResult, train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, layered, rows, small_config
@@ -174,5 +174,5 @@ def test_each_environment_has_its_own_figures(finished: TrainResult) -> None:
 def test_evaluation_tells_each_environment_apart(finished: TrainResult) -> None:
     report = evaluate_run(finished.folder, tasks=6)
     assert list(report.environments) == ["one", "two", "three"]
-    assert "pass@1 in two" in as_table(report)
+    assert "pass@1 in two" in evaluation_table(report)
     assert report.evaluated.environment == "one, two, three"

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,7 +15,7 @@ from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
-from agentloop.engines.serving.engine_process import ServeOptions, free_port
+from agentloop.engines.serving.engine_process import ServeOptions
 from agentloop.engines.serving.served_engine import EngineEnded, serve_options
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
@@ -26,7 +24,7 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import processes
 from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import engine_executable
-from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, small_config
+from tests.fakes.runs import SilentDisplay, buffer_of, rows, small_config
 
 pytestmark = pytest.mark.slow
 
@@ -108,36 +106,6 @@ def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path:
     assert all(any(end[-len(row) :] == row for end in ends) for row in probe.rows)
     lines = [json.loads(line) for line in (result.folder / "policies" / PROOFS).read_text().splitlines()]
     assert [line["holds"] for line in lines] == [True] * 4
-
-
-class EndsTheStarter(SilentDisplay):
-    """`agentloop engine` is started when the run begins to wait, and fails."""
-
-    def __init__(self, *words: str) -> None:
-        super().__init__()
-        self._command = [sys.executable, "-m", "agentloop", "engine", *words]
-
-    def note(self, text: str) -> None:
-        super().note(text)
-        if text.startswith("waiting for the engines"):
-            subprocess.run(self._command, cwd=ROOT, capture_output=True)
-
-
-def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, qwen2: Path) -> None:
-    """An end before it began to wait is named, and waited over."""
-    port = str(free_port())
-    engine = {"urls": [f"http://127.0.0.1:{port}"], "restart_timeout_s": 600}
-    (tmp_path / f"engine-{port}.ended").write_text("it was stopped")
-    os.utime(tmp_path / f"engine-{port}.ended", (0, 0))
-    display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", port, "--run", str(tmp_path))
-    with pytest.raises(UserError) as refused:
-        train(small_config(tmp_path, qwen2, rollout={"engine": "vllm"}, engine=engine), display=display)
-    assert str(refused.value).startswith(
-        f"engine.urls must answer, got nothing from http://127.0.0.1:{port}, whose `agentloop engine` has ended: "
-        "--vllm must be vLLM's own executable, got '/nowhere/vllm'"
-    )
-    (waiting,) = [note for note in display.notes if note.startswith("waiting for the engines")]
-    assert waiting.endswith("The last `agentloop engine` there has ended: it was stopped")
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,9 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.training.train import TrainResult, train
-from replay import questions
 from replay.config import stored_config
+from replay.next_batch import changed, preview
 from replay.questions.filters import condition
-from replay.questions.preview import changed
 from replay.store import ReplayStore
 from tests.fakes.processes import assert_same_run
 from tests.fakes.records import sql
@@ -177,10 +176,10 @@ def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwe
     )
     stopped = train(config, display=StopAfter(2))
     with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
-        answer = questions.preview(store, folder=stopped.folder)
-        unknown = questions.preview(store)
+        answer = preview(store, folder=stopped.folder)
+        unknown = preview(store)
         other = changed(stored_config(store.run()), {"unit": "trajectory"})
-        guessed = questions.preview(store, config=other, folder=stopped.folder)
+        guessed = preview(store, config=other, folder=stopped.folder)
     train(config, resume=True, display=SilentDisplay())
     query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
     drawn = rows(stopped.folder / "replay.sqlite", query)

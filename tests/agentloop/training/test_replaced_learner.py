@@ -13,7 +13,7 @@ from agentloop.models.loading import load_model
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.signals import graceful_stop
-from agentloop.training.policies.publish import Publisher
+from agentloop.training.policies.publisher import Publisher
 from agentloop.training.train import train
 from replay.errors import ReplayError, RunReplaced
 from replay.store import ReplayStore

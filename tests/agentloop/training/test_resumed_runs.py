@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.errors import CodeInterrupted, UserError
-from agentloop.rollouts.trajectories import Collected
-from agentloop.runs.run_folder import config_to_resume, open_run_folder, record_config, resumed_run_folder
-from agentloop.training.collecting.by_loop import LoopCollection
-from agentloop.training.mixed_batch import IterationPlan
+from agentloop.errors import UserError
+from agentloop.runs.run_folder import config_to_resume, record_config, resumed_run_folder
 from agentloop.training.train import TrainResult, train
-from tests.fakes.agents import looking_up
-from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
@@ -125,27 +118,6 @@ def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
     assert record_config(folder) is None
 
 
-def test_collection_that_a_stop_ended_is_planned_again_as_it_was(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def config(name: str) -> RunConfig:
-        rule = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}
-        return two_iterations(tmp_path / name, qwen2, run={"iterations": 4}, replay=rule, checkpoint={"every": 9})
-
-    def interrupted(collection: LoopCollection, iteration: int, planned: IterationPlan) -> Collected:
-        if iteration == 3:
-            raise CodeInterrupted("BrokenPipeError: gone")
-        return sampled(collection, iteration, planned)
-
-    sampled, whole = LoopCollection._sampled, train(config("whole"), display=SilentDisplay())
-    with monkeypatch.context() as patch:
-        patch.setattr(LoopCollection, "_sampled", interrupted)
-        stopped = train(config("stopped"), display=SilentDisplay())
-    assert (stopped.iterations, lengthened(stopped.folder).iterations) == (2, 4)
-    made = [rows(run.folder / "replay.sqlite", "select iteration, replay from iterations") for run in (whole, stopped)]
-    assert made[0] == made[1] == [(1, 0), (2, 5), (3, 4), (4, 5)]
-
-
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
@@ -217,71 +189,3 @@ def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(t
         train(config, run=folder, display=SilentDisplay())
     assert [path.name for path in folder.iterdir()] == ["logs"]
     assert train(two_iterations(tmp_path, qwen2), run=folder, display=SilentDisplay()).iterations == 2
-
-
-def test_a_run_finds_its_files_from_any_directory(tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here" / "data").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    shutil.copytree(qwen2, "model")
-    hinted = "class Hinted(RowParity):\n    def __init__(self, hint: str) -> None:\n        self.hint = hint\n"
-    Path("parity.py").write_text((ENVIRONMENTS / "parity.py").read_text() + f"\n\n{hinted}")
-    for split in ("train", "test"):
-        rows = [{"prompt": f"{split} {number}", "number": number} for number in range(4)]
-        Path(f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("rewards.py").write_text("def brief(episode):\n    return 1.0\n")
-    config = small_config(
-        Path("runs"),
-        Path("model"),
-        run={"iterations": 1},
-        environment={"name": "parity.py:Hinted", "options": {"hint": "Long. " * 999}},
-        tasks={"data": "data/{split}.jsonl", "held_out": "test"},
-        reward={"functions": [{"function": "rewards.py:brief", "weight": 0.5}]},
-    )
-    first = train(config, display=SilentDisplay())
-    run = first.folder.absolute()
-    before = (run / "run.json").read_text()
-    Path("test").touch()  # what `tasks.held_out: test` is not
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    Path("rewards.py").write_text("def brief(episode):\n    raise ValueError('another file')\n")
-    assert evaluate_run(run).evaluation.success == first.success_after
-    assert lengthened(run, "run.iterations=2").iterations == 2
-    # It is written down as it was given, so that it goes on from there, too, and where all of it has been moved.
-    after = json.loads((run / "run.json").read_text())["config"]
-    assert {**after, "run": None} == {**json.loads(before)["config"], "run": None}
-    # A copy of the project is one of its own.
-    shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    (tmp_path / "copy" / "rewards.py").write_text("def brief(episode):\n    return 0.25\n")
-    monkeypatch.chdir(tmp_path / "copy")
-    assert Path(open_run_folder(Path("runs/small-001")).config.reward.functions[0].function) == Path("rewards.py:brief")
-    monkeypatch.chdir(tmp_path / "here")
-    assert lengthened(Path("runs/small-001"), "run.iterations=3").iterations == 3
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").rename(tmp_path / "there")
-    monkeypatch.chdir(tmp_path / "there")
-    assert lengthened(Path("runs/small-001"), "run.iterations=4").iterations == 4
-
-
-@pytest.mark.parametrize("agent", [f"{sys.executable} looking.py", "looking.py:solve"], ids=["program", "function"])
-def test_resumed_run_finds_its_agent(agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "a folder"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    shutil.copy(looking_up.__file__, "looking.py")
-    tasks = [json.dumps({"prompt": f"number {number}", "code": "7"}) for number in range(8)]
-    Path("tasks.jsonl").write_text("\n".join(tasks))
-    sizes = {"trajectories": 2, "group_size": 2, "mini_batch": 2}
-    config = two_iterations(
-        Path("runs"),
-        qwen2,
-        run={"iterations": 1},
-        environment={"name": "lookup_chain", "agent": agent},
-        tasks={"data": "tasks.jsonl"},
-        batch=sizes,
-        replay={"fraction": 0.0},
-    )
-    run = train(config, display=SilentDisplay()).folder.absolute()
-    monkeypatch.chdir(tmp_path)
-    assert lengthened(run, "run.iterations=2").iterations == 2
-    assert rows(run / "replay.sqlite", "select distinct stop_reason from trajectories") == [("answered",)]
-    assert rows(run / "replay.sqlite", "select count(*) from trajectories") == [(4,)]

@@ -14,7 +14,7 @@ from agentloop.engines.publish.engine_control import ASLEEP, EngineControl, Engi
 from agentloop.engines.publish.proof import ProofFailed, bring, prove, publish
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.training.policies.publish import tensors_of_files
+from agentloop.training.policies.weights_for_engines import tensors_of_files
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.published_policies import by_value, published, step, tiny_learner
 from tests.fakes.runs import save_qwen2

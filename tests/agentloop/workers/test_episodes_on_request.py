@@ -20,8 +20,8 @@ from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from agentloop.workers.episodes_on_request import EpisodeDesk
 from agentloop.workers.joined_run import join_run
+from replay.storage.collecting.ticket_records import EVALUATION
 from replay.storage.databases import Location
-from replay.ticket_records import EVALUATION
 from tests.fakes.engine_server import serving
 from tests.fakes.processes import Program, until
 from tests.fakes.runs import rows

@@ -2,7 +2,7 @@
 
 from agentloop.workers.worker import HeldClaims
 from replay.records import TaskRecord
-from replay.ticket_records import Claim, TicketRecord
+from replay.storage.collecting.ticket_records import Claim, TicketRecord
 
 
 def claim(number: int, tries: int) -> Claim:

@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.workers.joined_run import join_run
 from replay.errors import ReplayError
-from replay.ticket_records import TicketRecord
+from replay.storage.collecting.ticket_records import TicketRecord
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql

@@ -11,7 +11,7 @@ from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server
 from agentloop.workers.run_view import ListedEngines, Looks
 from replay import ReplayStore
-from replay.ticket_records import Participant
+from replay.storage.collecting.ticket_records import Participant
 from tests.fakes.engine_sampling import replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.records import RUN, new_store, sql

@@ -142,6 +142,7 @@ def test_thinking_in_own_tags_is_closed_or_malformed(name: str, text: str, probl
         ("gemma", "<|channel>thought\nhm\n<channel|>78"),
         ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>78<|return|>"),
         ("kimi", "<think>hm</think>78"),
+        ("react", "hm\nFinal Answer: 78"),
         ("kimi_k3", "hm<|close|>think<|sep|><|open|>response<|sep|>78<|close|>response<|sep|><|close|>message<|sep|>"),
     ],
 )

@@ -5,11 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from context import Message
-from context.parse import PARSERS, HermesParser, Llama3JsonParser, ReactParser
+from context.parse import PARSERS, HermesParser, Llama3JsonParser
 from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
-REACT = ReactParser()
 ALL = [make(()) for make in PARSERS.values()]
 
 
@@ -34,12 +33,6 @@ def test_parsers_never_raise(text: str, stopped: bool) -> None:
         reply.message.content.encode()
         found = [(call.name, dict(call.arguments), call.id) for call in reply.message.tool_calls]
         json.dumps(found, allow_nan=False)
-
-
-def test_react_answer_is_what_stands_behind_its_label() -> None:
-    reply = REACT.parse("Thought: done.\nFinal Answer: 78\nand so on", stopped=True)
-    found = reply.outcome, reply.message.content, reply.message.reasoning
-    assert found == ("final", "78\nand so on", "Thought: done.")
 
 
 @pytest.mark.parametrize("parser", ALL)

@@ -99,12 +99,3 @@ THOUGHTLESS = (
     "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
-
-@pytest.mark.parametrize(
-    "end", ["('<|im_end|>' | tojson(ensure_ascii=True))", "('<|im_end|>x')[:10]", "('<|im_end|>' | length | string)"]
-)
-def test_template_that_does_not_write_its_control_tokens_whole_is_refused(end: str) -> None:
-    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ END }}{% endfor %}".replace("END", end)
-    with pytest.raises(RenderError, match="must write its control tokens whole"):
-        from_template(text + "<|im_end|>").renderer(default_authors())

@@ -11,7 +11,7 @@ from context.parse import KnownReply
 from context.strategies import ClipToolResults, Linear, LinearThink, SlidingWindow, Strategy
 from context.strategies.protocol import Append, Arrangement, History
 from context.templates.chat_template import LOOKUP
-from context.templates.render import Rendering
+from context.templates.rendering.conversation_writer import Rendering
 from tests.fakes.real_templates import BUILT_IN, KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds

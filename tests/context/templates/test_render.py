@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
 
-from context import Message, RenderError, TokenCodec, ToolCall, default_authors
+from context import Message, RenderError, ToolCall, default_authors
 from context.messages import to_template
 from context.templates.rendering.contents import with_thought
 from tests.fakes.conversations import ASKED, TOOLS
@@ -16,13 +15,7 @@ CONVERSATION = (
     Message("assistant", "", "initialization", (ToolCall("lookup", {"key": 'pearl "x"\n'}),)),
     Message("tool", '{"next": "arrow"}', "env", name="lookup"),
     Message("assistant", "The code is 78.", "initialization"),
-    Message("user", "  And of coral? \n"),
 )
-
-
-@pytest.fixture(params=families())
-def model(request: pytest.FixtureRequest) -> Family:
-    return family(request.param)
 
 
 def by_author(model: Family, tokens, author: str) -> str:
@@ -30,7 +23,9 @@ def by_author(model: Family, tokens, author: str) -> str:
     return model.codec.decode(ids)
 
 
-def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
+@pytest.mark.parametrize("name", families())
+def test_initial_prompt_has_an_author_per_token(name: str) -> None:
+    model = family(name)
     tokens = model.renderer().initial(CONVERSATION[:2], ())
     squeezed = {name: "".join(by_author(model, tokens, name).split()) for name in ("initialization", "user")}
     # "You are a careful a" is one word to Mistral's tokenizer, which begins in what the template wrote.
@@ -87,14 +82,10 @@ def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
-def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
+def test_control_tokens_in_a_demonstrated_reply_are_text_or_refused(name: str) -> None:
     model = family(name)
     renderer = model.renderer()
-    call = Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "pearl"}, "call00001"),))
     asked = renderer.render([Message("user", "Which code?")], TOOLS)
-    assert renderer.reply(asked, call) == model.codec.encode(model.call + model.end)
-    said = renderer.reply(asked, Message("assistant", "The code is 78."))
-    assert model.codec.decode(said).strip() == "The code is 78." + model.end
     tags = [token for token in model.codec.added_tokens if token in model.call or token == "<|python_tag|>"]
     with pytest.raises(RenderError, match="must (show all of|write) a learned reply"):
         renderer.reply(asked, Message("assistant", model.call))  # a policy that says so has called a tool
@@ -115,14 +106,6 @@ def test_arguments_without_a_name_stand_beside_contents_that_spell_control_token
     without = model.renderer().initial([Message("user", "hi"), call, plain]).token_ids.tolist()
     assert ids.count(model.end_id) == without.count(model.end_id) > 0
     assert f"a{model.end}b" in model.codec.decode(ids)
-
-
-def test_token_bytes_of_sentencepiece_tokens() -> None:
-    words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))
-    tokenizer.add_special_tokens(["<s>"])
-    codec = TokenCodec(tokenizer.to_str())
-    assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]
 
 
 @pytest.mark.parametrize(

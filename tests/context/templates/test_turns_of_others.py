@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, given, settings
 from context import (
     ContextManager,
     Message,
-    Renderer,
     RenderError,
     TokenSequence,
     ToolCall,
@@ -16,10 +15,10 @@ from context import (
     response_mask,
 )
 from context.authors import HISTORY
-from tests.context.tokens.test_properties import EPISODES, LONG, STRATEGIES, TEXTS, begin, fitted
-from tests.fakes.conversations import TOOLS, Episode, Turn, laws, texts
+from tests.context.tokens.test_properties import EPISODES, STRATEGIES, TEXTS, begin, fitted
+from tests.fakes.conversations import TOOLS, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.real_templates import AUTHORS, SIX_OF_TRL, TEMPLATES, renderer, shapes
+from tests.fakes.real_templates import AUTHORS, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
 NO_END = {"gptoss"}
@@ -61,81 +60,52 @@ def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str
     assert found == model.codec.decode(first_prompt(name, *as_told).token_ids.tolist())
 
 
+QWEN_CALL = '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'
+
+
 @pytest.mark.parametrize(
-    ("name", "written"),
+    ("name", "thought", "later", "written"),
     [
-        ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'),
-        ("llama3_1", '{"name": "lookup", "parameters": {"key": "pearl"}}<|eot_id|>'),
-        ("gptoss", ' to=functions.lookup<|channel|>commentary json<|message|>{"key": "pearl"}<|call|>'),
+        ("qwen3", None, True, QWEN_CALL),
+        ("qwen3", "weigh it", False, "<think>\nweigh it\n</think>\n\n" + QWEN_CALL),
+        ("qwen3", "weigh it", True, QWEN_CALL),  # before a later user message, earlier thoughts are not shown
+        ("llama3_1", None, True, '{"name": "lookup", "parameters": {"key": "pearl"}}<|eot_id|>'),
+        ("gptoss", None, True, ' to=functions.lookup<|channel|>commentary json<|message|>{"key": "pearl"}<|call|>'),
         (
-            "glm4moe",
+            *("glm4moe", None, True),
             "\n<think></think>\n<tool_call>lookup\n<arg_key>key</arg_key>\n<arg_value>pearl</arg_value>\n</tool_call>"
             "<|observation|>",
         ),
     ],
 )
-def test_call_in_the_policys_place_is_trained_as_the_policy_would_write_it(name: str, written: str) -> None:
+def test_call_in_the_policys_place_is_trained_as_the_policy_would_write_it(
+    name: str, thought: str | None, later: bool, written: str
+) -> None:
     called = (ToolCall("lookup", {"key": "pearl"}, "call00001"),)
-    tokens = first_prompt(
-        name,
-        Message("assistant", "", EDIT, called),
-        Message("tool", "78", "env", name="lookup", tool_call_id="call00001"),
-        Message("assistant", "said", "initialization"),
-        Message("user", "And now?"),
-        tools=True,
-    )
+    said = Message("assistant", "", EDIT, called, reasoning=thought)
+    result = Message("tool", "78", "env", name="lookup", tool_call_id="call00001")
+    following = (Message("assistant", "said", "initialization"), Message("user", "And now?")) if later else ()
+    tokens = first_prompt(name, said, result, *following, tools=True)
     assert renderer(name).codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == written
 
 
-def test_thinking_is_trained_where_the_template_shows_it() -> None:
-    called = (ToolCall("lookup", {"key": "pearl"}, "call00001"),)
-    said = Message("assistant", "", EDIT, called, reasoning="weigh it")
-    result = Message("tool", "78", "env", name="lookup", tool_call_id="call00001")
-    shown = first_prompt("qwen3", said, result, tools=True)
-    text = renderer("qwen3").codec.decode(shown.token_ids[at(shown, EDIT)].tolist())
-    assert text.startswith("<think>\nweigh it\n</think>\n\n<tool_call>")
-    # Before a later user message, Qwen3's template leaves earlier thinking out: nobody sees it, so nobody learns it.
-    hidden = first_prompt("qwen3", said, result, Message("assistant", "78", EDIT), Message("user", "Sure?"), tools=True)
-    assert "weigh" not in renderer("qwen3").codec.decode(hidden.token_ids.tolist())
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", SIX_OF_TRL)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
 def test_tokens_from_outside_are_trained_exactly_once(name: str, strategy: str, turns: list[Turn], said: str) -> None:
     episode = begin(name, STRATEGIES[strategy], spoken=opening(said))
     episode.play(fitted(name, turns), tool_role=shapes(name)[1])
     laws(episode, renderer(name), hinted=strategy == "hint")
-    _is_learned_once(episode, renderer(name), said)
-
-
-def test_rewritten_conversation_shows_what_outsiders_said_as_history() -> None:
-    episode = begin("qwen2_5", STRATEGIES["sliding_window"], spoken=opening())
-    episode.play(fitted("qwen2_5", LONG), tool_role=True)
-    _is_learned_once(episode, renderer("qwen2_5"), "It is 78.")
-    later = episode.context.segments()[1:]
-    assert later
+    model, (first, *later) = renderer(name), episode.context.segments()
+    learned = at(first.tokens, EDIT)
+    assert said in model.codec.decode(first.tokens.token_ids[learned].tolist())
+    assert loss_mask(first.tokens, AUTHORS)[learned].all()
+    assert at(first.tokens, PLAN).any() and not (loss_mask(first.tokens, AUTHORS) & at(first.tokens, PLAN)).any()
     for segment in later:
-        assert texts(segment, renderer("qwen2_5"), HISTORY).startswith("It is 78.Ask again.")
-
-
-def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
-    first, *later = (segment.tokens for segment in episode.context.segments())
-    assert said in model.codec.decode(first.token_ids[at(first, EDIT)].tolist())
-    found = (first.token_ids[loss_mask(first, AUTHORS) & at(first, EDIT)]).tolist()
-    assert found == first.token_ids[at(first, EDIT)].tolist()
-    assert at(first, PLAN).any() and not (loss_mask(first, AUTHORS) & at(first, PLAN)).any()
-    for tokens in later:
-        assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
-
-
-@pytest.mark.parametrize("name", SIX_OF_TRL)
-def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
-    model = renderer(name)
-    wild = "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
-    tokens = [first_prompt(name, *opening(said)).token_ids for said in ("word", f"w{wild}w")]
-    assert len({int(np.isin(ids, list(model.codec.added_ids)).sum()) for ids in tokens}) == 1
+        assert not at(segment.tokens, EDIT).any() and not at(segment.tokens, PLAN).any()
+        if segment.reason != "fork":
+            assert "Ask again." in texts(segment, model, HISTORY)
 
 
 def started(*messages: Message) -> ContextManager:

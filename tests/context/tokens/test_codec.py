@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from context import Message
 from context.tokens.codec import TokenCodec
@@ -38,7 +38,7 @@ def test_control_tokens_are_found_where_the_tokenizer_finds_them(kind: str, text
     codec, tokenizer = codec_of(kind)
     read = tokenizer.encode(text, add_special_tokens=False)
     wanted = [(token, *place) for token, place in zip(read.ids, read.offsets, strict=True) if token in codec.added_ids]
-    assert [(found.token, found.first, found.end) for found in codec.controls(text)] == wanted
+    assert [(found.token, found.place.start, found.place.end) for found in codec.controls(text)] == wanted
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds())
@@ -70,3 +70,11 @@ def test_no_kind_of_tokenizer_makes_a_control_token_of_a_text(kind: str) -> None
             assert codec.added_ids.isdisjoint(ids), (token, text)
             # These two change some letters themselves.
             assert codec.decode(ids).split() == text.split() or kind in ("nfkc", "unk_is_eos"), (token, text)
+
+
+def test_token_bytes_of_sentencepiece_tokens() -> None:
+    words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))
+    tokenizer.add_special_tokens(["<s>"])
+    codec = TokenCodec(tokenizer.to_str())
+    assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]

@@ -4,8 +4,8 @@ from contextlib import closing
 import pytest
 
 from replay import ReplayStore
+from replay.open_buffer import OpenBuffer
 from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from tests.replay.pages.hostile import hostile_buffer
 from tests.replay.pages.serving import Served, inspecting, served
 

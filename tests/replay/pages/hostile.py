@@ -12,8 +12,8 @@ from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
+from replay.storage.collecting.ticket_records import TicketRecord
 from replay.storage.databases import Location
-from replay.ticket_records import TicketRecord
 from tests.fakes.records import SHORT, a_run, fresh_draws, group, iteration_record, measured, policy, trajectory
 
 MARK = "hostile-mark"

@@ -12,10 +12,10 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from replay import ReplayStore
+from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import address
 from replay.pages.app import PAGES, create_app
 from replay.pages.serve import quiet_server
-from replay.questions.open_buffer import OpenBuffer
 from replay.storage.databases import Location
 from tests.fakes.scripted_http import running
 
@@ -135,7 +135,6 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("tasks", run=run),
         address("outcomes", run=run),
         address("runs", run, "replayed"),
-        address("compare", id=[*ids[:3]]),
         address("", all=1, show=list(runs)),
         address("mixing", run=run),
     ]

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import pytest
 
+from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.questions.open_buffer import open_buffer
 from tests.fakes.records import RUN, new_store, put, sql, trajectory
 from tests.replay.pages.conftest import TOKEN
 from tests.replay.pages.serving import Served, inspecting, served

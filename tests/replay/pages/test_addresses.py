@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from replay import ReplayStore
 from replay.pages.addresses import BadQuery, address, choice, text, texts, whole
-from replay.pages.reading import typed
+from replay.pages.commands import typed
 from replay.pages.templating import environment, visible_text
 from tests.fakes.records import put, trajectory
 from tests.replay.pages.serving import inspecting

@@ -101,7 +101,6 @@ ASKED = [
     *(address("buffer", **{name: f"<{MARK}>\u202e{{{{70001*70003}}}}"}) for name in ("run", "where", "sort")),
     address(f"<{MARK}>"),
     address("trajectories", f"<{MARK}>"),
-    address("compare", id=[f"<{MARK}>", PLAIN]),
 ]
 
 

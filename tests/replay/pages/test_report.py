@@ -14,9 +14,9 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
+from replay.diagnosis import regime
 from replay.pages.panels import number, panel_groups
 from replay.pages.report import duration, panel_series, tile_series, tiles, write_report
-from replay.questions.diagnosis import regime
 from replay.records import RunRecord
 from replay.store import ReplayStore
 from tests.replay.pages.serving import charts_of

@@ -52,7 +52,7 @@ def test_the_inspector_starts_without_torch_and_without_its_extra_the_command_sa
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "pip install 'agentloop-replay[inspect]'" in done.stderr
     script = (
-        "import sys; import replay.pages.app, replay.pages.serve, replay.questions.open_buffer\n"
+        "import sys; import replay.pages.app, replay.pages.serve, replay.open_buffer\n"
         "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

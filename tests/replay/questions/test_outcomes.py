@@ -2,23 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from context.messages import Message
 from replay import ReplayStore
 from replay.questions.outcomes import outcomes
-from tests.fakes.records import MESSAGES, RUN, put, set_state, trajectory
+from tests.fakes.records import RUN, put, set_state, trajectory
 
 
 @pytest.fixture(scope="module")
 def store(module_store: ReplayStore) -> ReplayStore:
-    """20 failures, half of which say "maybe" and time out, and 20 successes; a failure that was undone."""
+    """20 failures, half of which time out, and 20 successes; a failure that was undone."""
     for number in range(40):
         fails, late = number < 20, number < 10
-        said = Message("assistant", f"{'maybe' if late else 'surely'} the drawer", author="llm")
         row = trajectory(
             f"row-{number}",
             group=f"group-{number}",
             slot=number,
-            messages=(*MESSAGES[:-1], said),
             success=not fails,
             reward=float(not fails),
             stop_reason="max_turns" if late else "answered",
@@ -45,16 +42,7 @@ def test_shares_are_of_the_episodes_of_each_outcome(store: ReplayStore) -> None:
     assert (means["num_turns"], means["reward"]) == ((4.0, 2.0), (0.0, 1.0))
 
 
-def test_words_are_those_clearly_more_frequent_in_failures(store: ReplayStore) -> None:
-    found = outcomes(store, RUN)
-    assert [row["word"] for row in found["words"]] == ["maybe"]
-    # 10 of 20 and 0 of 20 episodes; its prior is 10 x (10 + 0.5) / (40 + 1) = 2.561 of 10 episodes.
-    # log((12.561 / 17.439) / (2.561 / 27.439)) / sqrt(1 / 12.561 + 1 / 2.561) = 2.0439 / 0.6856
-    assert found["words"][0]["z"] == pytest.approx(2.981, abs=1e-3)
-    assert found["sampled"] == {"failed": 20, "successful": 20}
-
-
-def test_filters_choose_the_episodes_and_one_outcome_alone_has_no_words(store: ReplayStore) -> None:
+def test_filters_choose_the_episodes(store: ReplayStore) -> None:
     found = outcomes(store, RUN, ["stop_reason == 'max_turns'"])
-    assert (found["episodes"], found["words"]) == ({"failed": 10, "successful": 0}, [])
+    assert found["episodes"] == {"failed": 10, "successful": 0}
     assert found["stop_reasons"] == [{"name": "max_turns", "failed": 1.0, "successful": None}]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from context.tokens.loss_mask import loss_mask
 from context.tokens.session_nodes import Fork, Node, Place, Status
-from context.tokens.token_sequence import loss_mask
 from replay import ReplayStore, questions
 from replay.questions.tokens import turns_of
 from replay.questions.trajectory import lineage_of, requests_of

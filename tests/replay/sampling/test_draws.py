@@ -10,8 +10,8 @@ import pytest
 from context.authors import LLM, USER, Author, AuthorTable
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
-from replay.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
+from replay.storage.staleness import may_be_fresh
 from tests.fakes.records import (
     AUTHORS,
     RUN,

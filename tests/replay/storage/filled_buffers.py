@@ -12,10 +12,10 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.records import HeldOutEpisode, ObservationRecord
 from replay.sampling.samplers import make_sampler
+from replay.storage.collecting.ticket_records import PlannedBatch
 from replay.storage.databases import Location
 from replay.storage.retention import Capacity
 from replay.storage.sessions import OpenSession
-from replay.ticket_records import PlannedBatch
 from tests.fakes.random_agents import TODAY
 from tests.fakes.records import RUN, SHORT, Fresh, a_run, iterate, new_store, policy, put, session_row, trajectory
 from tests.replay.storage.collecting.episodes import claim, collect, issue

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from context.tokens.session_nodes import Node, Status, segments_of
+from context.tokens.session_nodes import Node, Status
+from context.tokens.session_segments import segments_of
 from replay import ReplayError, ReplayStore
 from replay.errors import InvalidRecord, RunReplaced
 from replay.records import Trajectory

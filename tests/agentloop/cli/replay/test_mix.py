@@ -2,17 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from replay import ReplayStore
-from replay.exchange.attach import attach
-from replay.exchange.teacher import teaching_of
-from replay.questions.preview import preview_with
-from tests.fakes.records import RUN, iterated, new_store, put, trajectory
+from replay.next_batch import preview_with
+from tests.fakes.records import RUN, iterated
 from tests.fakes.replay_command import ask
 
 CONFIG = """
@@ -33,9 +30,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
-    options = ("--set", "replay.sampler=recency", "--set", "replay.sampler_options={half_life: 2}")
-    asked = (run, "--set", "replay.fraction=0.0234375", "--set", "replay.successful_only=false", *options)
-    given = {"fraction": "0.0234375", "successful_only": "false", "sampler": "recency", "recency.half_life": "2"}
+    settings = ("fraction=0.0234375", "successful_only=false", "sampler=recency", "sampler_options={half_life: 2}")
+    asked = (run, *(word for setting in settings for word in ("--set", f"replay.{setting}")))
+    options = {"sampler": "recency", "sampler_options": {"half_life": 2}}
+    given = {"fraction": 0.0234375, "successful_only": False, **options}
     result = ask("mix", *asked, "--json")
     with closing(ReplayStore.open(run, read_only=True)) as store:
         assert (result.exit_code, json.loads(result.output)) == (0, preview_with(store, RUN, **given))
@@ -47,23 +45,16 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
-def test_mix_draws_from_attached_buffers_and_copies_nothing_into_its_own(run: Path, tmp_path: Path) -> None:
-    earlier = tmp_path / "earlier.sqlite"
-    with closing(new_store(earlier, run="run-2")) as store:
-        put(store, *(trajectory(f"row-{n}", run="run-2", slot=n) for n in range(4)))
-    sources = "  sources: {self: 0.5, earlier: 0.5}\n"
-    (tmp_path / "run.yaml").write_text(f"{CONFIG}{sources}  attach: {{earlier: {earlier}}}\n", encoding="utf-8")
+def test_mix_names_a_source_that_the_run_has_not_attached(run: Path, tmp_path: Path) -> None:
+    sources = "  sources: {self: 0.5, earlier: 0.5}\n  attach: {earlier: runs/earlier}\n"
+    (tmp_path / "run.yaml").write_text(f"{CONFIG}{sources}", encoding="utf-8")
     before = run.read_bytes()
-    asked = ("mix", run, "--run", RUN, "--config", tmp_path / "run.yaml", "--set", "replay.sampler=uniform", "--json")
+    asked = ("mix", run, "--config", tmp_path / "run.yaml", "--set", "replay.sampler=uniform", "--json")
     answer = json.loads(ask(*asked).output)
     drawn = Counter(row["source"] for row in answer["batch"]["rows"])
-    assert (drawn, run.read_bytes()) == ({"self": 3, "earlier": 3}, before)
-    # As it is once the run has copied them, which changes nothing any more.
-    with closing(ReplayStore.open(run)) as store:
-        attach(store, RUN, "earlier", str(earlier), teach=teaching_of)
-    assert json.loads(ask(*asked).output) == answer
-    refused = ask(*asked[:-1], "--set", f"replay.attach.earlier={tmp_path}/nowhere.sqlite")
-    assert refused.exit_code == 2 and refused.stderr.startswith("agentloop: database must be an existing file")
+    assert (drawn, run.read_bytes()) == ({"self": 3}, before)
+    reason = "source 'earlier' can give nothing: no row has it yet: import or attach some."
+    assert answer["empty_sources"] == [reason]
 
 
 def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) -> None:
@@ -80,13 +71,3 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"
-
-
-@pytest.mark.slow
-def test_mix_says_that_it_copies_no_database_of_a_server(new_database: Callable[..., str]) -> None:
-    url = new_database()
-    iterated(url, 1).close()
-    refused = ask("mix", url, "--set", "replay.attach={earlier: runs/a}")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr.startswith("agentloop: replay.attach must hold what postgresql")
-    assert "has already, got earlier: a server's database is not copied to look at it. Leave it out" in refused.stderr

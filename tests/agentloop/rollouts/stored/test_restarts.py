@@ -16,7 +16,8 @@ from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, sampled_re
 from agentloop.rollouts.trajectories import Collected
 from context import default_authors
 from context.messages import content_hash
-from context.tokens.token_sequence import Segment, loss_mask
+from context.tokens.loss_mask import loss_mask
+from context.tokens.token_sequence import Segment
 from replay.questions.filters import condition
 from replay.records import Trajectory
 from replay.store import ReplayStore

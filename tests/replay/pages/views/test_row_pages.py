@@ -188,22 +188,6 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
         assert ids == {id for (id,) in sql(path, plain, RUN, int(solved))}
 
 
-# Side by side
-
-
-def test_what_differs_between_trajectories_is_marked_on_every_side(inspector: Served) -> None:
-    shown = inspector.page("/compare?id=a&id=b&id=c")
-    assert "part at token 2 of segment 0" in shown
-    found = re.findall(r'first-difference" id="first-difference-(\w)" title="(token 2, id \d)', shown)
-    assert found == [("A", "token 2, id 3"), ("B", "token 2, id 9"), ("C", "token 2, id 3")]
-    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
-    assert ["reward", "1", "0.25", "1"] in rows and not [row for row in rows if row[:1] == ["num turns"]]
-    assert "in the drawer" in shown and "on the table" in shown
-    assert "A ends here." in inspector.words("/compare?id=a&id=c&segment=1")
-    same = inspector.page("/compare?id=a&id=a")
-    assert "are the same." in same and "first-difference" not in same
-
-
 # Held-out episodes
 
 
@@ -242,7 +226,6 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
     html = inspector.page(target.replace("MINE", str(mine)))
     links = {unescape(each) for each in re.findall(r'(?:href|hx-get)="(/[^"#]*)', html)}
     assert {link for link in links if "/iterations/" in link} == {f"{ITERATIONS}/{number}" for number in iterations}
-    assert not [link for link in links if "/compare" in link and "damaged" in link]
     for link in sorted(links):
         assert inspector.ask(link).status in (200, 303), link
 
@@ -250,8 +233,6 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
 @pytest.mark.parametrize(
     ("target", "status", "problem"),
     [
-        ("/compare?id=a", 400, "id must be given 2 to 8 times, got 1"),
-        ("/compare?id=a&id=damaged", 404, "must read back as it was written"),
         (f"{HELD_OUT}?iteration=3", 404, "iteration must be one whose evaluation"),
         (f"{ITERATIONS}/4", 404, "iteration must be a committed one, from 1 to 3, got 4"),
         (f"{ITERATIONS}/one", 400, "number must be a whole number"),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
-from replay.questions.open_buffer import open_buffer
 from tests.fakes.records import RUN, a_run, iterate, new_store, put, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served, words_of

@@ -14,9 +14,11 @@ from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
+from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import address
-from replay.pages.reading import codec_of, folded, indented, rescore_command, spelled, unread
-from replay.questions.open_buffer import OpenBuffer, open_buffer
+from replay.pages.commands import rescore_command
+from replay.pages.conversation_text import folded, indented
+from replay.pages.views.trajectory_page import codec_of, unread
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
@@ -73,7 +75,6 @@ def test_page_leads_to_its_group_and_from_the_beginning_of_an_id_to_the_whole(pa
     shown = page.ask("/trajectories/scored").text
     assert 'href="/trajectories/split" title="Previous of its group (p)"' in shown
     assert 'href="/trajectories/broken" title="Next of its group (n)"' in shown
-    assert 'href="/compare?id=scored&amp;id=split"' in shown
     assert 'href="/tasks/task-1"' in shown
     response = page.ask("/trajectories/spl?view=tokens&segment=1")
     assert (response.status, response.header("location")) == (303, "/trajectories/split?view=tokens&segment=1")
@@ -204,14 +205,6 @@ def test_folded_text_is_the_text(text: str) -> None:
     parts = folded(text)
     assert parts.head + parts.rest == text[: len(text) - parts.left] and len(text) == parts.characters
     assert parts.left == max(0, len(text) - 20_000)
-
-
-def test_token_is_spelled_with_marks_where_nothing_would_be_seen() -> None:
-    assert spelled(" the") == " the"
-    assert spelled("\n") == '<span class="space">↵</span>\n'
-    assert spelled("  ") == '<span class="space">␣␣</span>'
-    assert spelled("<b>\x00") == "&lt;b&gt;&lt;U+0000&gt;"
-    assert spelled(None) == '<span class="space">‥</span>'
 
 
 def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import Trajectory
-from replay.ticket_records import TRAIN, Claim, TicketRecord
+from replay.storage.collecting.ticket_records import TRAIN, Claim, TicketRecord
 from tests.fakes.records import RUN, SHORT, task, tokens, trajectory
 
 LONG = 600.0

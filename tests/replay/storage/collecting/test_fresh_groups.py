@@ -3,9 +3,9 @@ import pytest
 from replay import InvalidRecord, ReplayStore
 from replay.records import FRESH, DrawRecord
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
+from replay.storage.collecting.ticket_records import PlannedBatch, TicketCounts
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
-from replay.ticket_records import PlannedBatch, TicketCounts
 from tests.fakes.records import RUN, draw, iteration_record, measured, policy, sql, task
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 

@@ -4,8 +4,8 @@ import pytest
 
 from replay import InvalidRecord, ReplayError, ReplayStore
 from replay.errors import RunReplaced
+from replay.storage.collecting.ticket_records import EVALUATION, LEASED
 from replay.storage.format.schema import trajectories
-from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.records import RUN, sql, task
 from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of
 

@@ -5,7 +5,7 @@ import pytest
 
 from context import ContextManager, Message, choose_parser, loss_mask, response_mask
 from context.authors import DEMONSTRATION, LLM, LLM_DO_NOT_TRAIN, Author, AuthorTable, default_authors, discarded
-from context.tokens.training_sequence import TrainingControl
+from context.tokens.loss_mask import TrainingControl
 from tests.fakes.families import family
 
 MODEL = family("chatml")

@@ -1,11 +1,16 @@
 """Numbers and tables as a terminal shows them."""
 
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentloop.runs.display import percent
 from context.wording import excerpt, visible
+
+if TYPE_CHECKING:
+    from agentloop.rollouts.evaluation import EvaluationReport
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -51,11 +56,6 @@ def _text(row: Mapping[str, Any], cell: Cell) -> str:
     return str(row[cell]) if isinstance(cell, str) else number(row[cell[0]], cell[1])
 
 
-def error_counts(kinds: str | None) -> str:
-    """`3 raised, 1 malformed`, of the kinds of errors of a trajectory's tool calls."""
-    return ", ".join(f"{count} {kind}" for kind, count in Counter((kinds or "").split()).items()) or "-"
-
-
 def quoted(name: str, most: int) -> Cell:
     """The beginning of a text, in quotes, which a row may not have."""
     return lambda row: "-" if row[name] is None else repr(excerpt(row[name], most))
@@ -73,9 +73,29 @@ def yes_or_no(name: str) -> Cell:
     return lambda row: "yes" if row[name] else "no"
 
 
-def share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}".replace("%", " %") if whole else "-"
-
-
 def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+_TITLES = ("", "value", "from", "to", "95 % interval")
+_KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
+
+
+def evaluation_table(report: EvaluationReport) -> str:
+    """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
+    shares = {f"pass@{k}": share for k, share in report.pass_at_k.items()}
+    shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
+    ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}
+    means = {"mean turns": report.mean_turns, "mean reward": report.mean_reward}
+    rows = []
+    for name, found in (shares | means | ends).items():
+        form = "{:.2f}".format if name in means else percent
+        rows.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
+    evaluation = report.evaluation
+    each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
+    lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
+    head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
+    why = evaluation.why_none_succeeded
+    if why and report.evaluated.policy_version:
+        why += ". Where it succeeded before training, begin again with a tenth of optimizer.learning_rate"
+    return "\n".join([f"evaluated: {report.evaluated}", head, *([why] if why else []), table(_TITLES, rows)])

@@ -1,7 +1,7 @@
 import pytest
 
+from replay.diagnosis import SIGNS, trouble
 from replay.pages.report import tiles
-from replay.questions.diagnosis import SIGNS, trouble
 
 CONFIG = {"batch": {"group_size": 4}, "optimizer": {"learning_rate": 0.001}}
 _TOO_HIGH = (

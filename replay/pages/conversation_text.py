@@ -1,18 +1,10 @@
-"""Tokens as text, and texts as people read them: by which tokenizer, by which author, what is folded away."""
+"""A conversation as people read it: who speaks, which messages make a turn, what of a long text is folded away."""
 
 import json
-import re
-import shlex
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from context.authors import DISCARD_SUFFIX
-from replay import questions
-from replay.pages.templating import visible_text
-from replay.questions import CodecOf, QueryResult
-from replay.questions.open_buffer import OpenBuffer
+from replay.questions import QueryResult
 
 _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
@@ -21,41 +13,6 @@ _HEAD_LINES = 12
 """What of a folded text stays in sight."""
 MOST_SHOWN = 20_000
 """Characters of one text on a page of many; the rest has an address of its own."""
-
-
-def codec_of(source: OpenBuffer) -> CodecOf:
-    """The opened run's tokenizer, for rows that were written with it."""
-    return lambda run: source.tokenizer() if unread(source, run) is None else None
-
-
-def unread(source: OpenBuffer, run: str) -> str | None:
-    """Why a run's tokens are shown as ids; None: they are shown as text."""
-    if source.tokenizer() is None:
-        if source.folder is None:
-            return (
-                "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
-            )
-        return f"There is no start/tokenizer.json in {source.folder}."
-    if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
-        return None
-    return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
-
-
-_UNSEEN_SPACE = re.compile(r"(\n|\t|^ +$| {2,})")
-
-
-def spelled(text: str | None) -> Markup:
-    """One token's text: ends of lines, tabs and spaces that would not be seen are marked, as tokens.js marks them."""
-    if text is None:
-        return Markup('<span class="space">\u2025</span>')
-    shown = Markup()
-    for part in _UNSEEN_SPACE.split(text):
-        if _UNSEEN_SPACE.fullmatch(part):
-            mark = {"\n": "\u21b5", "\t": "\u21e5"}.get(part, "\u2423" * len(part))
-            shown += Markup('<span class="space">{}</span>{}').format(mark, part.strip(" "))
-        else:
-            shown += visible_text(part)
-    return shown
 
 
 class AuthorStyle(NamedTuple):
@@ -152,19 +109,3 @@ def shown_message(message: QueryResult, position: int) -> QueryResult:
     named = {name: message[name] for name in ("author", "role", "name", "error_kind")}
     parts = [{"label": label, "shown": folded(text)} for label, text in texts]
     return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}
-
-
-_PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
-"""Means the same between double quotes, also to a shell that people type into."""
-
-
-def typed(words: Sequence[str]) -> str:
-    """A command as a person would type it. Filters hold single quotes, which are easier to read between double ones."""
-    return " ".join(f'"{word}"' if "'" in word and _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
-
-
-def rescore_command(source: OpenBuffer, id: str) -> str:
-    """As it must be typed to score one trajectory of this database, with RUN where its folder is not known here."""
-    has_weights = source.folder is not None and source.own_run is not None
-    run = source.named if has_weights and source.named else "RUN"
-    return typed(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])

@@ -4,23 +4,20 @@ The run, its database and its sampler stay as they are.
 """
 
 import json
-import re
-import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from replay.config import ReplayConfig, StoredConfig, stored_config
-from replay.errors import ReplayError
+from replay.errors import ReplayError, sentence_for_validation_error
 from replay.mixing.batch_plan import BatchPlan, Mixer
 from replay.mixing.mix_settings import MixRule, Schedule
 from replay.mixing.request import Availability, DrawRequest
@@ -29,7 +26,6 @@ from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial import TrialDraw
-from replay.setting_types import rule_in_words
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
@@ -96,7 +92,7 @@ def preview(
         tried = list(connection.scalars(query.order_by(*longest_ago)))
     sampler = sampler or _built_in(config)
     if isinstance(sampler, RankedSampler) and sampler.measured:
-        raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
+        raise WrongSettings("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
     goes_on = now.sampler is not None and now.sampler.get("name") == sampler.title
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)
@@ -110,20 +106,19 @@ def preview(
             available = trial.available()
             plan = mixer.plan(iteration=now.iteration, available=available, tasks=upcoming)
         except ReplayError as error:
-            raise wrong(str(error)) from error
+            raise WrongSettings(str(error)) from error
         rows = trial.draw(plan.picks) if plan.replay else []
         new = sum(task not in tried for task in upcoming)
         return {
             "run": record.id,
             "iteration": now.iteration,
             "policy_version": now.policy_version,
-            "settings": shown(config.replay),
+            "settings": config.replay.model_dump(mode="json"),
             "yaml": as_yaml(config.replay),
             "plan": {**_plan(plan, mixer, available), "assumed_tasks": len(upcoming), "new_tasks": new},
             "rules": _rules(trial, available, gone, mixer, upcoming),
             "sources": _sources(config.replay, trial, available, rows),
             "schedule": _schedule(mixer.rule, now.iteration),
-            "every_rule": yaml.safe_dump(config.replay.model_dump(mode="json"), sort_keys=False),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
             "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
         }
@@ -158,8 +153,8 @@ def empty_sources(
         return trial.empty_sources(config.replay.unit, config.batch.group_size, [*config.replay.attach, *named])
 
 
-def preview_with(store: ReplayStore, run: str | None = None, **given: str) -> QueryResult:
-    """The next batch by the run's own settings but for those given, as texts: see `changed`."""
+def preview_with(store: ReplayStore, run: str | None = None, **given: Any) -> QueryResult:
+    """The next batch by the run's own settings of `replay` but for those given."""
     return preview(store, run, changed(stored_config(store.run(run)), given))
 
 
@@ -170,7 +165,7 @@ _GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STA
 def _built_in(config: StoredConfig) -> Sampler:
     name = config.replay.sampler
     if name not in SAMPLERS:
-        raise wrong(
+        raise WrongSettings(
             f"replay.sampler must be a built-in one to be tried out without running its file, got {name}. Choose one "
             f"of {', '.join(SAMPLERS)}, or ask: agentloop replay mix"
         )
@@ -208,7 +203,7 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
             trial = stack.enter_context(store.trial_draw(request, sampler))
         except ValueError as error:  # options so large or small that no weight is left that is a number
             given = json.dumps(config.replay.sampler_options)
-            raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
+            raise WrongSettings(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
         yield trial
 
 
@@ -281,90 +276,19 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
     return found
 
 
-# Settings as people choose them on a page: texts, over the run's own configuration
-
-CONTROLS = ("fraction", "unit", "task_members", "sampler", "successful_only", "max_staleness", "max_uses", "mode")
-"""Keys of `replay` that are chosen. Besides, `SAMPLER.OPTION` is an option of that sampler."""
-
-
 class WrongSettings(ReplayError):
     """Settings that no batch can be made by."""
 
-    def __init__(self, errors: Mapping[str, str]) -> None:
-        super().__init__(" ".join(errors.values()))
-        self.errors = errors
-        """By control, or `sampler_options`."""
 
-
-def changed(stored: StoredConfig, given: Mapping[str, str]) -> StoredConfig:
-    """`stored` with the values that were given in place of its own; an empty text is null. Raises WrongSettings."""
-    own = stored.replay
-    replay = dict(own) | {name: text.strip() or None for name, text in given.items() if name in CONTROLS}
-    if replay["unit"] != "task":
-        replay["task_members"] = None
-    options = own.sampler_options if replay["sampler"] == own.sampler else {}
-    prefix = f"{replay['sampler']}."
-    chosen = {name.removeprefix(prefix): _scalar(text) for name, text in given.items() if name.startswith(prefix)}
+def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:
+    """`stored` with these values of `replay` in place of its own. Raises WrongSettings."""
     try:
-        return StoredConfig.model_validate({**dict(stored), "replay": replay | {"sampler_options": options | chosen}})
+        return StoredConfig.model_validate({**dict(stored), "replay": {**dict(stored.replay), **given}})
     except ValidationError as error:
-        raise WrongSettings(dict(map(_by_control, error.errors(include_url=False)))) from error
+        raise WrongSettings(sentence_for_validation_error(error)) from error
 
 
 def as_yaml(replay: ReplayConfig) -> str:
-    """The part `replay` of a configuration: what is other than the defaults."""
+    """The part `replay` of a configuration, as far as it is not the default."""
     values = replay.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"replay": values}, sort_keys=False)
-
-
-def options_of(sampler: str) -> list[dict[str, Any]]:
-    """Name, default and, where there are some, choices of each option of a built-in sampler."""
-    kind = SAMPLERS[sampler].Options
-    types, made = typing.get_type_hints(kind), kind()
-    return [
-        {
-            "name": field.name,
-            "default": getattr(made, field.name),
-            "choices": list(typing.get_args(given)) if typing.get_origin(given) is Literal else None,
-        }
-        for field in fields(kind)
-        for given in (types[field.name],)
-    ]
-
-
-def _scalar(text: str) -> Any:
-    """As YAML would read it, more or less: the options' own types say whether it fits. What is no JSON is a text."""
-    if text.strip() in ("", "null"):
-        return None
-    try:
-        value = json.loads(text)
-        # NaN, and numbers that can't be distinguished from infinity, can't be part of an answer.
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return text.strip()
-    return value
-
-
-def _by_control(details: ErrorDetails) -> tuple[str, str]:
-    """The control that a mistake is shown at, and the rule that it breaks."""
-    reason = details.get("ctx", {}).get("error")
-    if reason is not None:
-        return _control_of(str(reason)), str(reason)
-    name = str(details["loc"][1])
-    rule = rule_in_words(ReplayConfig.model_json_schema()["properties"][name])
-    return name, f"replay.{name} must be {rule}, got {details['input']!r:.60}."
-
-
-def _control_of(message: str) -> str:
-    found = re.match(r"replay\.(\w+)", message)
-    return found[1] if found and found[1] in (*CONTROLS, "sampler_options") else "unit"
-
-
-def wrong(message: str) -> WrongSettings:
-    """One mistake, shown at the control that its text begins with."""
-    return WrongSettings({_control_of(message): message})
-
-
-def shown(replay: ReplayConfig) -> QueryResult:
-    """The values of the controls."""
-    return {name: getattr(replay, name) for name in (*CONTROLS, "sampler_options")}

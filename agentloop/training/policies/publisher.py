@@ -1,0 +1,95 @@
+"""Make the updated weights the sampling policy, and keep a snapshot that stored log-probs can be checked against."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from agentloop.engines.local.local_generator import LocalGenerator
+from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.models.loading import LoadedModel
+from agentloop.models.policy_weights import PolicyWeights
+from agentloop.runs.checkpoint import prune, write_directory
+from agentloop.runs.run_folder import RunFolder
+from replay.records import PolicyRecord, Trajectory
+from replay.store import ReplayStore
+
+# Everything besides the weights that makes a folder loadable by `model.path`.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+
+
+class Publisher:
+    """Counts publishes of a policy that is sampled in this process; version 0 is the one the run starts with."""
+
+    least_folders = 0
+    """Published folders that stay whatever `checkpoint.keep_policies` says."""
+    seconds: Mapping[str, float] = {}
+    """What the parts of the last publish took, by the names of their metrics."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        generator: LocalGenerator | RemoteEngine,
+        store: ReplayStore,
+        *,
+        folder: RunFolder,
+        weights: PolicyWeights | None = None,
+        gather: Callable[[], None] | None = None,
+    ) -> None:
+        """`weights` of `loaded` may be sharded (None: they are whole); `gather` brings trained ones into them."""
+        self.generator, self._loaded, self._gather = generator, loaded, gather
+        self._weights = weights or PolicyWeights(loaded.model)
+        self._store, self._folder = store, folder
+
+    def remember(self, trajectories: Sequence[Trajectory]) -> None:
+        """Note what the policy gives these before it is updated, where engines will be asked about them."""
+
+    def sleep(self) -> bool:
+        """Let engines rest until the next publish: whether one made room on the GPU. Raises EngineEnded."""
+        return False
+
+    def check(self) -> None:
+        """Raises EngineEnded where the run's own engine is gone."""
+
+    def resume(self, version: int) -> None:
+        """Hand over the weights of this version, which are in place again, where somebody else samples."""
+
+    def publish(self, version: int) -> None:
+        """Record the version whose weights are in place, snapshot it if asked, and sample from it from now on."""
+        if self._gather is not None:
+            self._gather()
+        # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
+        record = self._record(version)
+        self._store.add_policy(record)
+        self._hand_over(record)
+        kept = self._folder.config.checkpoint.keep_policies
+        if kept != "all" and (most := max(self.least_folders, 0 if kept == "none" else kept)):
+            prune(self._folder.policies, keep=most)
+
+    def _hand_over(self, record: PolicyRecord) -> None:
+        if record.checkpoint is not None:
+            write_directory(self._folder.path / record.checkpoint, self.save_model)
+        self.generator.published(record.version)
+
+    def _record(self, version: int) -> PolicyRecord:
+        kept = self._folder.config.checkpoint.keep_policies != "none"
+        return PolicyRecord(
+            run=self._folder.run_id,
+            version=version,
+            checkpoint=f"policies/{version:06d}" if kept else None,
+            tokenizer_hash=self._loaded.codec.hash,
+            template_hash=self._loaded.template.hash,
+        )
+
+    def save_model(self, target: Path) -> None:
+        """Write a Hugging Face folder with the current weights and the run's tokenizer."""
+        self._weights.save(target)
+        for name in _TOKENIZER_FILES:
+            source = self._folder.start / name
+            if source.exists():
+                shutil.copy2(source, target / name)

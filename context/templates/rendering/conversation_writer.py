@@ -1,0 +1,175 @@
+"""Conversations as their template writes them, with the places of what is the template's and what is said.
+
+    messages     user: Which code?
+    text         <|user|>Which code?<|end|><|assistant|>
+    controls     <|user|>, <|end|> and <|assistant|>, which the template wrote
+    contents     characters 8 to 18 are the content of message 0
+
+A text that goes on from an earlier one is read from there on: an episode writes every message once more at each turn.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import count
+from typing import Any
+
+from context.messages import Change, Message, check_message
+from context.parse import PARSERS
+from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.hidden_parts import left_out
+from context.templates.rendering.contents import Content, Row, contents, places_in_turn, row, tool_rows, with_thought
+from context.templates.rendering.own_controls import find_own_controls, mark_controls
+from context.templates.rendering.reply_end import AsLast
+from context.templates.rendering.token_writer import Passage
+from context.templates.rendering.written_text import Written, find_marked_contents, mark_content
+from context.tokens.codec import Control, Span, TokenCodec
+from context.wording import storable
+
+Tools = Sequence[Mapping[str, Any]]
+_THOUGHT_OPENINGS = {opening for parser in PARSERS.values() for opening, _ in parser.thinking}
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A conversation as its template writes it, up to where the next reply begins."""
+
+    given: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    """The messages given, with thoughts apart from contents where the template knows thoughts."""
+    rows: tuple[Row, ...]
+    """The messages in the form that the template was given, as are `tools`."""
+    tools: Tools
+    written: Written
+    now: datetime
+    """The day that the template takes for today. It stays the same while a conversation grows."""
+    prompted: bool = True
+    """False: the text ends with its last message."""
+
+    @property
+    def opened_thought(self) -> str:
+        """The end of the prompt that opens a thought for the policy. Empty: the prompt opens none."""
+        text = self.written.text.rstrip()
+        opening = next((opening for opening in _THOUGHT_OPENINGS if text.endswith(opening)), "")
+        return self.written.text[text.rfind(opening) :] if opening else ""
+
+
+@dataclass(frozen=True)
+class PlacedContent:
+    """A content with its place in a text."""
+
+    message: int
+    content: Content
+    place: Span | None
+    """None: the content stands nowhere in the text."""
+
+
+def passages_of(placed: Sequence[PlacedContent]) -> list[Passage]:
+    """The parts of a text that are contents, each by its author."""
+    return [Passage(each.place, each.content.author) for each in placed if each.place is not None]
+
+
+class ConversationWriter:
+    """Has the template write conversations, and finds in the text what the template wrote and what is said."""
+
+    def __init__(self, template: ChatTemplate, codec: TokenCodec, *, allow_hidden: bool) -> None:
+        self._template = template
+        self._codec = codec
+        self._allow_hidden = allow_hidden
+        # A template that looks for its own control tokens in contents finds none, and no thought there.
+        self._marking = mark_controls(template, codec)
+        self._takes_thoughts_apart = template.reads_thoughts and bool(codec.controls("</think>"))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        *,
+        after: Rendering | None = None,
+        now: datetime | None = None,
+        prompted: bool = True,
+    ) -> Rendering:
+        """The text of a conversation. `after`: an earlier text of it, whose day is kept; `now`: the day without one."""
+        given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
+        shown, rows = [], []
+        if after is not None and given[: len(after.given)] == after.given:
+            shown, rows = [*after.messages], [*after.rows]
+        for message in given[len(shown) :]:
+            check_message(message)
+            shown.append(with_thought(message) if self._template.knows_thoughts else message)
+            rows.append(row(shown[-1] if self._takes_thoughts_apart else message, storable, storable))
+        tools = tool_rows(tools, storable, storable)
+        marked = self._marking.render(rows, tools=tools, generation_prompt=prompted, now=now)
+        written = Written(marked, None if after is None else after.written)
+        return Rendering(given, tuple(shown), tuple(rows), tools, written, now, prompted)
+
+    def find_controls(self, rendering: Rendering, tail: Written | None = None) -> list[Control]:
+        """The control tokens that the template wrote. `tail`: those in this end of the text, counted from its start."""
+        messages = rendering.messages if self._takes_thoughts_apart else rendering.given
+
+        def given(change: Change) -> tuple[list[Row], list[Any]]:
+            return [row(each, change, change) for each in messages], tool_rows(rendering.tools, change, change)
+
+        def ask_again(change: Change) -> str | None:
+            changed = given(lambda text: change(storable(text)))
+            return None if changed == given(storable) else self._write_again(rendering, *changed)
+
+        text, tail = rendering.written.text, tail or rendering.written
+        before = text[: len(text) - len(tail.text)]
+        return find_own_controls(tail, self._codec, ask_again, before=before)
+
+    def find_contents(
+        self, rendering: Rendering, first: int = 0, start: int = 0, *, required: int = 0
+    ) -> list[PlacedContent]:
+        """The contents from message `first` on, which stand from character `start` on.
+
+        Raises RenderError for a content of a message from `required` on that the template leaves out.
+        """
+        shown = list(enumerate(rendering.messages))[first:]
+        wanted = [(number, content) for number, message in shown for content in contents(message)]
+        text, places = find_marked_contents(self._write_with_marks(rendering, first))
+        if text != rendering.written.text:  # a template that looks at how contents begin or end
+            places = places_in_turn(rendering.written.text, wanted, start)
+        for place, (number, content) in enumerate(wanted):
+            role = rendering.messages[number].role
+            may_miss = self._allow_hidden and role in ("assistant", "tool")
+            if content.required and number >= required and place not in places and not may_miss:
+                raise RenderError(left_out(number, role))
+        return [PlacedContent(number, content, places.get(place)) for place, (number, content) in enumerate(wanted)]
+
+    def write_unprompted(self, prompt: Rendering) -> str:
+        """The text of a prompt without the beginning of a reply."""
+        return self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)
+
+    def write_as_last(self, before: Rendering, grown: Rendering) -> AsLast:
+        """A function that writes the reply behind the prompt `before`, which `grown` shows, as the last message."""
+        reply, rows = len(before.messages), grown.rows
+
+        @cache
+        def as_last(thought: str | None) -> str | None:
+            last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
+            try:
+                text = self._write_again(grown, (*rows[:reply], last), grown.tools, prompted=False)
+            except RenderError:
+                return None
+            return text.removeprefix(before.written.text)
+
+        return as_last
+
+    def _write_with_marks(self, rendering: Rendering, first: int) -> str:
+        """The text with a numbered mark around each content of the messages from `first` on."""
+        numbers = count()
+
+        def mark(text: str) -> str:
+            return mark_content(storable(text), next(numbers))
+
+        rows = (*rendering.rows[:first], *(row(message, mark, storable) for message in rendering.messages[first:]))
+        return self._write_again(rendering, rows, rendering.tools)
+
+    def _write_again(
+        self, rendering: Rendering, rows: Sequence[Row], tools: Tools, *, prompted: bool | None = None
+    ) -> str:
+        """The text of other rows on the rendering's day. `prompted`: None for as the rendering is."""
+        is_prompted = rendering.prompted if prompted is None else prompted
+        return Written(self._marking.render(rows, tools=tools, generation_prompt=is_prompted, now=rendering.now)).text
