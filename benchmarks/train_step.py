@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
-from agentloop.learning.gradients import accumulate_gradients, stream_losses
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch
 from agentloop.learning.optimizer import WeightOptimizer
+from agentloop.learning.passes import accumulate_gradients, score
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from context.authors import ENV, LLM, USER

@@ -22,9 +22,10 @@ from agentloop import Environment, RunConfig, Task
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.environments.factory import load_environment
 from agentloop.environments.run_environments import RunEnvironments
-from agentloop.learning.batch import ScoredBatch, build_batch, score_batch
+from agentloop.learning.batch import ScoredBatch, build_batch
 from agentloop.learning.critic_update import with_values
-from agentloop.learning.gradients import accumulate_gradients, stream_losses
+from agentloop.learning.passes import accumulate_gradients, score_batch
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals, drift_of, row_stats
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import Collector

@@ -17,7 +17,7 @@ from replay.records import (
     group_of,
 )
 from replay.sampling.samplers import Rows, Sampler, make_sampler
-from replay.storage.draws import ResumeReport
+from replay.storage.draw_records import ResumeReport
 from replay.storage.write import AppendReport
 from replay.store import ReplayStore
 

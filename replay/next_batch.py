@@ -23,9 +23,9 @@ from replay.mixing.mix_settings import MixRule, Schedule
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
 from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
-from replay.sampling.draw import TrialDraw
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
+from replay.sampling.trial import TrialDraw
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 

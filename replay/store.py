@@ -27,20 +27,22 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.draw import Candidates, Measure, RunDraws, TrialDraw
-from replay.sampling.samplers import RankedSampler, Sampler
-from replay.storage import counters, draws, read, retention, sessions, tombstones, write
+from replay.sampling.base_sampler import RankedSampler, Sampler
+from replay.sampling.draw import Candidates, Measure, RunDraws
+from replay.sampling.trial import TrialDraw
+from replay.storage import counters, draw_records, read, retention, sessions, tombstones, write
 from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles
 from replay.storage.collecting.tickets import Tickets
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
-from replay.storage.draws import ResumeReport
+from replay.storage.draw_records import ResumeReport
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
 from replay.storage.labels import Labels
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.sessions import Sessions
 from replay.storage.tombstones import Forgotten
+from replay.storage.validate import checked
 from replay.storage.verify import Verification, verify
 from replay.storage.write import AppendReport, Redactor
 
@@ -173,6 +175,7 @@ class ReplayStore:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough. A corrupt row is
         quarantined and another drawn. `measure` is called outside any transaction, for a sampler that chooses by the
         current policy. Raises ReplayError for a source that is named and can't be compared with the run's own rows."""
+        checked([request], "draw of iteration", "iteration")
         begun = sampler.state()
 
         def drawn() -> list[BatchRow]:
@@ -215,7 +218,9 @@ class ReplayStore:
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
         """The slots of the iteration's own rows; reserved again, they take the place of those before."""
-        self._write(lambda connection: draws.reserve_given(connection, records), *{record.run for record in records})
+        self._write(
+            lambda connection: draw_records.reserve_given(connection, records), *{record.run for record in records}
+        )
 
     def commit(
         self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]
@@ -223,7 +228,8 @@ class ReplayStore:
         """What an update did: its draws with their statistics, its iteration and metrics, the sampler after it.
         `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done."""
         self._write(
-            lambda connection: draws.commit(connection, iteration, records, sampler_state=sampler_state), iteration.run
+            lambda connection: draw_records.commit(connection, iteration, records, sampler_state=sampler_state),
+            iteration.run,
         )
 
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -246,7 +252,7 @@ class ReplayStore:
             epoch = counters.take_over(connection, run)
             retention.restore(connection, run, iteration)
             again = fresh_groups.take_back(connection, run, iteration)
-            return epoch, replace(draws.resume(connection, run, iteration), fresh_again=again)
+            return epoch, replace(draw_records.resume(connection, run, iteration), fresh_again=again)
 
         self._epochs[run], report = self._write(work)
         return report

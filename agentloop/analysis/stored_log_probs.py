@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from agentloop.errors import UserError
-from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch
+from agentloop.learning.passes import score
 from agentloop.learning.update_stats import Drift, drift_of
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy

@@ -1,1 +1,6 @@
-"""From rows of experience to changed weights: batches, passes, gradients, optimizer steps."""
+"""From rows of experience to changed weights. Begin with `trainer`, whose `update` learns from one batch.
+
+`batch` makes tensors of rows and cuts them, `passes` scores them and sums up gradients, `optimizer` moves the weights
+at its learning rate, `critic_update` teaches a critic, `stream_losses` reads the losses from the configuration, and
+`update_stats` says what an update did. `ranked_trainer` is the trainer on several ranks.
+"""

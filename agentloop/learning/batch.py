@@ -1,4 +1,4 @@
-"""Trajectories become tensors, one row per training sequence, padded on the right; and their log-probs as they are."""
+"""Trajectories as tensors, one row per training sequence, padded on the right; cut into optimizer steps and passes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.declarations import Member
-from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objective_input import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
-from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.models.actor import Actor
 from context.authors import AuthorTable
 from context.tokens.loss_mask import loss_mask, response_mask
 from replay.mixing.apportion import apportion
@@ -68,7 +65,7 @@ class Batch(TokenRows):
     @property
     def replayed(self) -> Tensor:
         """[N] bool, one per trajectory."""
-        flags = torch.zeros(self.num_trajectories, dtype=torch.bool, device=self.replay_mask.device)
+        flags = torch.zeros(len(self.members), dtype=torch.bool, device=self.replay_mask.device)
         return flags.index_put((self.trajectory,), self.replay_mask)
 
     @property
@@ -77,12 +74,13 @@ class Batch(TokenRows):
 
         1 / their number where there is none: then nothing is divided by it but zeros.
         """
-        replayed, count = self.replayed, self.num_trajectories
-        tokens = torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
-        trained, has_signal = sum_by_trajectory(tokens, self.trajectory, count) > 0
-        streams = torch.stack([~replayed, replayed])
-        with_signal, all_of_them = ((streams & some).sum(dim=1).clamp_min(1) for some in (has_signal, trained))
-        shares: Tensor = with_signal.double() / all_of_them
+        replayed = self.replayed
+        trained, with_signal = torch.zeros_like(replayed), torch.zeros_like(replayed)
+        trained[self.trajectory[self.loss_mask.any(dim=1)]] = True
+        with_signal[self.trajectory[(self.loss_mask & (self.advantages != 0)).any(dim=1)]] = True
+        counts = torch.stack([with_signal & ~replayed, with_signal & replayed, trained & ~replayed, trained & replayed])
+        found, all_of_them = counts.sum(dim=1).clamp_min(1).double().split(2)
+        shares: Tensor = found / all_of_them
         return shares[self.replay_mask.long()]
 
     def objective_input(
@@ -96,7 +94,7 @@ class Batch(TokenRows):
             log_probs=log_probs,
             anchors=anchors,
             **{f.name: getattr(self, f.name) for f in fields(TokenRows)},
-            num_trajectories=self.num_trajectories,
+            num_trajectories=len(self.members),
             signal_share=self.signal_share if signal_share is None else signal_share,
         )
 
@@ -105,6 +103,15 @@ class Batch(TokenRows):
         width = int(self.attention_mask[positions].any(dim=0).sum())
         return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
 
+    def passes(self, rows: Tensor, *, max_tokens: int, packs: bool, whole: bool = False) -> list[Tensor]:
+        """Positions of the rows, [B] bool, in each pass through a model: see `cut_micro_batches`. `whole`: all of one
+        trajectory's are in the same pass."""
+        positions = rows.nonzero()[:, 0]
+        lengths: list[int] = self.attention_mask[positions].sum(dim=1).tolist()
+        trajectories: list[int] | None = self.trajectory[positions].tolist() if whole else None
+        cuts = cut_micro_batches(lengths, max_tokens, packs=packs, trajectories=trajectories)
+        return [positions[torch.tensor(cut, device=positions.device)] for cut in cuts]
+
     def to(self, device: torch.device) -> Batch:
         return self._map(lambda t: t.to(device))
 
@@ -112,6 +119,51 @@ class Batch(TokenRows):
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
         changed: dict[str, Any] = {name: change(array) for name, array in arrays.items()}
         return replace(self, **changed)
+
+
+@dataclass(frozen=True, eq=False)
+class CriticOutputs:
+    """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
+
+    scores: Tensor
+    """The episode's reward, at its last action token."""
+    rewards: Tensor
+    """Scores less the KL penalty."""
+    values: Tensor
+    """Before the first optimizer step of the iteration."""
+    returns: Tensor
+    """advantages + values, before advantages are whitened: what the critic regresses on."""
+
+    def select(self, positions: Tensor, width: int) -> CriticOutputs:
+        return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredBatch:
+    """A batch with its log-probs before the first optimizer step of the iteration."""
+
+    batch: Batch
+    old_log_probs: Tensor
+    """[B, T] nats; 0 where not an action token."""
+    ref_log_probs: Tensor | None
+    """[B, T] nats; None where no reference is needed."""
+    critic: CriticOutputs | None = None
+    """None without a critic."""
+    importance_weights: Tensor | None = None
+    """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
+    entropies: Tensor | None = None
+    """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Components of a batch have none."""
+    reuses: bool = False
+    """Whether some old log-probs are those that were stored when their rows were sampled."""
+
+    def select(self, positions: Tensor) -> ScoredBatch:
+        """Some of the rows, cut to the longest of them."""
+        batch = self.batch.select(positions)
+        width = batch.token_ids.shape[1]
+        arrays = (self.ref_log_probs, self.importance_weights)
+        ref, weights = (None if array is None else array[positions, :width] for array in arrays)
+        critic = None if self.critic is None else self.critic.select(positions, width)
+        return ScoredBatch(batch, self.old_log_probs[positions, :width], ref, critic, weights, reuses=self.reuses)
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
@@ -216,6 +268,15 @@ def member_of(row: Trajectory, reward: float) -> Member:
     return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
+def plan_optimizer_steps(batch: Batch, config: RunConfig, *, iteration: int) -> list[list[int]]:
+    """The trajectories of each optimizer step of the iteration: those of the mini-batches of every epoch."""
+    groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
+    plan: list[list[int]] = []
+    for epoch in range(config.batch.ppo_epochs):
+        plan += plan_mini_batches(groups, config.batch.mini_batch, seed=(config.run.seed, iteration, epoch))
+    return plan
+
+
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
     """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none twice.
 
@@ -267,113 +328,3 @@ def cut_micro_batches(
         else:
             cuts.append(whole)
     return cuts
-
-
-@dataclass(frozen=True, eq=False)
-class CriticOutputs:
-    """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
-
-    scores: Tensor
-    """The episode's reward, at its last action token."""
-    rewards: Tensor
-    """Scores less the KL penalty."""
-    values: Tensor
-    """Before the first optimizer step of the iteration."""
-    returns: Tensor
-    """advantages + values, before advantages are whitened: what the critic regresses on."""
-
-    def select(self, positions: Tensor, width: int) -> CriticOutputs:
-        return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredBatch:
-    """A batch with its log-probs before the first optimizer step of the iteration."""
-
-    batch: Batch
-    old_log_probs: Tensor
-    """[B, T] nats; 0 where not an action token."""
-    ref_log_probs: Tensor | None
-    """[B, T] nats; None where no reference is needed."""
-    critic: CriticOutputs | None = None
-    """None without a critic."""
-    importance_weights: Tensor | None = None
-    """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
-    entropies: Tensor | None = None
-    """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Components of a batch have none."""
-
-    def select(self, positions: Tensor) -> ScoredBatch:
-        """Some of the rows, cut to the longest of them."""
-        batch = self.batch.select(positions)
-        width = batch.token_ids.shape[1]
-        arrays = (self.old_log_probs, self.ref_log_probs, self.importance_weights)
-        old, ref, weights = (None if array is None else array[positions, :width] for array in arrays)
-        assert old is not None
-        critic = None if self.critic is None else self.critic.select(positions, width)
-        return ScoredBatch(batch, old, ref, critic, weights)
-
-
-@torch.no_grad()
-def score(
-    actor: Actor, batch: Batch, *, max_tokens: int, known: Tensor | None = None, ranks: Ranks = ALONE
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
-
-    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
-    share the passes, and all of them get all results.
-    """
-    log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
-    entropies = torch.zeros_like(log_probs)
-    wanted = batch.response_mask.any(dim=1)
-    stored = torch.zeros_like(wanted) if known is None else known
-    positions = (wanted & ~stored).nonzero()[:, 0]
-    lengths = batch.attention_mask[positions].sum(dim=1).tolist()
-    cuts = cut_micro_batches(lengths, max_tokens, packs=actor.packs)
-    for cut in ranks.share(cuts):
-        index = positions[torch.tensor(cuts[0] if cut is None else cut, device=actor.device)]
-        part = batch.select(index)
-        scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
-        if cut is not None:
-            width = part.token_ids.shape[1]
-            log_probs[index, :width], entropies[index, :width] = scores
-    ranks.sum(log_probs)
-    ranks.sum(entropies)
-    of_stored = batch.response_mask & stored[:, None]
-    log_probs = torch.where(of_stored, batch.behavior_log_probs.to(log_probs.dtype), log_probs)
-    return log_probs, entropies.masked_fill(of_stored, torch.nan)
-
-
-def score_batch(
-    batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
-) -> ScoredBatch:
-    """The batch on the actor's device with its old log-probs, and those of the reference if there is one.
-
-    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
-    """
-    batch = batch.to(actor.device)
-    max_tokens = config.batch.micro_batch_tokens
-    stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
-    old, entropies = score(actor, batch, max_tokens=max_tokens, known=stored, ranks=ranks)
-    ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=ranks)[0]
-    return ScoredBatch(batch, old, ref, entropies=entropies)
-
-
-def reusable_rows(batch: Batch) -> Tensor:
-    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
-    flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
-    return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
-
-
-def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
-    """`actor/entropy` of the policy as it is: the mean over the fresh rows' action tokens.
-
-    Of rows that needed no pass it is what was measured when they were sampled.
-    """
-    batch, entropies = scored.batch, scored.entropies
-    assert entropies is not None
-    stored = [member.trajectory.record.mean_entropy for member in batch.members]
-    at_sampling = entropies.new_tensor([math.nan if value is None else value for value in stored])
-    values = torch.where(entropies.isnan(), at_sampling[batch.trajectory][:, None], entropies)
-    fresh = values[batch.response_mask & ~batch.replay_mask[:, None]]
-    known = fresh[~fresh.isnan()]
-    return {"actor/entropy": float(known.mean())} if len(known) else {}

@@ -12,8 +12,9 @@ from agentloop.algorithms.gae import CriticRows, at_last_action_token, explained
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch, cut_micro_batches, score
-from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
+from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch
+from agentloop.learning.optimizer import StepLog, WeightOptimizer
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.records import KlPenalty, Penalty
@@ -48,13 +49,9 @@ class CriticLearner:
         self.critic, self._config = critic, config
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
-    def begin(self, *, iteration: int, factor: float) -> float:
-        """Begin an update; the learning rate it goes by, `factor` times the scheduled one."""
-        section, length = self._config.critic.optimizer, self._config.run.schedule_length
-        rate = factor * learning_rate(section, iteration=iteration, iterations=length)
-        self._optimizer.set_learning_rate(rate)
-        self._optimizer.clear_gradients()
-        return rate
+    def begin(self, iteration: int, *, rows: int) -> float:
+        """Begin the steps of an iteration of so many rows; their learning rate."""
+        return self._optimizer.begin(iteration, self._config, rows=rows)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
@@ -71,12 +68,10 @@ class CriticLearner:
         weights = mask.double() / mask.sum() * batch.loss_weights[:, None]
         loss = torch.zeros((), dtype=torch.float64, device=self.critic.device)
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
-        contributing = mask.any(dim=1).nonzero()[:, 0]
-        lengths = batch.attention_mask[contributing].sum(dim=1).tolist()
-        for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens, packs=self.critic.packs):
-            positions = contributing[torch.tensor(cut, device=contributing.device)]
-            part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
-            rows, before = part.batch, part.critic
+        max_tokens = self._config.batch.micro_batch_tokens
+        for positions in batch.passes(mask.any(dim=1), max_tokens=max_tokens, packs=self.critic.packs):
+            part = mini.select(positions)
+            rows, before, width = part.batch, part.critic, part.batch.token_ids.shape[1]
             assert before is not None
             seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
             values, _ = self.critic.values(*seen, backbone_share=backbone_share)
@@ -186,11 +181,11 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
     `max_tokens`."""
     values = torch.zeros(batch.token_ids.shape, dtype=critic.dtype, device=critic.device)
     behind = values.new_zeros(len(values))
-    for positions in cut_micro_batches(batch.lengths, max_tokens, packs=critic.packs):
-        index = torch.tensor(positions, device=critic.device)
-        part = batch.select(index)
+    every = torch.ones_like(batch.replay_mask)
+    for positions in batch.passes(every, max_tokens=max_tokens, packs=critic.packs):
+        part = batch.select(positions)
         found, ends = critic.values(part.token_ids, part.attention_mask, part.response_mask)
-        values[index, : part.token_ids.shape[1]], behind[index] = found, ends
+        values[positions, : part.token_ids.shape[1]], behind[positions] = found, ends
     return values, behind
 
 

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from agentloop.config import RunConfig
 from agentloop.config.sections.optimization import BatchSection, OptimizerSection
 from agentloop.errors import TrainingStopped
 
+RECOMPUTED = "actor/old_log_probs_recomputed"
+"""1 in an iteration in which stored log-probs were found to be too far off, and were recomputed."""
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
 _MEANS = {"adamw": 2, "sgd": 1, "muon": 1, "adafactor": 0}
@@ -93,6 +96,29 @@ class StepLog:
         return metrics
 
 
+@dataclasses.dataclass
+class PolicyLog(StepLog):
+    """What became of the policy's."""
+
+    held: bool = False
+    """True: the policy makes no more steps in this iteration."""
+    held_steps: int = 0
+    sampling_gap: float | None = None
+    """Nats, root mean square: how far stored log-probs that stand for old ones are from those of the first step's
+    passes, before any weight has moved; None: there are none."""
+    kl_losses: list[float] = dataclasses.field(default_factory=list)
+
+    def metrics(self, role: str = "actor") -> dict[str, float]:
+        metrics = super().metrics(role)
+        if self.sampling_gap is not None:
+            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
+        if self.held_steps:
+            metrics["actor/held_steps"] = float(self.held_steps)
+        if self.kl_losses:
+            metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
+        return metrics
+
+
 class WeightOptimizer:
     """One of torch's optimizers over the trainable parameters of a model, which may be sharded over ranks (FSDP2).
 
@@ -106,7 +132,7 @@ class WeightOptimizer:
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
-        self.name, self.on_bad_gradient = section.name, section.on_bad_gradient
+        self.name, self.on_bad_gradient, self._section = section.name, section.on_bad_gradient, section
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         whole = [name for name, p in self._parameters.items() if not isinstance(p, DTensor)]
         if 0 < len(whole) < len(self._parameters):
@@ -130,6 +156,15 @@ class WeightOptimizer:
             mover: _torch_optimizer(mover, [t for n, t in self._targets.items() if self._movers[n] == mover], section)
             for mover in dict.fromkeys(self._movers.values())
         }
+
+    def begin(self, iteration: int, config: RunConfig, *, rows: int) -> float:
+        """Begin the steps of an iteration of so many rows, without gradients that others left; their learning rate."""
+        rate = learning_rate(self._section, iteration=iteration, iterations=config.run.schedule_length)
+        if config.replay.shortfall == "shrink":
+            rate *= shrunk_factor(rows, config.batch)
+        self.set_learning_rate(rate)
+        self.clear_gradients()
+        return rate
 
     def set_learning_rate(self, rate: float) -> None:
         for optimizer in self._optimizers.values():

@@ -14,63 +14,33 @@ from agentloop.algorithms.kl import KlCoefficient, kl_estimate
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
-from agentloop.learning.batch import (
-    Batch,
-    ScoredBatch,
-    build_batch,
-    fresh_entropy,
-    plan_mini_batches,
-    reusable_rows,
-    score,
-    score_batch,
-)
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch, plan_optimizer_steps
 from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
-from agentloop.learning.gradients import (
-    accumulate_gradients,
-    check_behavior,
-    corrected,
-    stream_losses,
-)
-from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate, shrunk_factor
-from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
+from agentloop.learning.optimizer import RECOMPUTED, PolicyLog, WeightOptimizer
+from agentloop.learning.passes import accumulate_gradients, check_behavior, corrected, score, score_batch
+from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, fresh_entropy, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.memory import choose_checkpointing, memory_suffices
 from context.authors import AuthorTable
-from replay.records import REPLAY, BatchRow, Trajectory
+from replay.records import BatchRow, Trajectory
 
 SAMPLING_GAP_BOUND = 1e-3
 """Nats: beyond it, log-probs that were stored when a row was sampled do not stand for old ones."""
-RECOMPUTED = "actor/old_log_probs_recomputed"
-"""1 in an iteration in which they were found to be beyond it, and were recomputed."""
-
-
-class _StoredLogProbsDiffer(Exception):
-    """By so many nats, in the first optimizer step of an update, before any weight has moved."""
 
 
 @dataclass
-class _Log(StepLog):
-    """What happened in the policy's optimizer steps of one update."""
+class _Steps:
+    """The optimizer steps of one update."""
 
-    held: bool = False
-    """True: the policy makes no more steps in this iteration."""
-    held_steps: int = 0
-    reuses: bool = False
-    """True: there are old log-probs that were not recomputed."""
-    sampling_gap: float | None = None
-    """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
-    kl_losses: list[float] = field(default_factory=list)
-
-    def metrics(self, role: str = "actor") -> dict[str, float]:
-        metrics = super().metrics(role)
-        if self.sampling_gap is not None:
-            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
-        if self.held_steps:
-            metrics["actor/held_steps"] = float(self.held_steps)
-        if self.kl_losses:
-            metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
-        return metrics
+    iteration: int
+    replayed: Tensor
+    """[N] bool: of the batch's trajectories."""
+    totals: list[UpdateTotals] = field(default_factory=list)
+    """Of each step of the policy that was made."""
+    policy: PolicyLog = field(default_factory=PolicyLog)
+    critic: CriticLog = field(default_factory=CriticLog)
 
 
 _CRITIC = "critic."
@@ -89,7 +59,7 @@ class Trainer:
                 raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
-        self._losses = stream_losses(config.loss)
+        self._parts, self._losses = config.loss.parts(), stream_losses(config.loss)
         self._said = False
         """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
@@ -97,6 +67,7 @@ class Trainer:
         if ALGORITHMS[config.algorithm].needs_critic:
             self._critic = CriticLearner(Critic(actor, shared=config.critic.backbone == "shared"), config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
+        self._feeds_kl = _rewards_here(config)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
@@ -114,18 +85,19 @@ class Trainer:
         UserError where a GPU's memory ends, and, before anything has changed, UnknownAnchor for a trained token without
         the behavior log-prob its ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
-        batch = build_batch(rows, self._authors)
-        check_behavior(batch, self._config)
-        on_gpu = self._actor.device.type == "cuda"
+        batch = build_batch(rows, self._authors).to(self._actor.device)
+        steps = _Steps(iteration, batch.replayed)
+        check_behavior(batch, self._parts, self._config.kl)
+        on_gpu = batch.token_ids.is_cuda
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self._actor.device)
         with memory_suffices(self._config.batch.micro_batch_tokens):
             note = self._choose_checkpointing()
-            try:
-                result = self._update(batch, reuse=True, iteration=iteration)
-            except _StoredLogProbsDiffer as found:
-                result = self._update(batch, reuse=False, iteration=iteration)
-                result.metrics.update({"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
+            result = self._update(batch, steps, reuse=True)
+            if result is None:
+                result = self._update(batch, _Steps(iteration, steps.replayed), reuse=False)
+                assert result is not None and steps.policy.sampling_gap is not None
+                result.metrics.update({"actor/sampling_gap": steps.policy.sampling_gap, RECOMPUTED: 1.0})
         if on_gpu:
             result.metrics["actor/peak_memory_gb"] = torch.cuda.max_memory_allocated(self._actor.device) / 1e9
         return replace(result, note=note)
@@ -153,72 +125,86 @@ class Trainer:
         """What `save` writes after the first update."""
         return sum(part.bytes_of_state() for part in (self._optimizer, self._critic) if part is not None)
 
-    def _update(self, batch: Batch, *, reuse: bool, iteration: int) -> UpdateResult:
-        """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
-        needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)
+    def _update(self, batch: Batch, steps: _Steps, *, reuse: bool) -> UpdateResult | None:
+        """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones. None where
+        the first step finds that they are not; no weight has moved then.
+        """
+        scored, metrics = self._score(batch, reuse=reuse)
+        iteration, rows = steps.iteration, len(batch.members)
+        rates = {"actor/learning_rate": self._optimizer.begin(iteration, self._config, rows=rows)}
+        if self._critic is not None:
+            rates["critic/learning_rate"] = self._critic.begin(iteration, rows=rows)
+            steps.policy.held = iteration <= self._config.critic.warmup_iterations
+        for members in plan_optimizer_steps(batch, self._config, iteration=iteration):
+            chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
+            mini = scored.select(torch.isin(batch.trajectory, chosen).nonzero()[:, 0])
+            if not self._step(mini, steps):
+                return None
+        made = steps.policy.metrics() | rates
+        if self._critic is not None:
+            made |= steps.critic.metrics()
+        totals = UpdateTotals(steps.replayed)
+        totals.merge(steps.totals)
+        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        metrics = fresh_entropy(scored) | metrics | (self._feed_kl(scored) if self._feeds_kl else {})
+        return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
+
+    def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
+        """The batch with all that its losses are made from, and metrics of that."""
+        needed = self._config.kl.loss_coef > 0 or self._feeds_kl
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
-        metrics = fresh_entropy(scored)
+        metrics: dict[str, float] = {}
         if self._critic is not None:
             scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
-            metrics |= value_metrics(scored, self._config)
-        scored, correction = corrected(scored, self._config.loss)
-        metrics |= correction
-        log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
-        totals = UpdateTotals(scored.batch.replayed)
-        rates = self._begin(batch, iteration)
-        log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
-        for members in self._plan(batch, iteration):
-            chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
-            mini = scored.select(torch.isin(scored.batch.trajectory, chosen).nonzero()[:, 0])
-            self._step_both(mini, totals, (log, critic_log), iteration=iteration)
-        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
-        metrics |= self._feed_kl(scored) | log.metrics() | rates
-        if self._critic is not None:
-            metrics |= critic_log.metrics()
-        return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
+            metrics = value_metrics(scored, self._config)
+        scored, correction = corrected(scored, self._parts)
+        return scored, metrics | correction
 
-    def _begin(self, batch: Batch, iteration: int) -> dict[str, float]:
-        """Set the learning rates of the iteration, and forget gradients that others left."""
-        rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.schedule_length)
-        shrinks = self._config.replay.shortfall == "shrink"
-        factor = shrunk_factor(batch.num_trajectories, self._config.batch) if shrinks else 1.0
-        rate *= factor
-        self._optimizer.set_learning_rate(rate)
-        self._optimizer.clear_gradients()
-        rates = {"actor/learning_rate": rate}
-        if self._critic is not None:
-            rates["critic/learning_rate"] = self._critic.begin(iteration=iteration, factor=factor)
-        return rates
-
-    def _plan(self, batch: Batch, iteration: int) -> list[list[int]]:
-        """The trajectories of each optimizer step."""
-        groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
-        plan: list[list[int]] = []
-        for epoch in range(self._config.batch.ppo_epochs):
-            seed = (self._config.run.seed, iteration, epoch)
-            plan += plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
-        return plan
-
-    def _step_both(
-        self, mini: ScoredBatch, totals: UpdateTotals, logs: tuple[_Log, CriticLog], *, iteration: int
-    ) -> None:
-        """The critic's gradient first: a shared backbone takes its part of it in the policy's step."""
-        log, critic_log = logs
+    def _step(self, mini: ScoredBatch, steps: _Steps) -> bool:
+        """One optimizer step of the policy over the rows of a mini-batch, and one of the critic; False: see
+        `_step_policy`. The critic's gradient comes first: a shared backbone takes its part of it in the policy's step.
+        """
         if self._critic is None:
-            self._step(mini, totals, log, iteration=iteration)
-            return
+            return self._step_policy(mini, steps)
         share = 1.0
         if self._critic.critic.shared:
-            share = 0.0 if log.held else self._config.critic.value_coef
-        loss = self._critic.accumulate(mini, critic_log, backbone_share=share)
-        self._step(mini, totals, log, iteration=iteration)
-        self._critic.step(loss, critic_log, iteration=iteration)
+            share = 0.0 if steps.policy.held else self._config.critic.value_coef
+        loss = self._critic.accumulate(mini, steps.critic, backbone_share=share)
+        is_made = self._step_policy(mini, steps)
+        if is_made:
+            self._critic.step(loss, steps.critic, iteration=steps.iteration)
+        return is_made
+
+    def _step_policy(self, mini: ScoredBatch, steps: _Steps) -> bool:
+        """False: nothing was done, as stored log-probs differ from those of the weights by too much."""
+        log, config = steps.policy, self._config
+        log.steps += 1
+        if log.held:
+            log.held_steps += 1
+            return True
+        totals = UpdateTotals(steps.replayed)
+        step = accumulate_gradients(self._actor, mini, config, losses=self._losses, totals=totals, ranks=self._ranks)
+        if log.steps == 1 and mini.reuses and step.moved is not None:
+            # k3 is half the square of a small difference.
+            log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
+            if log.sampling_gap > SAMPLING_GAP_BOUND:
+                return False
+        norm = self._optimizer.gradient_norm()
+        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration):
+            return True
+        steps.totals.append(totals)
+        if config.kl.early_stop is not None and step.moved is not None and step.moved > config.kl.early_stop:
+            self._optimizer.clear_gradients()
+            log.held, log.held_steps = True, log.held_steps + 1
+            return True
+        if config.kl.loss_coef > 0:
+            log.kl_losses.append(step.kl)
+        log.apply(self._optimizer, norm)
+        return True
 
     def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
         """The KL per fresh action token that rewards were charged for, as metrics and feedback to its coefficient."""
-        if not _rewards_here(self._config):
-            return {}
         batch, metrics = scored.batch, {"actor/kl_coef": self.kl_coef.value}
         fresh = batch.response_mask & ~batch.replay_mask[:, None]
         if scored.ref_log_probs is not None and bool(fresh.any()):
@@ -234,7 +220,7 @@ class Trainer:
         `drift_*` and `ess` as in `update`; `approx_kl` is the mean of r - 1 - log r over action tokens with r
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.
         """
-        batch = build_batch(rows, self._authors)
+        batch = build_batch(rows, self._authors).to(self._actor.device)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
         drift = drift_of(scored)
@@ -284,34 +270,6 @@ class Trainer:
         if self._critic is not None:
             self._critic.load_state(critic)
         self.kl_coef.value = values["kl_coef"]
-
-    def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
-        """One optimizer step over the rows of one mini-batch."""
-        log.steps += 1
-        if log.held:
-            log.held_steps += 1
-            return
-        step_totals = UpdateTotals(totals.replayed)
-        step = accumulate_gradients(
-            self._actor, mini, self._config, losses=self._losses, totals=step_totals, ranks=self._ranks
-        )
-        if log.steps == 1 and log.reuses and step.moved is not None:
-            # k3 is half the square of a small difference.
-            log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
-            if log.sampling_gap > SAMPLING_GAP_BOUND:
-                raise _StoredLogProbsDiffer(log.sampling_gap)
-        norm = self._optimizer.gradient_norm()
-        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=iteration):
-            return
-        limit = self._config.kl.early_stop
-        if limit is not None and step.moved is not None and step.moved > limit:
-            self._optimizer.clear_gradients()
-            log.held, log.held_steps = True, log.held_steps + 1
-        else:
-            if self._config.kl.loss_coef > 0:
-                log.kl_losses.append(step.kl)
-            log.apply(self._optimizer, norm)
-        totals.merge(step_totals)
 
 
 def _rewards_here(config: RunConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -163,13 +164,14 @@ class UpdateTotals:
         gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
 
-    def merge(self, step: UpdateTotals) -> None:
-        """Take over the sums of one optimizer step."""
-        for name in ("trained", *_OF_PASSES):
-            getattr(self, name).add_(getattr(step, name))
-        self.ratios += step.ratios
-        for replayed, steps in step.steps.items():
-            self.steps[replayed] += steps
+    def merge(self, optimizer_steps: Sequence[UpdateTotals]) -> None:
+        """Take over the sums of some optimizer steps, one after another."""
+        for step in optimizer_steps:
+            for name in ("trained", *_OF_PASSES):
+                getattr(self, name).add_(getattr(step, name))
+            self.ratios += step.ratios
+            for replayed, steps in step.steps.items():
+                self.steps[replayed] += steps
 
     def metrics(self) -> dict[str, float]:
         """Per stream, over its own tokens; what has no tokens to be measured on is absent."""
@@ -215,13 +217,12 @@ class UpdateResult:
 
 def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
     """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
-    batch, names = scored.batch, scored.batch.trajectory_ids
-    drift = drift_of(scored)
+    batch, drift = scored.batch, drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
     metrics = drift_metrics(drift, totals.replayed, ages, ess_weights=ess_weights)
     return UpdateResult(
         metrics | drift_quantiles(drift.token_logs.exp(), batch.replay_mask) | totals.metrics(),
-        row_stats(drift, totals, names),
+        row_stats(drift, totals, [member.trajectory.id for member in batch.members]),
         _mean_advantages(scored),
     )
 
@@ -235,6 +236,21 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
     means = zip(batch.trajectory_ids, _quotients(sums, counts), strict=True)
     return {name: mean for name, mean in means if mean is not None}
+
+
+def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
+    """`actor/entropy` of the policy as it is: the mean over the fresh rows' action tokens.
+
+    Of rows that needed no pass it is what was measured when they were sampled.
+    """
+    batch, entropies = scored.batch, scored.entropies
+    assert entropies is not None
+    stored = [member.trajectory.record.mean_entropy for member in batch.members]
+    at_sampling = entropies.new_tensor([math.nan if value is None else value for value in stored])
+    values = torch.where(entropies.isnan(), at_sampling[batch.trajectory][:, None], entropies)
+    fresh = values[batch.response_mask & ~batch.replay_mask[:, None]]
+    known = fresh[~fresh.isnan()]
+    return {"actor/entropy": float(known.mean())} if len(known) else {}
 
 
 def drift_metrics(

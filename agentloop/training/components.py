@@ -18,8 +18,8 @@ from agentloop.engines.serving.served_engine import ServedEngine, serve_options,
 from agentloop.environments import RunEnvironments, TaskSource, open_tasks
 from agentloop.errors import UserError
 from agentloop.learning.critic_update import reward_penalty
-from agentloop.learning.gradients import stream_losses
 from agentloop.learning.ranked_trainer import Learner, RankedTrainer, TrainerSpec
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy

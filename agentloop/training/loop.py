@@ -9,7 +9,7 @@ from agentloop.engines.publish.engine_control import EngineRefused
 from agentloop.engines.publish.proof import ProofFailed
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.trainer import RECOMPUTED
+from agentloop.learning.optimizer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import prune, save_checkpoint

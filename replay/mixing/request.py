@@ -86,15 +86,21 @@ class DrawRequest:
     def count(self) -> int:
         return sum(pick.count for pick in self.picks)
 
+    @property
+    def slots(self) -> range:
+        return range(self.first_slot, self.first_slot + self.count)
+
     def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
         """The iteration's own rows, which take its first slots."""
         return [BatchRow.drawn(row, self.draw_of(row, slot, FRESH)) for slot, row in enumerate(trajectories)]
 
-    def draw_of(self, trajectory: Trajectory, slot: int, stream: str, probability: float | None = None) -> DrawRecord:
+    def draw_of(
+        self, trajectory: Trajectory, slot: int, stream: str, *, probability: float | None = None, weight: float = 1.0
+    ) -> DrawRecord:
         """The record of a row in a slot of the iteration's batch."""
         record = trajectory.record
         staleness = self.policy_version - record.policy_version_min if record.run == self.run else None
-        return DrawRecord(self.run, self.iteration, slot, record.id, stream, probability, staleness)
+        return DrawRecord(self.run, self.iteration, slot, record.id, stream, probability, staleness, weight=weight)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.sampler import Floats, RankedSampler, Rows, Sampler, require
+from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler, require
 
 __all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
 
@@ -240,10 +240,6 @@ class FreshnessSampler(Sampler):
     def weights(self, rows: Rows) -> Floats:
         fresh: Floats = np.exp(-rows.staleness / self.options.tau)
         return self._other.weights(rows) * fresh
-
-    @property
-    def corrects(self) -> bool:
-        return self._other.corrects
 
     def correction(self, probability: float, rows: int) -> float:
         return self._other.correction(probability, rows)

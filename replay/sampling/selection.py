@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.mixing.request import DrawRequest, Pick
-from replay.sampling.samplers import RankedSampler, Rows, Sampler
-from replay.sampling.weights import EligibleRows, Weights, refuse_incomparable
+from replay.sampling.base_sampler import RankedSampler, Rows, Sampler
+from replay.sampling.weights import EligibleRows, Weights
 
 Positions = npt.NDArray[np.intp]
 
@@ -32,8 +32,7 @@ class Selection:
     """Chooses for the picks of one request, one after another. Raises ReplayError where rows can't be compared."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
-        refuse_incomparable(eligible.index, request)
-        self._by_source = {pick.source: eligible.weigh(request, sampler, pick.source) for pick in request.picks}
+        self._by_source = eligible.weigh_for_picks(request, sampler)
         self._sampler, self._random = sampler, sampler.random
         self._index, self._request = eligible.index, request
         self._columns = self._index.columns
@@ -48,17 +47,17 @@ class Selection:
             return self._groups(pick)
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
             candidates = self.candidates(pick, self._sampler.pool)
-            return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
+            return self._best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
         there, weights = self._left(pick)
-        total, number = float(weights.sum()), self._number(weights)
-        chosen: list[SelectedRow] = []
+        chosen: list[int] = []
         for at in drawn_in_turn(weights, pick.count, self._random):
             if len(chosen) == pick.count:
                 break
             if self._take([int(there[at])]):
-                share = float(weights[at]) / total
-                chosen.append(SelectedRow(int(there[at]), share, self._sampler.correction(share, number)))
-        return chosen
+                chosen.append(at)
+        shares, number = (weights[chosen] / weights.sum()).tolist(), int(np.count_nonzero(weights))
+        corrections = [self._sampler.correction(share, number) for share in shares]
+        return [SelectedRow(*row) for row in zip(there[chosen].tolist(), shares, corrections, strict=True)]
 
     def candidates(self, pick: Pick, pool: int | None) -> Positions:
         """What a ranked sampler may choose from."""
@@ -68,7 +67,14 @@ class Selection:
         drawn = list(islice(drawn_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
         return there[np.array(drawn, np.intp)]
 
-    def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
+    def best_of(self, ids: Sequence[str], scores: Mapping[str, float], pick: Pick) -> list[SelectedRow]:
+        """The best of candidates that were measured before: some may have gone since."""
+        found = [(self._index.position(id), scores.get(id, np.nan)) for id in ids]
+        there = [(position, score) for position, score in found if position is not None]
+        positions: Positions = np.array([position for position, _ in there], np.intp)
+        return self._best(positions, np.array([score for _, score in there]), pick)
+
+    def _best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
         allowed = self._by_source[pick.source].mask
         chosen: list[SelectedRow] = []
@@ -113,7 +119,7 @@ class Selection:
                 "Use another one, or draw single rows."
             )
         groups, weights = self._complete_groups(pick)
-        left, total, number = pick.count, float(weights.sum()), self._number(weights)
+        left, total, number = pick.count, float(weights.sum()), int(np.count_nonzero(weights))
         chosen: list[SelectedRow] = []
         for at in drawn_in_turn(weights, -(-pick.count // max(1, pick.size or 1)), self._random):
             rows = groups.members(at).tolist()
@@ -151,10 +157,6 @@ class Selection:
                 self._counts[name].update(codes)
         self._taken += positions
         return True
-
-    def _number(self, weights: npt.NDArray[np.float64]) -> int:
-        """How many rows could be drawn; counted for samplers that ask for it."""
-        return int(np.count_nonzero(weights)) if self._sampler.corrects else 0
 
 
 def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """What every row weighs for one sampler under the limits, and what rests by use, cooldown or as its task is solved."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +13,20 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest
 from replay.records import HINDSIGHT, ORPHANED, REPLAY
+from replay.sampling.base_sampler import Rows, Sampler
 from replay.sampling.compatibility import bits, names_of
-from replay.sampling.index import EligibleIndex
-from replay.sampling.samplers import Rows, Sampler
+from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
-from replay.storage.format.schema import draws, groups, trajectories
+from replay.storage.format.rows import RUN_COLUMNS, run_of
+from replay.storage.format.schema import draws, groups, runs, trajectories
 from replay.storage.staleness import Mask, may_be_replayed
 from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The one limit that is no key of `replay`."""
+_RUN_ID = re.compile("[0-9a-f]{32}")
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
 _LATEST = sa.select(_TRAJECTORY).where(
@@ -69,6 +72,9 @@ class EligibleRows:
 
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
+        self.vocab_size = 1 << 31
+        """The run's; the largest there can be where it says none."""
+        self._others = others
         self.reserved = Counter[str]()
         """Draws of updates still to come, of all runs, by row; asked under `max_uses` only."""
         self.resting = frozenset[str]()
@@ -84,8 +90,13 @@ class EligibleRows:
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since, as far as the request asks for it."""
-        limits, before = request.limits, self._moment()
+        limits, is_new = request.limits, self.index.is_new
+        before = self.reserved, self.resting, self.success_by_task.tobytes()
         changed = self.index.refresh(connection)
+        if is_new:
+            self._refuse_missing(connection)
+            for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.index.run)):
+                self.vocab_size = run_of(row).vocab_size or self.vocab_size
         if limits.max_uses is not None:
             self.reserved = Counter(_texts(execute(connection, _RESERVED)))
         if limits.cooldown > 0:
@@ -95,7 +106,12 @@ class EligibleRows:
             newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
             rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
             self.success_by_task = np.array(rates, np.float64)
-        self.changes += changed or before != self._moment()
+        self.changes += changed or before != (self.reserved, self.resting, self.success_by_task.tobytes())
+
+    def weigh_for_picks(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, SamplingWeights]:
+        """The weights of all rows, by the sources that the request's picks ask for."""
+        self.refuse_incomparable(request)
+        return {pick.source: self.weigh(request, sampler, pick.source) for pick in request.picks}
 
     def weigh(self, request: DrawRequest, sampler: Sampler, source: str | None) -> SamplingWeights:
         """The weights of all rows for a pick of `source`, None: of every source; kept until anything changes."""
@@ -113,8 +129,30 @@ class EligibleRows:
             self._weights[source] = SamplingWeights(mask, weights, unknown)
         return self._weights[source]
 
-    def _moment(self) -> tuple[object, ...]:
-        return self.reserved, self.resting, self.success_by_task.tobytes()
+    def refuse_incomparable(self, request: DrawRequest) -> None:
+        """Raises ReplayError for a source that is named and has no row to give. `self`, the run, will have some."""
+        for source in sorted(request.named - {"self"}):
+            found = self.index.mismatches()[of_source(self.index, (source,))] & ~bits(request.limits.allow_mismatch)
+            if len(found) and found.all():
+                names = ", ".join(names_of(int(np.bitwise_or.reduce(found))))
+                raise ReplayError(
+                    f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
+                    f"of another {names}. Leave the source out, or name what may differ in "
+                    f"replay.allow_mismatch: [{names}]."
+                )
+
+    def _refuse_missing(self, connection: sa.Connection) -> None:
+        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
+        names = [name for name in sorted(self._others) if self.index.codes["source"].get(name) < 0]
+        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
+        found = {row.id: row.name for row in connection.execute(query)}
+        for name in names:
+            same = sorted(id for id, title in found.items() if title == name)
+            if name not in found and (same or _RUN_ID.fullmatch(name)):
+                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
+                raise ReplayError(
+                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
+                )
 
 
 def rules(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
@@ -147,18 +185,5 @@ def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.ND
     source = columns["source"][rows]
     found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])
     found &= columns["own"][rows] | (source != own)
-    runs = [index.codes["run"].get(name) for name in names if name != index.run]
-    return found | np.isin(columns["run"][rows], runs)
-
-
-def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
-    """Raises ReplayError for a source that is named and has no row to give. `self`, the drawing run, will have some."""
-    for source in sorted(request.named - {"self"}):
-        found = index.mismatches()[of_source(index, (source,))] & ~bits(request.limits.allow_mismatch)
-        if len(found) and found.all():
-            names = ", ".join(names_of(int(np.bitwise_or.reduce(found))))
-            raise ReplayError(
-                f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
-                f"of another {names}. Leave the source out, or name what may differ in "
-                f"replay.allow_mismatch: [{names}]."
-            )
+    other_runs = [index.codes["run"].get(name) for name in names if name != index.run]
+    return found | np.isin(columns["run"][rows], other_runs)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
 from replay.storage.databases import Database
-from replay.storage.draws import USES
+from replay.storage.draw_records import USES
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.damage import dangling, misfits, raw, wrong_authors
 from replay.storage.format.encoding import BlobError, content_hash, decode_log_probs

@@ -22,7 +22,7 @@ from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_to
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import RunStop, UserError
-from agentloop.learning.gradients import stream_losses
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.rollouts.actors import make_parser
 from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode, EpisodeHooks

@@ -15,7 +15,7 @@ from agentloop.algorithms.log_probs import log_ratios
 from agentloop.algorithms.objective_input import ObjectiveInput
 from agentloop.algorithms.objectives.surrogate import surrogate
 from agentloop.config.sections.loss import LossSection
-from agentloop.learning.gradients import stream_losses
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import trajectory_drift
 from agentloop.runs.display import with_interval
 from docs.worked_example import hand, page

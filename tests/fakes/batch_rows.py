@@ -11,8 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, ScoredBatch, build_batch, score
-from agentloop.learning.gradients import accumulate_gradients, stream_losses
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch
+from agentloop.learning.passes import accumulate_gradients, score
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected
+from agentloop.learning.passes import corrected
 from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -111,7 +111,7 @@ def test_correction_of_hinted_rows_weighs_all_their_segments_and_no_others() -> 
     scored = rows_of("some", 2)
     hinted = {"missing_log_probs": "recompute", "correction": {"kind": "truncate", "level": "sequence"}}
     fresh = {"missing_log_probs": "recompute", "correction": {"kind": "mask", "ratio_high": 1.5}}
-    found, metrics = corrected(scored, documented(hinted=hinted, fresh=fresh).loss)
+    found, metrics = corrected(scored, documented(hinted=hinted, fresh=fresh).loss.parts())
     batch, weights = scored.batch, found.importance_weights
     assert weights is not None and batch.hinted.tolist() == [False, True, True] * 3
     for number in range(6):

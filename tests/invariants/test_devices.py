@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.learning.batch import build_batch, score
+from agentloop.learning.batch import build_batch
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.training.train import train
 from tests.fakes.batch_rows import AUTHORS, gradients, ragged, rescore, run_config, tiny_actor

@@ -12,7 +12,8 @@ from transformers import Qwen2ForCausalLM
 from agentloop.algorithms.heterogeneous import Aggregation
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.learning.batch import build_batch, score
+from agentloop.learning.batch import build_batch
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train

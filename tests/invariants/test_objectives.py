@@ -13,7 +13,7 @@ from torch import Tensor
 from agentloop.algorithms.catalog import OBJECTIVES
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import corrected
+from agentloop.learning.passes import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow
@@ -89,7 +89,7 @@ def learned(
     actor, old = actor_of(0, dtype), actor_of(3, dtype)
     scored: ScoredBatch
     ref = actor_of(2, dtype) if config.kl.loss_coef > 0 else None
-    scored, metrics = corrected(rescore(actor, rows, old=old, ref=ref), config.loss)
+    scored, metrics = corrected(rescore(actor, rows, old=old, ref=ref), config.loss.parts())
     loss, gradient, totals = gradients(actor, scored, config)
     return loss, gradient, metrics | totals.metrics()
 

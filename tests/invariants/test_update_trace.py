@@ -1,38 +1,95 @@
-"""Which files one update goes through."""
+"""Through which files a draw and an update go: `python -m tests.invariants.test_update_trace` prints them."""
 
 import sys
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from agentloop.learning.trainer import Trainer
+from replay import make_sampler
+from replay.sampling.draw import RunDraws
 from tests.fakes.batch_rows import LOSS, ragged, run_config, sampled_by, tiny_actor, trainer
+from tests.fakes.records import Fresh, iterated, request
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = tuple(ROOT / "agentloop" / name for name in ("learning", "algorithms", "config"))
+LEARNING = tuple(ROOT / "agentloop" / name for name in ("learning", "algorithms", "config"))
 
 
-def files_of_an_update() -> list[str]:
-    """The file of each call into FOLDERS while `Trainer.update` learns from one batch, once for calls in a row."""
-    actor, entered = tiny_actor(), list[str]()
-    config = run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
-    learner, rows = trainer(actor, config), sampled_by(actor, ragged())
+def in_learning(frame: FrameType) -> bool:
+    return any(Path(frame.f_code.co_filename).is_relative_to(folder) for folder in LEARNING)
 
-    def called(frame: FrameType, event: str, _: Any) -> None:
-        file = Path(frame.f_code.co_filename)
-        if event == "call" and any(file.is_relative_to(folder) for folder in FOLDERS):
-            name = str(file.relative_to(ROOT / "agentloop"))
-            if entered[-1:] != [name]:
-                entered.append(name)
 
-    sys.setprofile(called)
+def in_replay(frame: FrameType) -> bool:
+    return Path(frame.f_code.co_filename).is_relative_to(ROOT / "replay")
+
+
+def in_replay_up_to_storage(frame: FrameType) -> bool:
+    """In `replay`, but not what storage does behind its door: calls of its own."""
+    caller = frame.f_back
+    while caller is not None and not in_replay(caller):
+        caller = caller.f_back
+    files = [Path(each.f_code.co_filename) for each in (frame, caller) if each is not None]
+    return in_replay(frame) and [file.is_relative_to(ROOT / "replay" / "storage") for file in files] != [True, True]
+
+
+def visits_of(
+    traced: Callable[..., object], call: Callable[[], object], counts: Callable[[FrameType], bool]
+) -> list[str]:
+    """The files that `traced` goes through when `call` comes to it first, one after another."""
+    begun: list[FrameType] = []
+    files: list[str] = []
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is traced.__code__ and not begun:
+            begun.append(frame)
+        if event == "call" and begun and counts(frame):
+            files.append(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
+        if event == "return" and begun == [frame]:
+            sys.setprofile(None)
+
+    sys.setprofile(follow)
     try:
-        learner.update(rows, iteration=1)
+        call()
     finally:
         sys.setprofile(None)
-    return entered
+    return [file for file, _ in groupby(files)]
+
+
+def visits_of_an_update() -> list[str]:
+    actor = tiny_actor()
+    config = run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
+    learner, rows = trainer(actor, config), sampled_by(actor, ragged())
+    return visits_of(Trainer.update, lambda: learner.update(rows, iteration=1), in_learning)
+
+
+def visits_of_a_draw(folder: Path, counts: Callable[[FrameType], bool] = in_replay_up_to_storage) -> list[str]:
+    store = iterated(folder / "replay.sqlite")
+    store.reserve_fresh(Fresh(4).append_to(store).draws())
+    return visits_of(RunDraws.draw, lambda: store.draw(request(4, 2), make_sampler("success", 0)), counts)
 
 
 def test_an_update_goes_through_few_files() -> None:
-    entered = files_of_an_update()
-    assert len(set(entered)) <= 10, entered
-    assert len(entered) - len(set(entered)) <= 37
+    visits = visits_of_an_update()
+    assert len(set(visits)) <= 9, visits
+    assert len(visits) - len(set(visits)) <= 24
+
+
+def test_a_draw_goes_through_few_files(tmp_path: Path) -> None:
+    visits = visits_of_a_draw(tmp_path)
+    assert len(set(visits)) <= 10, visits
+    assert len(visits) - len(set(visits)) <= 12
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        ways = {
+            "RunDraws.draw": visits_of_a_draw(Path(one)),
+            "RunDraws.draw, with what storage does": visits_of_a_draw(Path(other), in_replay),
+            "Trainer.update": visits_of_an_update(),
+        }
+    for name, visits in ways.items():
+        number = len(set(visits))
+        print(f"{name}: {number} files, {len(visits)} visits, {len(visits) - number} returns", *visits, sep="\n  ")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agentloop.learning.batch import build_batch, score
+from agentloop.learning.batch import build_batch
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from context import default_authors
 from replay.records import BatchRow

@@ -15,7 +15,7 @@ from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, sampled_re
 from context import AuthorTable
 from context.messages import content_hash
 from replay.errors import ContentGone, CorruptTrajectory
-from replay.sampling.restart_places import restartable
+from replay.sampling.restart_curriculum import restartable
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
 from replay.storage.collecting.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpose
 from replay.storage.counters import is_live, set_state
-from replay.storage.draws import reserve, version_after
+from replay.storage.draw_records import reserve, version_after
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
 from replay.storage.format.schema import draws, tickets, trajectories
 from replay.storage.read import load, quarantine

@@ -190,9 +190,9 @@ trajectories = sa.Table(
     _integer("segments_checksum", null=True),
     # See `replay.storage.format.rows.CHECKED_COLUMNS`.
     _integer("record_checksum", null=True),
-    # See `replay.storage.draws`.
+    # See `replay.storage.draw_records`.
     _integer("uses", server_default="0", doc="Committed draws of it for replay, by whichever run."),
-    # What has changed of one run, and of what was imported: see `replay.sampling.index`.
+    # What has changed of one run, and of what was imported: see `replay.sampling.eligible_index`.
     sa.Index("trajectories_by_change", "run", "changed"),
     sa.Index("imports_by_change", "changed", **_part(IMPORTED)),
     sa.Index("trajectories_by_parent", "parent", **_part("parent is not null")),

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.learning.batch import build_batch, cut_micro_batches, plan_mini_batches, reusable_rows
+from agentloop.learning.batch import build_batch, cut_micro_batches, plan_mini_batches
+from agentloop.learning.passes import reusable_rows
 from tests.fakes.batch_rows import AUTHORS, row, segment
 
 NAN = math.nan

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import ScoredBatch, build_batch, score
+from agentloop.learning.batch import build_batch
 from agentloop.learning.critic_update import CriticLearner, CriticLog, with_values
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
@@ -21,6 +21,7 @@ from tests.fakes.batch_rows import (
     AUTHORS,
     batch_row,
     ragged,
+    rescore,
     row,
     run_config,
     segment,
@@ -59,12 +60,6 @@ def episodes() -> list[BatchRow]:
     ]
 
 
-def scored(actor: Actor, rows: list[BatchRow], *, ref: Actor | None = None) -> ScoredBatch:
-    batch = build_batch(rows, AUTHORS)
-    old = score(actor, batch, max_tokens=64)[0]
-    return ScoredBatch(batch, old, None if ref is None else score(ref, batch, max_tokens=64)[0])
-
-
 def value_rows(actor: Actor, critic: Critic, item: Segment) -> list[float]:
     """Head x hidden state + bias behind every token of one segment alone."""
     head = critic.weights["head"]
@@ -96,7 +91,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     critic, rows = critic_with_opinions(actor), episodes()
     section = {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False, "bootstrap_truncated": bootstrap}
     config = ppo(critic=section, kl={"reward_coef": 0.05, "reward_estimator": estimator})
-    before = scored(actor, rows, ref=ref)
+    before = rescore(actor, rows, old=actor, ref=ref)
     result = with_values(before, critic, config, kl_coef=0.05)
     assert before.ref_log_probs is not None
     assert result.critic is not None
@@ -129,7 +124,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
     """Of the critic's loss by all of its weights."""
     critic = critic_with_opinions(actor)
-    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
     learner = CriticLearner(critic, config)
     loss = learner.accumulate(batch, CriticLog(), backbone_share=1.0)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
@@ -162,7 +157,7 @@ def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
     actor = tiny_actor()
     critic, config = critic_with_opinions(actor), ppo(critic={"train_on": "both"})
     rows = [replace(item, weight=1.0 if i < 6 else 1 / i) for i, item in enumerate(episodes())]
-    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
     assert batch.critic is not None
     loss = slope = 0.0
     for line, t in batch.batch.loss_mask.nonzero().tolist():
@@ -255,7 +250,7 @@ def policy_gradient(config: RunConfig) -> Tensor:
     """What the value loss alone leaves on a policy whose backbone the critic shares."""
     actor, rows = tiny_actor(), episodes()
     critic = critic_with_opinions(actor, shared=True)
-    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
     share = config.critic.value_coef
     CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=share)
     head = critic.weights["head"]

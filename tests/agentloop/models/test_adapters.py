@@ -17,7 +17,8 @@ from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import ModelSection, RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
-from agentloop.learning.batch import build_batch, score
+from agentloop.learning.batch import build_batch
+from agentloop.learning.passes import score
 from agentloop.models import loading
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters, load_policy

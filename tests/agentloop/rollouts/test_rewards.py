@@ -19,8 +19,9 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.reward import RewardSection
 from agentloop.environments import Task, load_environment
 from agentloop.errors import UserError
-from agentloop.learning.batch import build_batch, score
+from agentloop.learning.batch import build_batch
 from agentloop.learning.critic_update import reward_penalty
+from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.records import KlPenalty, Penalty, kl_metrics
 from agentloop.rollouts.episodes.episode import Episode

@@ -14,7 +14,7 @@ from context.messages import canonical_json
 from context.tokens.session_nodes import Fork, Node, Place, Status
 from context.tokens.session_segments import segments_of
 from replay.records import BatchRow, Trajectory
-from tests.agentloop.learning.test_gradients import written_formula
+from tests.agentloop.learning.test_passes import written_formula
 from tests.fakes.batch_rows import AUTHORS, LOSS, batch_row, gradients, rescore, row, run_config, segment, tiny_actor
 
 

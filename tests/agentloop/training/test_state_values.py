@@ -19,7 +19,7 @@ from agentloop.training.state_values import StateValues
 from agentloop.training.train import train
 from context.messages import Message, ToolCall
 from replay.records import BatchRow
-from tests.agentloop.learning.test_gradients import written_formula
+from tests.agentloop.learning.test_passes import written_formula
 from tests.agentloop.training.test_advantage_estimator import rewarded
 from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, rescore, run_config, tiny_actor
 from tests.fakes.processes import assert_same_run

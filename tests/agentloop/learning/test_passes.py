@@ -11,7 +11,8 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
-from agentloop.learning.gradients import accumulate_gradients, corrected, stream_losses
+from agentloop.learning.passes import accumulate_gradients, corrected
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from replay.records import BatchRow
@@ -176,7 +177,8 @@ def test_distance_of_an_early_stop_is_k3_over_the_fresh_tokens_that_have_a_gradi
         log_r = (now - before[line, t]).item()
         if batch.advantages[line, t] != 0 and bool(batch.replay_mask[line]) == (fresh == 0):
             distances.append(min(math.exp(log_r) - 1 - log_r, 10.0))
-    config, totals = run_config(loss=LOSS, batch={"micro_batch_tokens": 40}), UpdateTotals(batch.replayed)
+    config = run_config(loss=LOSS, batch={"micro_batch_tokens": 40}, kl={"early_stop": 1.0})
+    totals = UpdateTotals(batch.replayed)
     step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
     assert step.moved == pytest.approx(sum(distances) / len(distances), rel=1e-9)
 
@@ -210,7 +212,7 @@ def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
     actor = tiny_actor()
     known = rescore(actor, [row("a", segment("ulll", [-0.1, -30.0, -0.1]), advantage=2.0)], old=actor)
     rejection = {"kind": "rejection", "ratio_low": 1e-9, "ratio_high": 1e6}
-    kept, metrics = corrected(known, run_config(loss={"fresh": {"correction": rejection}}).loss)
+    kept, metrics = corrected(known, run_config(loss={"fresh": {"correction": rejection}}).loss.parts())
     rejected = known.batch.loss_mask & ~kept.batch.loss_mask
     assert metrics["actor/fresh/rejected"] == pytest.approx(1 / 3) and int(rejected.sum()) == 1
     assert kept.batch.advantages[rejected].tolist() == [0.0]

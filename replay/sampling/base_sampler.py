@@ -143,11 +143,6 @@ class Sampler(ABC):
         """Weight of the row's loss, up to a factor; `probability` is its share among `rows` that could be drawn."""
         return 1.0
 
-    @property
-    def corrects(self) -> bool:
-        """Whether rows come with importance weights: `correction` is a sampler's own."""
-        return type(self).correction is not Sampler.correction
-
     def weigh(self, rows: Rows) -> tuple[Floats, Flags]:
         """Checked weights, and which rows have an unknown priority."""
         unknown = np.zeros(len(rows), np.bool_)

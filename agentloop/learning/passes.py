@@ -1,87 +1,58 @@
-"""The losses that the configuration names, and the gradient of one optimizer step, pass by pass."""
+"""The passes of a batch through the policy: first for its log-probs, then for the gradient of each optimizer step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.catalog import OBJECTIVES
 from agentloop.algorithms.corrections import Correction, correct
-from agentloop.algorithms.heterogeneous import Kinds, StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
+from agentloop.algorithms.heterogeneous import Kinds, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
+from agentloop.config.sections.loss import StreamLossSection
+from agentloop.config.sections.optimization import KlSection
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.errors import TruncatedSampling, UnknownAnchor
-from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches
-from agentloop.learning.own_algorithm import load_own_objective
+from agentloop.learning.batch import Batch, ScoredBatch
+from agentloop.learning.stream_losses import Losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 
-T = TypeVar("T")
-Losses = dict[str, StreamLoss]
-"""By the names of their sections: fresh, replay and, where it is configured, hinted."""
 
-
-def stream_losses(section: LossSection) -> Losses:
-    """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
-    return {name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()}
-
-
-def kinds_of(batch: Batch, parts: Mapping[str, T]) -> list[tuple[Tensor, T]]:
-    """The rows, [B] bool, that each of the parts `fresh`, `replay` and `hinted` is for, with the part.
+def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
+    """The rows, [B] bool, that each of the parts `fresh`, `replay` and `hinted` is for, by its name.
 
     Hinted rows are fresh ones where they have no part of their own.
     """
     apart = batch.hinted & ("hinted" in parts)
     rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
-    return [(rows[name], part) for name, part in parts.items()]
+    return {name: rows[name] for name in parts}
 
 
-def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
-    objective, missing = section.objective, section.missing_log_probs
-    if isinstance(objective, OwnObjective):
-        # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
-        own = load_own_objective(objective.name, objective.arguments, what=f"{where}.objective")
-        built = StreamLoss(own, section.anchor, whole_trajectories=True, needs_advantage=False)
-    else:
-        kind = OBJECTIVES[objective.name]
-        built = StreamLoss(
-            partial(kind.function, **objective.arguments),
-            section.anchor,
-            whole_trajectories=kind.whole_trajectories,
-            needs_advantage=kind.needs_advantage,
-        )
-    if isinstance(missing, PlainMissing):
-        return built
-    other = OBJECTIVES[missing.name]
-    return replace(
-        built,
-        missing=partial(other.function, **missing.arguments),
-        needs_advantage=built.needs_advantage and other.needs_advantage,
-    )
+def _kinds_of(batch: Batch, losses: Losses) -> Kinds:
+    return [(rows, losses[name]) for name, rows in rows_of_parts(batch, losses).items()]
 
 
-def check_behavior(batch: Batch, config: RunConfig) -> None:
+def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlSection) -> None:
     """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
 
     Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
     distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
     where unknown ones are replaced by the old ones.
     """
-    weighs_kl = config.kl.loss_coef > 0 and config.kl.loss_gradient == "importance"
+    weighs_kl = kl.loss_coef > 0 and kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1).tolist()
-    parts = config.loss.parts()
-    for (stream, section), (rows, _) in zip(parts.items(), kinds_of(batch, parts), strict=True):
+    owners = batch.trajectory.tolist()
+    for stream, rows in rows_of_parts(batch, parts).items():
+        section = parts[stream]
         for row in rows.nonzero()[:, 0].tolist():
-            trajectory = batch.members[int(batch.trajectory[row])].trajectory
+            trajectory = batch.members[owners[row]].trajectory
             # Of relabelled rows the old log-probs are the anchor.
             relabelled = any(segment.behavior_context == "relabelled" for segment in trajectory.segments)
             if unknown[row] and section.rejects_missing and not relabelled:
@@ -105,7 +76,55 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
                 )
 
 
-def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:
+@torch.no_grad()
+def score(
+    actor: Actor, batch: Batch, *, max_tokens: int, known: Tensor | None = None, ranks: Ranks = ALONE
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
+
+    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
+    share the passes, and all of them get all results.
+    """
+    log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
+    entropies = torch.zeros_like(log_probs)
+    wanted = batch.response_mask.any(dim=1)
+    stored = torch.zeros_like(wanted) if known is None else known
+    passes = batch.passes(wanted & ~stored, max_tokens=max_tokens, packs=actor.packs)
+    for own in ranks.share(passes):
+        positions = passes[0] if own is None else own
+        part = batch.select(positions)
+        scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
+        if own is not None:
+            width = part.token_ids.shape[1]
+            log_probs[positions, :width], entropies[positions, :width] = scores
+    ranks.sum(log_probs)
+    ranks.sum(entropies)
+    of_stored = batch.response_mask & stored[:, None]
+    log_probs = torch.where(of_stored, batch.behavior_log_probs.to(log_probs.dtype), log_probs)
+    return log_probs, entropies.masked_fill(of_stored, torch.nan)
+
+
+def score_batch(
+    batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
+) -> ScoredBatch:
+    """The batch, which is on the actor's device, with its old log-probs, and those of the reference if there is one.
+
+    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    """
+    max_tokens = config.batch.micro_batch_tokens
+    stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
+    old, entropies = score(actor, batch, max_tokens=max_tokens, known=stored, ranks=ranks)
+    ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=ranks)[0]
+    return ScoredBatch(batch, old, ref, entropies=entropies, reuses=bool(stored.any()))
+
+
+def reusable_rows(batch: Batch) -> Tensor:
+    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
+    flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
+    return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
+
+
+def corrected(scored: ScoredBatch, parts: Mapping[str, StreamLossSection]) -> tuple[ScoredBatch, dict[str, float]]:
     """The batch with its importance weights and without rejected tokens, and what that did to either stream.
 
     Metrics of a stream, over its trained tokens: `missing_log_probs`, the share whose behavior policy is unknown
@@ -115,9 +134,8 @@ def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict
     batch, metrics = scored.batch, dict[str, float]()
     weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)
     kept = torch.ones_like(batch.loss_mask)
-    parts = loss.parts()
-    for (stream, section), (rows, _) in zip(parts.items(), kinds_of(batch, parts), strict=True):
-        positions = rows.nonzero()[:, 0]
+    for stream, rows in rows_of_parts(batch, parts).items():
+        section, positions = parts[stream], rows.nonzero()[:, 0]
         trained = batch.loss_mask[positions]
         if not bool(trained.any()):
             continue
@@ -155,7 +173,8 @@ class StepLoss:
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
     """How far the policy is from the old one, k3 in nats: mean over the fresh rows' trained tokens, which the old
-    policy is taken to have sampled; over the replayed ones' if there are no others, None if there are none at all."""
+    policy is taken to have sampled; over the replayed ones' if there are no others. None if there are none at all. It
+    is measured for `kl.early_stop`, and where some old log-probs are stored ones; elsewhere it is None too."""
 
 
 def accumulate_gradients(
@@ -170,22 +189,17 @@ def accumulate_gradients(
     which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is. Several ranks share the passes;
     the sharded gradients and the result are sums over all of them.
     """
-    batch, kinds = mini.batch, kinds_of(mini.batch, losses)
+    batch, kinds = mini.batch, _kinds_of(mini.batch, losses)
     whole = bool(_rows_where(kinds, "whole_trajectories").any())
     contributing = _contributing(batch, config, kinds, whole=whole)
     shares = _shares_of(mini, config, kinds)
     # Summed on the device: reading a number would make every pass wait.
     sums = torch.zeros(6, dtype=torch.float64, device=actor.device)
-    cuts = cut_micro_batches(
-        batch.attention_mask[contributing].sum(dim=1).tolist(),
-        config.batch.micro_batch_tokens,
-        packs=actor.packs,
-        trajectories=batch.trajectory[contributing].tolist() if whole else None,
-    )
-    for cut in ranks.share(cuts):
-        positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
+    passes = batch.passes(contributing, max_tokens=config.batch.micro_batch_tokens, packs=actor.packs, whole=whole)
+    for own in ranks.share(passes):
+        positions = passes[0] if own is None else own
         micro = mini.select(positions)
-        if cut is None:
+        if own is None:
             _idle_pass(actor, micro.batch)
         else:
             part = shares.select(positions, micro.batch.token_ids.shape[1])
@@ -212,15 +226,15 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
-    """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
+    """[B] bool: the rows with a gradient: those with an advantage, or with a trained token if all are
     regularised or trained without one; and for an objective of whole trajectories the others of theirs."""
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
     if whole:
-        trained = sum_by_trajectory(contributes[:, None], batch.trajectory, batch.num_trajectories) > 0
+        trained = sum_by_trajectory(contributes[:, None], batch.trajectory, len(batch.members)) > 0
         contributes = trained[batch.trajectory] & batch.loss_mask.any(dim=1)
-    return contributes.nonzero()[:, 0]
+    return contributes
 
 
 @dataclass(frozen=True)
@@ -263,14 +277,12 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
 def _backward(
     actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """One forward-backward pass: [6] its shares of loss and KL, then the sum of k3 to the old log-probs over the fresh
-    trained tokens and their number, and both of the replayed ones.
-    """
+    """One forward-backward pass: [6] its shares of loss and KL, then how far the policy has moved, as `_moved` says."""
     batch, section = micro.batch, config.loss
+    kinds = _kinds_of(batch, losses)
     log_probs, entropies = actor.log_probs(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
     )
-    kinds = kinds_of(batch, losses)
     inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
     policy = heterogeneous_loss(inputs, kinds, importance_weights=micro.importance_weights)
     weights = shares.weights
@@ -293,8 +305,17 @@ def _backward(
         # An objective of one's own that trains none of these rows may give a plain 0; other ranks wait for the pass.
         loss = loss + (log_probs * 0.0).sum()
     torch.autograd.backward(loss)
-    masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])
-    moved = kl_estimate(micro.old_log_probs, log_probs.detach(), batch.loss_mask, "k3").double() * masks
-    counts = torch.stack([moved.sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()
     totals.add(policy, inputs, weights=shares.own_weights)
-    return torch.cat([torch.stack([loss.detach(), kl.detach()]), counts])
+    moved = torch.zeros(4, dtype=torch.float64, device=loss.device)
+    if micro.reuses or config.kl.early_stop is not None:
+        moved = _moved(micro, log_probs.detach())
+    return torch.cat([torch.stack([loss.detach(), kl.detach()]), moved])
+
+
+def _moved(micro: ScoredBatch, log_probs: Tensor) -> Tensor:
+    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens and their number, and both of the replayed
+    ones."""
+    batch = micro.batch
+    masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])
+    moved = kl_estimate(micro.old_log_probs, log_probs, batch.loss_mask, "k3").double() * masks
+    return torch.stack([moved.sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from replay.records import ORPHANED
-from replay.sampling.restart_places import replies_to_keep, restartable
+from replay.sampling.restart_curriculum import replies_to_keep, restartable
 from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore

@@ -1,0 +1,163 @@
+"""The next draw, tried out: what it could take, what the limits leave out, and why a source can give nothing."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from context.wording import nearest
+from replay.mixing.mix_settings import SAME_TASK, Unit
+from replay.mixing.request import Availability, DrawRequest, Limits, Pick
+from replay.records import OWN_SOURCES
+from replay.sampling.base_sampler import Sampler
+from replay.sampling.compatibility import DIFFERENCES, bits
+from replay.sampling.eligible_index import EligibleIndex
+from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
+from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, of_source, rules
+from replay.storage.staleness import Mask
+
+
+class TrialDraw:
+    """What can be asked of the moment before a draw, until the buffer is refreshed; a read-only database will do."""
+
+    def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
+        self.index = eligible.index
+        self._eligible = eligible
+        self._request = request
+        self._sampler = sampler
+        self._weights = eligible.weigh(request, sampler, None)
+
+    @property
+    def drawable(self) -> Mask:
+        """[N]: rows that the limits allow and the sampler gives a weight."""
+        return self._weights.weights > 0.0
+
+    def available(self) -> Availability:
+        """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
+        self._eligible.refuse_incomparable(self._request)
+        return _count_available(self.index, self._weights, self._request.limits)
+
+    def left(self) -> list[tuple[str, int]]:
+        """How many rows are left once a rule has left some out, rule after rule; at first, every eligible one is.
+
+        Rules are keys of `replay`, `context.max_tokens`; iteration: rows of later ones; sampler: those it gives no
+        weight.
+        """
+        kept = np.ones(len(self.index), np.bool_)
+        found = [("eligible", len(kept))]
+        for name, allowed in rules(self._eligible, self._request):
+            kept &= allowed
+            found.append((name, int(np.count_nonzero(kept))))
+        return [*found, ("sampler", int(np.count_nonzero(self.drawable)))]
+
+    def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
+        """A sentence for each source that can give nothing: those of `replay.sources`, of any row where it is empty,
+        and those `named` besides. What the run collects itself may still be to come.
+        """
+        codes = self.index.codes["source"].names
+        known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
+        asked = self._request.limits.sources
+        names = dict.fromkeys((*(known if asked is None else asked), *named))
+        reasons = [(name, self._why_empty(name, known, unit, group_size)) for name in names]
+        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons if reason]
+
+    def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
+        columns = self.index.columns
+        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._request.iteration))
+        if not left.any():
+            similar = nearest(name, known)
+            reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
+            return None if name in OWN_SOURCES else reason
+        rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
+        for rule, allowed in rules(self._eligible, self._request):
+            left = left & allowed
+            if not left.any():
+                return f"{rule if rule == TOO_LONG else f'replay.{rule}'} leaves out the last of {rows}"
+        if self._weights.unknown[left].all():
+            return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
+        if not (self.drawable & left).any():
+            return f"{sampler} gives none of {rows} a weight; uniform would"
+        whole = whole_groups(np.flatnonzero(left), columns)
+        if unit == "group" and not (whole.sizes == group_size).any():
+            return f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
+        own = columns["task"][columns["own"] & (columns["source"] == self.index.codes["source"].get("self"))]
+        if unit in SAME_TASK and len(own) and not np.isin(columns["task"][left], own).any():
+            return f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
+        return None
+
+    def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
+        """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
+        selection = Selection(self._eligible, replace(self._request, picks=tuple(picks)), self._sampler)
+        return [row for pick in picks for row in selection.choose(pick)]
+
+
+def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Limits) -> Availability:
+    tasks = index.codes["task"].names
+    weighty = weights.weights > 0.0
+    there = np.flatnonzero(weighty)
+    whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
+    # Of groups of which some member weighs anything.
+    first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
+    sizes = index.columns["group_size"]
+
+    def by_task(rows: Positions) -> dict[str, int]:
+        counts = _within_caps(index, rows, limits)
+        return {tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    by_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
+    groups = Counter((name, size) for name, rows in _by_source(index, first) for size in sizes[rows].tolist())
+    all_tasks = by_task(there)
+    return Availability(
+        rows=sum(all_tasks.values()),
+        by_source={name: sum(counts.values()) for name, counts in by_source.items()},
+        by_task=all_tasks,
+        by_source_task={(name, task): n for name, counts in by_source.items() for task, n in counts.items()},
+        groups=dict(Counter(sizes[first].tolist())),
+        by_source_groups=dict(groups),
+        by_task_reward=_by_task_reward(index, there),
+        unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
+        incomparable=_incomparable(index, limits),
+    )
+
+
+def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
+    """Under every name a pick may call them."""
+    found = []
+    for column in ("source", "run"):
+        codes = index.columns[column][rows]
+        for code in np.unique(codes).tolist():
+            name = index.codes[column].names[code]
+            if column == "source" or name != index.run:
+                found.append((name, rows[of_source(index, (name,), rows)]))
+    return found
+
+
+def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, float], int]:
+    tasks, rewards = index.columns["task"][rows], index.columns["reward"][rows]
+    values, reward = np.unique(rewards, return_inverse=True)
+    pairs, counts = np.unique(tasks * max(1, len(values)) + reward, return_counts=True)
+    names = index.codes["task"].names
+    found = zip(pairs.tolist(), counts.tolist(), strict=True)
+    return {(names[pair // len(values)], float(values[pair % len(values)])): count for pair, count in found}
+
+
+def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:
+    """How many of the rows one draw could take, by task code."""
+    counts: npt.NDArray[np.int64]
+    if limits.per_group is None:
+        counts = np.bincount(index.columns["task"][rows])
+    else:
+        _, first, members = np.unique(index.columns["group"][rows], return_index=True, return_counts=True)
+        within = np.minimum(members, limits.per_group)
+        counts = np.bincount(index.columns["task"][rows[first]], weights=within).astype(np.int64)
+    return counts if limits.per_task is None else np.minimum(counts, limits.per_task)
+
+
+def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
+    found = index.mismatches() & ~bits(limits.allow_mismatch)
+    counts = {name: int(np.count_nonzero(found & bits((name,)))) for name in DIFFERENCES}
+    if limits.max_tokens is not None:
+        counts[TOO_LONG] = int(np.count_nonzero(index.columns["longest_segment"] > limits.max_tokens))
+    return {name: count for name, count in counts.items() if count}
