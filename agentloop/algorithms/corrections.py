@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
 
-CorrectionKind = Literal["none", "truncate", "mask", "rejection", "v_trace"]
+CorrectionKind = Literal["none", "truncate", "mask", "rejection"]
 Level = Literal["token", "turn", "sequence"]
 Mean = Literal["product", "geometric"]
 
@@ -27,8 +27,6 @@ class Correction:
     mean: Mean = "product"
     ratio_low: float = 0.0
     ratio_high: float = math.inf
-    trace_high: float = 1.0
-    """For v_trace alone."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,13 @@ def correct(
     - truncate: min(w, ratio_high)
     - mask: w where ratio_low <= w <= ratio_high, else 0; denominators keep the token
     - rejection: 1 where ratio_low <= w <= ratio_high; elsewhere the token is not trained at all
-    - v_trace (Espeholt et al. 2018, arXiv 1802.01561): with units 1 .. n of a trajectory in order,
-      min(w_u, ratio_high) x product of min(w_v, trace_high) over u < v < n x min(w_n, ratio_high), without the last two
-      for u = n. This is what the paper's targets come to where there is no critic: one baseline for the whole
-      trajectory, no discount, the reward at its end.
     """
     weights = torch.ones(old_log_probs.shape, dtype=torch.float64, device=old_log_probs.device)
     kept = torch.ones_like(response_mask)
     if correction.kind == "none" or not bool(response_mask.any()):
         return Corrected(weights, kept)
-    units, owners = _units(response_mask, trajectory, correction.level)
-    logs = _unit_logs(old_log_probs, behavior_log_probs, response_mask, units, count=len(owners), mean=correction.mean)
+    units = _units(response_mask, trajectory, correction.level)
+    logs = _unit_logs(old_log_probs, behavior_log_probs, response_mask, units, mean=correction.mean)
     low = -math.inf if correction.ratio_low == 0.0 else math.log(correction.ratio_low)
     high = math.log(correction.ratio_high)
     inside = (logs >= low) & (logs <= high)
@@ -79,46 +73,30 @@ def correct(
             weights[response_mask] = (logs.exp() * inside)[units]
         case "rejection":
             kept[response_mask] = inside[units]
-        case "v_trace":
-            weights[response_mask] = _traces(logs, owners, high=high, correction=correction).exp()[units]
     return Corrected(weights, kept)
 
 
-def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """The unit of each action token, row by row, and the trajectory of each unit; units of one are in its order."""
+def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> Tensor:
+    """The unit of each action token, by its number from 0, row by row."""
     rows = response_mask.nonzero()[:, 0]
     if level == "token":
-        return torch.arange(len(rows), device=rows.device), trajectory[rows]
+        return torch.arange(len(rows), device=rows.device)
     if level == "turn":
         starts = response_mask.clone()
         starts[:, 1:] &= ~response_mask[:, :-1]
-        return starts[response_mask].cumsum(0) - 1, trajectory[starts.nonzero()[:, 0]]
-    return trajectory[rows], torch.arange(int(trajectory.max()) + 1, device=rows.device)
+        return starts[response_mask].cumsum(0) - 1
+    return trajectory[rows]
 
 
 def _unit_logs(
-    old_log_probs: Tensor, behavior_log_probs: Tensor, response_mask: Tensor, units: Tensor, *, count: int, mean: Mean
+    old_log_probs: Tensor, behavior_log_probs: Tensor, response_mask: Tensor, units: Tensor, *, mean: Mean
 ) -> Tensor:
     """log w of each unit, [U] float64 nats, clamped."""
     known = response_mask & behavior_log_probs.isfinite()
     drift = log_ratios(old_log_probs, behavior_log_probs, known).double()[response_mask]
+    count = int(units.max()) + 1
     logs = drift.new_zeros(count).index_add_(0, units, drift)
     if mean == "geometric":
         tokens = drift.new_zeros(count).index_add_(0, units, known[response_mask].double())
         logs = logs / tokens.clamp_min(1)
     return logs.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
-
-def _traces(logs: Tensor, owners: Tensor, *, high: float, correction: Correction) -> Tensor:
-    """log weight of each unit under v_trace, [U] nats."""
-    order = owners.argsort(stable=True)
-    firsts, owners = logs.clamp_max(high)[order], owners[order]
-    traces = logs.clamp_max(math.log(correction.trace_high))[order]
-    last = torch.ones_like(owners, dtype=torch.bool)
-    last[:-1] = owners[1:] != owners[:-1]
-    # What comes after a unit: the traces up to the last one of its trajectory, which counts in full.
-    links = torch.where(last, firsts, traces)
-    ends = links.cumsum(0)
-    of_trajectory = ends[last][last.cumsum(0) - last.long()]
-    weights = torch.where(last, firsts, firsts + of_trajectory - ends)
-    return torch.empty_like(logs).index_copy_(0, order, weights)

@@ -43,7 +43,6 @@ _ACTING: tuple[tuple[str, str, object], ...] = (
     ("advantage.state_max_age", "advantage.credit", "state"),
     ("collection.max_staleness collection.samples_per_insert", "collection.by", "workers"),
     ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
-    ("critic.value_coef", "critic.backbone", "shared"),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
     ("environment.tools", "environment.name", "rows"),
@@ -90,8 +89,6 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     if each.needs_critic:
         yield "advantage.normalise_batch", "none", *same, critic
         yield "replay.negative_weight", 1.0, *same, critic
-        for loss in _LOSSES:
-            yield f"{loss}.correction.kind", _other_than("v_trace"), *same, critic
     by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
     yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
     if not each.skips_equal_groups:

@@ -53,12 +53,11 @@ class CriticLearner:
         """Begin the steps of an iteration of so many rows; their learning rate."""
         return self._optimizer.begin(iteration, self._config, rows=rows)
 
-    def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
+    def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
 
         The mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each times its
-        row's `loss_weights`: cutting the step into passes changes speed and memory only. `backbone_share` of the
-        gradient reaches a shared backbone too, and is then the policy's optimizer's to apply.
+        row's `loss_weights`: cutting the step into passes changes speed and memory only.
         """
         batch = mini.batch
         assert mini.critic is not None, "a critic learns from a batch with its own values"
@@ -74,7 +73,7 @@ class CriticLearner:
             rows, before, width = part.batch, part.critic, part.batch.token_ids.shape[1]
             assert before is not None
             seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
-            values, _ = self.critic.values(*seen, backbone_share=backbone_share)
+            values, _ = self.critic.values(*seen)
             learns, clip = mask[positions, :width], self._config.critic.value_clip
             losses, clips = value_loss(values, before.values, before.returns, mask=learns, value_clip=clip)
             passed = (losses * weights[positions, :width]).sum()

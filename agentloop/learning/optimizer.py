@@ -19,8 +19,8 @@ RECOMPUTED = "actor/old_log_probs_recomputed"
 """1 in an iteration in which stored log-probs were found to be too far off, and were recomputed."""
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
-_MEANS = {"adamw": 2, "sgd": 1, "muon": 1, "adafactor": 0}
-"""Float32 values that each optimizer keeps for a parameter; adafactor's are a row and a column."""
+_MEANS = {"adamw": 2, "sgd": 1, "muon": 1}
+"""Float32 values that each optimizer keeps for a parameter."""
 
 
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
@@ -122,9 +122,9 @@ class PolicyLog(StepLog):
 class WeightOptimizer:
     """One of torch's optimizers over the trainable parameters of a model, which may be sharded over ranks (FSDP2).
 
-    `adamw` (Loshchilov & Hutter 2019, arXiv 1711.05101), `sgd` with momentum, `adafactor` (Shazeer & Stern 2018, arXiv
-    1804.04235), `muon` (Jordan et al. 2024) for hidden matrices with AdamW for everything else; Muon's steps are scaled
-    to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one learning rate is right for both.
+    `adamw` (Loshchilov & Hutter 2019, arXiv 1711.05101), `sgd` with momentum, `muon` (Jordan et al. 2024) for hidden
+    matrices with AdamW for everything else. Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, arXiv
+    2502.16982), so that one learning rate is right for both.
 
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't
     represent changes below 0.004, so small updates would be lost without a trace. For the same reason their gradients
@@ -266,8 +266,6 @@ def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSectio
     rate, decay = section.learning_rate, section.weight_decay
     if mover == "sgd":
         return torch.optim.SGD(targets, lr=rate, momentum=section.momentum, weight_decay=decay)
-    if mover == "adafactor":
-        return torch.optim.Adafactor(targets, lr=rate, weight_decay=decay)
     if mover == "muon":
         return torch.optim.Muon(
             targets, lr=rate, momentum=section.momentum, weight_decay=decay, adjust_lr_fn="match_rms_adamw"

@@ -65,7 +65,7 @@ class Trainer:
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if ALGORITHMS[config.algorithm].needs_critic:
-            self._critic = CriticLearner(Critic(actor, shared=config.critic.backbone == "shared"), config)
+            self._critic = CriticLearner(Critic(actor), config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
         self._feeds_kl = _rewards_here(config)
 
@@ -162,17 +162,11 @@ class Trainer:
         return scored, metrics | correction
 
     def _step(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """One optimizer step of the policy over the rows of a mini-batch, and one of the critic; False: see
-        `_step_policy`. The critic's gradient comes first: a shared backbone takes its part of it in the policy's step.
-        """
-        if self._critic is None:
-            return self._step_policy(mini, steps)
-        share = 1.0
-        if self._critic.critic.shared:
-            share = 0.0 if steps.policy.held else self._config.critic.value_coef
-        loss = self._critic.accumulate(mini, steps.critic, backbone_share=share)
+        """One optimizer step of the policy over the rows of a mini-batch, then one of the critic; False: see
+        `_step_policy`."""
         is_made = self._step_policy(mini, steps)
-        if is_made:
+        if is_made and self._critic is not None:
+            loss = self._critic.accumulate(mini, steps.critic)
             self._critic.step(loss, steps.critic, iteration=steps.iteration)
         return is_made
 

@@ -74,11 +74,10 @@ def test_every_way_has_the_same_gradient(dtype: torch.dtype, tolerance: float, w
         assert found == pytest.approx(wanted_loss, rel=max(tolerance, 1e-6))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_packed_rows_have_the_values_of_padded_ones(shared: bool) -> None:
+def test_packed_rows_have_the_values_of_padded_ones() -> None:
     found, actor = [], tiny_actor(torch.float64)
     for packs in (False, True):
-        critic = Critic(Actor(actor.model, packs=packs), shared=shared)
+        critic = Critic(Actor(actor.model, packs=packs))
         torch.nn.init.normal_(critic.weights["head"].weight, generator=torch.Generator().manual_seed(3))
         batch = build_batch(ragged(), AUTHORS)
         found.append(critic.values(batch.token_ids, batch.attention_mask, batch.response_mask))

@@ -106,13 +106,7 @@ class RatioBounds(_OfUnits):
         return self
 
 
-class VTrace(_OfUnits):
-    kind: Literal["v_trace"]
-    ratio_high: PositiveFloat = 1.0
-    trace_high: PositiveFloat = 1.0
-
-
-Correction = Annotated[NoCorrection | Truncation | RatioBounds | VTrace, Field(discriminator="kind"), _alone("kind")]
+Correction = Annotated[NoCorrection | Truncation | RatioBounds, Field(discriminator="kind"), _alone("kind")]
 _OBJECTIVE = (
     "Loss of a token: a name with its options, a name alone with their defaults, or {name: path/to/file.py:function, "
     "options: {...}} for one of your own; formulas in docs/algorithms.md."

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class OptimizerSection(Section):
-    name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
+    name: Literal["adamw", "sgd", "muon"] = Field(
         "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW for the rest."
     )
-    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate (adafactor: relative to weights).")
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate.")
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="The learning rate after that.")
     final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
@@ -37,10 +37,6 @@ class OptimizerSection(Section):
 class CriticSection(Section):
     """The critic of `algorithm: ppo`; no other algorithm has one."""
 
-    backbone: Literal["own", "shared"] = Field(
-        "own",
-        description="own: a copy of the starting policy under a value head; shared: a value head on the policy itself.",
-    )
     gamma: Fraction = Field(1.0, description="Discount per action token.")
     gae_lambda: Fraction = Field(0.95, description="GAE's lambda: 0 trusts the critic, 1 only what was earned.")
     bootstrap_truncated: bool = Field(
@@ -49,9 +45,6 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(0.5, description="Values move at most this far in an update; null: free.")
-    value_coef: NonNegative = Field(
-        0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
-    )
     train_on: Literal["fresh", "both"] = Field(
         "fresh",
         description="Rows the critic learns from; both: from replayed ones too, which are a selection if "

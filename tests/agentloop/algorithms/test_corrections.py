@@ -44,14 +44,8 @@ def written(
             log /= len(drifts)
         ratios.append(math.exp(min(20.0, max(-20.0, log))))
     low, high = how.ratio_low, how.ratio_high
-    owners = [trajectory[unit[0][0]] for unit in units]
-    for index, (unit, w) in enumerate(zip(units, ratios, strict=True)):
-        after = [later for later in range(index + 1, len(units)) if owners[later] == owners[index]]
+    for unit, w in zip(units, ratios, strict=True):
         value = {"truncate": min(w, high), "mask": w * (low <= w <= high), "rejection": 1.0}.get(how.kind, 1.0)
-        if how.kind == "v_trace":
-            value = min(w, high)
-            for later in after:
-                value *= min(ratios[later], high if later == after[-1] else how.trace_high)
         for place in unit:
             weights[place] = value
             kept[place] = how.kind != "rejection" or low <= w <= high
@@ -65,8 +59,6 @@ KINDS = [
     {"kind": "mask", "ratio_low": 0.7},
     {"kind": "rejection", "ratio_high": 2.0},
     {"kind": "rejection", "ratio_low": 0.5, "ratio_high": 2.0},
-    {"kind": "v_trace", "ratio_high": 1.0, "trace_high": 1.0},
-    {"kind": "v_trace", "ratio_high": 2.5, "trace_high": 0.9},
 ]
 
 

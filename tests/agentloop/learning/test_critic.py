@@ -36,9 +36,9 @@ def ppo(**sections: Any) -> RunConfig:
     return run_config(**{"algorithm": "ppo", **sections})
 
 
-def critic_with_opinions(actor: Actor, *, shared: bool = False) -> Critic:
+def critic_with_opinions(actor: Actor) -> Critic:
     """A new critic says 0 of everything; this one doesn't."""
-    critic = Critic(actor, shared=shared)
+    critic = Critic(actor)
     head = critic.weights["head"]
     assert isinstance(head, torch.nn.Linear)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tup
     critic = critic_with_opinions(actor)
     batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
     learner = CriticLearner(critic, config)
-    loss = learner.accumulate(batch, CriticLog(), backbone_share=1.0)
+    loss = learner.accumulate(batch, CriticLog())
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
     return loss, torch.cat([v.flatten() for v in vectors])
 
@@ -164,7 +164,7 @@ def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
         error = float(batch.critic.values[line, t] - batch.critic.returns[line, t])
         share = np.float32(rows[int(batch.batch.trajectory[line])].weight) / int(batch.batch.loss_mask.sum())
         loss, slope = loss + share * 0.5 * error**2, slope + share * error
-    assert CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=1.0) == pytest.approx(loss)
+    assert CriticLearner(critic, config).accumulate(batch, CriticLog()) == pytest.approx(loss)
     assert critic.weights["head"].get_parameter("bias").grad == pytest.approx(slope)
 
 
@@ -211,11 +211,10 @@ def test_critic_learns_to_explain_returns() -> None:
     assert history[0]["actor/held_steps"] == 1
 
 
-@pytest.mark.parametrize("section", [{"backbone": "own"}, {"backbone": "shared", "value_coef": 0.5}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtype, section: dict[str, Any]) -> None:
+def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtype) -> None:
     kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
-    config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
+    config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, kl=kl)
     reference = tiny_actor(dtype, seed=3)
     actor = tiny_actor(dtype)
     learner = trainer(actor, config, reference=reference)
@@ -240,34 +239,9 @@ def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtyp
 
 
 def test_state_of_another_critic_is_refused() -> None:
-    own = trainer(tiny_actor(), ppo())
-    shared = trainer(tiny_actor(), ppo(critic={"backbone": "shared"}))
+    one, other = trainer(tiny_actor(), ppo()), trainer(tiny_actor(num_hidden_layers=1), ppo())
     with pytest.raises(ValueError, match="critic state must belong to this critic"):
-        shared.load_state(own.state(), own.values())
-
-
-def policy_gradient(config: RunConfig) -> Tensor:
-    """What the value loss alone leaves on a policy whose backbone the critic shares."""
-    actor, rows = tiny_actor(), episodes()
-    critic = critic_with_opinions(actor, shared=True)
-    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
-    share = config.critic.value_coef
-    CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=share)
-    head = critic.weights["head"]
-    assert isinstance(head, torch.nn.Linear)
-    assert head.weight.grad is not None
-    body = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
-    return torch.cat([head.weight.grad.flatten(), *(b.flatten() for b in body)])
-
-
-def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it() -> None:
-    none, half, whole = (policy_gradient(ppo(critic={"backbone": "shared", "value_coef": c})) for c in (0.0, 0.5, 1.0))
-    head = tiny_actor().model.config.hidden_size
-    torch.testing.assert_close(none[:head], whole[:head])
-    torch.testing.assert_close(half[:head], whole[:head])
-    assert not none[head:].any()
-    torch.testing.assert_close(half[head:], 0.5 * whole[head:])
-    assert float(whole[head:].abs().max()) > 1e-3
+        other.load_state(one.state(), one.values())
 
 
 def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:

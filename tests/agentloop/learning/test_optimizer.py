@@ -59,7 +59,7 @@ def test_gradients_are_scaled_down_to_the_largest_norm_allowed() -> None:
 
 # Every optimizer
 
-NAMES = ("adamw", "sgd", "adafactor", "muon")
+NAMES = ("adamw", "sgd", "muon")
 
 
 def section(name: str, **options: Any) -> OptimizerSection:
@@ -105,21 +105,6 @@ def sgd_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.
     return p - 0.01 * memory["m"]
 
 
-def adafactor_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
-    """The second moment of a matrix from the means of its rows and columns; the step relative to the weights."""
-    share = t**-0.8
-    if p.ndim == 2:
-        memory["r"] = (1 - share) * memory.get("r", 0.0) + share * (g**2).mean(dim=1, keepdim=True)
-        memory["c"] = (1 - share) * memory.get("c", 0.0) + share * (g**2).mean(dim=0, keepdim=True)
-        second = memory["r"] * memory["c"] / memory["r"].mean()
-    else:
-        second = memory["v"] = (1 - share) * memory.get("v", 0.0) + share * g**2
-    update = g / second.sqrt()
-    update = update / max(1.0, float((update**2).mean().sqrt()))
-    size = max(1e-3, float((p**2).mean().sqrt()))
-    return p * (1 - 0.01 * 0.1) - min(0.01, t**-0.5) * size * update
-
-
 def muon_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
     """Nesterov's momentum, five Newton-Schulz iterations, and steps of the size of AdamW's."""
     memory["m"] = 0.95 * memory.get("m", 0.0) + 0.05 * g
@@ -136,7 +121,6 @@ def muon_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch
     [
         ("adamw", adamw_step, 1e-12),
         ("sgd", sgd_step, 1e-12),
-        ("adafactor", adafactor_step, 1e-12),
         # Newton-Schulz is made in bfloat16, of steps that are at most 0.01 x 0.2 x sqrt(6) x 1.3 = 0.006 large.
         ("muon", muon_step, 2e-4),
     ],
@@ -203,7 +187,7 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
     in_layers = {f"model.layers.{i}.{name}" for i in range(2) for name in LAYER_MATRICES}
     assert hidden_matrices(model) == in_layers
     # A value head is one row.
-    of_critic = hidden_matrices(Critic(Actor(model), shared=False).weights)
+    of_critic = hidden_matrices(Critic(Actor(model)).weights)
     assert of_critic == {name.replace("model.", "backbone.") for name in in_layers}
     # A table of decays is [32, 4] and no matrix; the projection to them is one column.
     config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)

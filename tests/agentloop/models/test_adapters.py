@@ -78,7 +78,7 @@ def test_only_adapters_are_trained_and_the_reference_is_the_model_below_them(lor
 
 
 def test_critic_of_a_model_with_adapters_trains_adapters_of_its_own_and_the_head(lora: tuple[Path, Path]) -> None:
-    critic = Critic(Actor(load_model(ModelSection(), lora[1]).model), shared=False)
+    critic = Critic(Actor(load_model(ModelSection(), lora[1]).model))
     trained = [name for name, parameter in critic.weights.named_parameters() if parameter.requires_grad]
     assert {"head.weight", "head.bias"} < set(trained)
     assert all("lora_" in name or name.startswith("head.") for name in trained)

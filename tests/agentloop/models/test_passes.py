@@ -15,7 +15,6 @@ from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes
-from agentloop.models.critic import Critic
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import tiny_actor
 
@@ -56,11 +55,6 @@ def test_activations_made_again_give_the_same_gradient() -> None:
         recomputing.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
     assert calls == [0, 1]
     assert all("forward" not in layer.__dict__ for layer in plain.model.model.layers)
-    critic = Critic(recomputing, shared=True)
-    nn.init.ones_(critic.weights["head"].weight)
-    calls.clear()
-    torch.autograd.backward(critic.values(IDS, ATTENTION, RESPONSE)[0].sum())
-    assert calls == [0, 1, 1, 0]
 
 
 def test_backbone_without_layers_to_make_again_is_refused() -> None:
