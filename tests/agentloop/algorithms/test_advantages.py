@@ -66,7 +66,7 @@ def test_remax_compares_with_the_greedy_reward_and_knows_when_there_is_none() ->
     assert advantages_for_members(members, "stored", ALGORITHMS["remax"]) == [0.75, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [0.0, 0.0], [1e9] * 5, []])
+@pytest.mark.parametrize("rewards", [[1.0], [0.1] * 3, [0.94] * 7, [0.0, 0.0], [1e9] * 5, []])
 @pytest.mark.parametrize("algorithm", [*COMPARING, "reinforce++"])
 def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: list[float], algorithm: str) -> None:
     assert of_group(algorithm, rewards, list(range(3, 3 + len(rewards)))) == [0.0] * len(rewards)
@@ -92,6 +92,8 @@ def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
     assert whiten_members(values, [range(6)] * 6) == pytest.approx(expected, abs=1e-12)
     assert whiten_members(values, [range(6)] * 6)[4:] == [0.0, 0.0]
     assert whiten_members([0.0] * 4, [range(4)] * 4) == [0.0] * 4
+    # The mean is only what rounding leaves of 0.1 + 0.2 - 0.3.
+    assert whiten_members([0.1, 0.2, -0.3, 0.0], [range(4)] * 4)[3] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_replayed_advantages_that_are_whitened_by_nearly_equal_fresh_ones_are_bo
 @pytest.mark.parametrize("baseline", ["stored", "split", "fresh_only", "shared", "leave_one_out"])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "opo"])
 def test_degenerate_members_have_exactly_zero(algorithm: str, baseline: ReplayBaseline) -> None:
-    same = [Member(0.3, 7 + i, group="g", task="a", replayed=i > 3) for i in range(7)]
+    same = [Member(0.94, 7 + i, group="g", task="a", replayed=i > 3) for i in range(7)]
     assert measured(same, baseline, algorithm) == [0.0] * 7
     assert measured([same[0]], baseline, algorithm) == [0.0]
     assert measured([same[6]], baseline, algorithm) == [0.0]

@@ -86,6 +86,12 @@ def test_mini_batches_follow_the_seed_alone() -> None:
     assert all(first != plan_mini_batches(groups, 10, seed=seed) for seed in [(1, 1, 0), (0, 2, 0), (0, 1, 1)])
 
 
+def test_mini_batches_are_even_where_groups_can_be() -> None:
+    groups = grouped([1, 1, 1, 1, 4], 0)
+    for seed in range(9):
+        assert [len(members) for members in plan_mini_batches(groups, 4, seed=(seed, 1, 0))] == [4, 4]
+
+
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
 def test_micro_batches_cover_all_rows_once_within_the_token_limit(lengths: list[int], limit: int) -> None:
     cuts = cut_micro_batches(lengths, limit)

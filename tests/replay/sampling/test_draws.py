@@ -176,6 +176,30 @@ def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> N
     assert {row.draw.probability for row in drawn} == {0.5, 1.0}
 
 
+def test_a_group_weighs_the_mean_of_its_members(store: ReplayStore) -> None:
+    """Rewards of 1 and 0 weigh e and 1: one of four is (e + 3) / 4, two of four are (2 e + 2) / 4."""
+    Fresh(1, rates=(0.25, 0.5), size=4).append_to(store)
+    picks = (Pick(4, unit="group"),)
+    drawn = store.draw(replace(request(9, 0), picks=picks), make_sampler("reward", 5))
+    weights = {"run-1-1-0-0": np.e + 3, "run-1-1-0-1": 2 * np.e + 2}
+    (group,) = {row.trajectory.record.group for row in drawn}
+    assert [row.draw.probability for row in drawn] == pytest.approx([weights[group] / sum(weights.values())] * 4)
+
+
+def test_a_rows_loss_is_weighed_by_the_correction_of_its_sampler(store: ReplayStore) -> None:
+    """(N p)^-beta of prioritised replay, over the largest of the draw."""
+    collected = Fresh(1, rates=(0.5,), size=8)
+    collected.trajectories = [
+        replace(row, record=replace(row.record, advantage=float(at + 1)))
+        for at, row in enumerate(collected.trajectories)
+    ]
+    collected.append_to(store)
+    drawn = store.draw(request(2, 4), make_sampler("advantage", 1, {"exponent": 1.0, "beta": 0.5}))
+    corrections = [(8 * (row.trajectory.record.advantage or 0.0) / 36) ** -0.5 for row in drawn]
+    assert [row.draw.weight for row in drawn] == pytest.approx([each / max(corrections) for each in corrections])
+    assert len(set(corrections)) == 4
+
+
 def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: ReplayStore) -> None:
     Fresh(1, rates=(0.5, 0.25), size=4).append_to(store)
     sql(store, "update trajectories set source = 'teacher' where group_id = 'run-1-1-0-1'")

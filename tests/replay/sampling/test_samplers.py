@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replay import Rows, Sampler, Trajectory
-from replay.mixing.request import DrawRequest
+from replay import ReplayStore, Rows, Sampler, Trajectory
+from replay.mixing.request import DrawRequest, Limits
 from replay.sampling.samplers import SAMPLERS, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import Fresh, draw, new_store, request
+from tests.fakes.records import Fresh, draw, new_store, request, sql
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -179,6 +180,23 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_sampler(name, 0, options)
+
+
+def test_candidates_that_were_used_up_while_they_were_measured_are_not_drawn(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    Fresh(1, rates=(0.5,), size=4).append_to(store)
+    asked = replace(request(3, 2), limits=Limits(successful_only=False, max_uses=1))
+
+    def measure(rows: Sequence[Trajectory]) -> list[float]:
+        assert len(rows) == 4
+        with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as other:
+            assert len(other.draw(replace(asked, iteration=2, policy_version=1), make_sampler("uniform", 1))) == 2
+        return [0.0] * len(rows)
+
+    drawn = store.draw(asked, make_sampler("entropy", 1, {"policy": "current", "pool": 9}), measure=measure)
+    used = sql(tmp_path / "replay.sqlite", "select trajectory from draws where iteration = 2 and stream = 'replay'")
+    assert len(drawn) == 2
+    assert not {row.trajectory.id for row in drawn} & {id for (id,) in used}
 
 
 @pytest.mark.parametrize("wrong", [np.full(10, -1.0), np.full(10, np.nan), np.full(10, np.inf), np.ones(3), 1.0])
