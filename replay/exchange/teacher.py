@@ -1,9 +1,11 @@
 """Other people's conversations as trajectories: rendered to the tokens that the run's own policy would have said.
 
-Replies are written by author `demonstration`, which is trained and has no log-probs.
+Replies are written by author `demonstration`, which is trained and has no log-probs. Where the file has a
+log-prob for each token, and its tokens are ours one by one, the reply is `llm`'s, with these log-probs.
 """
 
 import hashlib
+import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, read_line, recorded
+from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, recorded
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
@@ -63,6 +65,9 @@ class Teaching:
 @dataclass
 class TeacherReport(ImportReport):
     replies: int = 0
+    replies_with_log_probs: int = 0
+    log_probs_refused: dict[str, int] = field(default_factory=dict)
+    """Replies whose log-probs in the file could not be taken, by reason."""
     groups: int = 0
     without_signal: int = 0
     """Rows of advantage 0: nothing is learned from them by a loss that weighs by advantage."""
@@ -153,11 +158,12 @@ class _ChatFile:
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
         number = 0
         try:
             for number, line in enumerate(lines(self._path), 1):
                 try:
-                    bundle = self._rendered(read_line(line, ignored), number)
+                    bundle = self._rendered(read_line(line, ignored), number, refused)
                 except ValueError as error:
                     self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
@@ -167,7 +173,7 @@ class _ChatFile:
                 progress("check", number)
         except BadRow as error:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
-        self._report.ignored = dict(ignored)
+        self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their groups as they are with all members, and the advantages in them."""
@@ -190,7 +196,7 @@ class _ChatFile:
             normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
         return self._teaching.group_advantages([reward for reward, _ in members], normalise)
 
-    def _rendered(self, conversation: Conversation, number: int) -> Bundle:
+    def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
@@ -200,8 +206,8 @@ class _ChatFile:
             self._renderer,
             max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
             parser=PARSERS[parser](conversation.tools) if parser in PARSERS else None,
+            log_probs=partial(self._log_probs, refused),
         )
-        self._report.replies += len(conversation.turns)
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
         threshold = self._setting("rollout.success_reward", float)
         reached = reward >= (1.0 if threshold is None else threshold)
@@ -232,6 +238,29 @@ class _ChatFile:
         asked = TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task})
         policy = replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None)
         return Bundle(trajectory, group_of([trajectory]), asked, self._run, (policy,))
+
+    def _log_probs(self, refused: Counter[str], reply: TeacherMessage, ids: Sequence[int]) -> list[float]:
+        self._report.replies += 1
+        if reply.log_probs and (reason := self._mismatch(reply.log_probs, ids)):
+            refused[reason] += 1
+        elif reply.log_probs:
+            self._report.replies_with_log_probs += 1
+            return [entry.logprob for entry in reply.log_probs]
+        return [math.nan] * len(ids)
+
+    def _mismatch(self, entries: Sequence[TokenLogProb], ids: Sequence[int]) -> str | None:
+        """Why the log-probs of a reply are not those of our tokens."""
+        codec = self._renderer.codec
+        for token, entry in zip(ids, entries, strict=False):
+            if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):
+                return "the file's tokens are others than the model's"
+        if len(entries) == len(ids) - 1:
+            return "the file has no log-prob for the token that ends the reply"
+        if len(entries) != len(ids):
+            return "the file has another number of tokens"
+        if not all(-math.inf < entry.logprob <= 0 for entry in entries):
+            return "a log-prob is above 0 or infinite"
+        return None
 
     def _setting(self, dotted: str, kind: type[_Value]) -> _Value | None:
         return stored_setting(self._teaching.run.config, dotted, kind)
