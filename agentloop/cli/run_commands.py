@@ -23,7 +23,6 @@ from agentloop.cli.options import (
     program,
     resume_of,
 )
-from agentloop.cli.text_tables import evaluation_table
 from agentloop.distributed.torchrun import own_rank
 from agentloop.errors import UserError
 
@@ -174,6 +173,7 @@ def evaluate(
             "evaluate --config configs/model.yaml --model PATH"
         )
     from agentloop.analysis import stored_policies
+    from agentloop.cli.text_tables import evaluation_table
 
     if config is not None:
         asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
