@@ -236,7 +236,7 @@ def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of
     environments, source = opened()
     tasks = [source.train(number) for number in range(6)]
     assert [task.environment for task in tasks] == ["easy", "hard", "parity"] * 2
-    factories = [environments.of(task) for task in tasks[:3]]
+    factories = [environments.factory_for(task) for task in tasks[:3]]
     assert [factory.name for factory in factories] == ["easy", "hard", "parity"]
     assert [factory.options.get("hops") for factory in factories] == [(1, 2), (3, 3), None]
     hashes = {environments.task_hash(task) for task in tasks}
@@ -253,7 +253,7 @@ def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of
 def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() -> None:
     environments, _ = opened()
     assert environments.source != opened({"easy": THREE["easy"]})[0].source
-    assert environments.recorded("hard", "1") is environments.of(Task("", environment="hard"))
+    assert environments.recorded("hard", "1") is environments.factory_for(Task("", environment="hard"))
     assert environments.recorded("hard", "2") is None
     assert environments.recorded("lookup_chain", "1") is None
     changed = environments.with_version_of("abcdef0123")

@@ -66,20 +66,6 @@ def script(tmp_path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "stop_reason", "reward"),
-    [
-        ("print('{\"reward\": 0.5}')", "answered", 0.5),
-        ("print('{\"reward\": 1}'); sys.exit(3)", "agent_failed", 0.0),
-    ],
-    ids=["says a reward", "fails with a reward"],
-)
-def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, reward: float, tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
-    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
-    assert episode.num_turns == 1
-
-
-@pytest.mark.parametrize(
     ("rewards", "stop_reason", "reward", "kept"),
     [
         ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
@@ -126,17 +112,28 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
     assert episode.failed and "HTTP 500" in str(episode.problem)
 
 
-def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, "print('the end'); sys.exit(2)"), lambda prompt: "y")
+@pytest.mark.parametrize(
+    ("text", "output", "stop_reason", "problem"),
+    [
+        ("print('the end')", "the end\n", "answered", NO_REWARD),
+        ("print('the end'); sys.exit(2)", "exit code 2\nthe end\n", "agent_failed", "exit code 2: the end"),
+        (
+            "print('{\"reward\": 1}'); sys.exit(3)",
+            'exit code 3\n{"reward": 1}\n',
+            "agent_failed",
+            'exit code 3: {"reward": 1}',
+        ),
+    ],
+    ids=["no reward", "fails", "fails with a reward"],
+)
+def test_output_and_problem_of_an_agent_end_its_episode(
+    text: str, output: str, stop_reason: str, problem: str, tmp_path: Path
+) -> None:
+    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
     last = episode.messages[-1]
-    assert (last.role, last.name, last.content) == ("tool", "agent", "exit code 2\nthe end\n")
-    assert json.loads(json.dumps(last.content)) == last.content
-    assert (episode.stop_reason, episode.problem) == ("agent_failed", "exit code 2: the end")
-
-
-def test_an_agent_that_says_no_reward_is_told_of(tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, "print('the end')"), lambda prompt: "y")
-    assert (episode.stop_reason, episode.environment_reward, episode.problem) == ("answered", 0.0, NO_REWARD)
+    assert (last.role, last.name, last.content) == ("tool", "agent", output)
+    assert (episode.stop_reason, episode.environment_reward, episode.problem) == (stop_reason, 0.0, problem)
+    assert episode.num_turns == 1
 
 
 @pytest.mark.parametrize(

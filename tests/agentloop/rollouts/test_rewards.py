@@ -202,11 +202,6 @@ def test_function_that_asks_for_what_no_row_has_is_refused() -> None:
     assert str(caught.value) == f"{rule}{FILE}:misspelt with 'anser', which is none. Did you mean answer?"
 
 
-def test_function_that_takes_lists_as_trls_do_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"with 'completions', which TRL gives lists of\. It is given one episode"):
-        judging("like_trl")
-
-
 # The KL penalty of whole rewards
 
 

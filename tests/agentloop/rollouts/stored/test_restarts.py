@@ -54,7 +54,7 @@ def sampled_elsewhere(row: Trajectory, rng: np.random.Generator) -> Trajectory:
 def stored(folder: Path, factory: EnvironmentFactory, rows: Collected) -> Iterator[RestartFinder]:
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
-        yield RestartFinder(StoredEpisodes(RunEnvironments.of_one(factory), store), AUTHORS, frozenset())
+        yield RestartFinder(StoredEpisodes(RunEnvironments.from_factory(factory), store), AUTHORS, frozenset())
 
 
 def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
@@ -75,7 +75,7 @@ def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
 @pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE, RESTORED])
 def test_the_same_replies_behind_any_cut_are_answered_as_in_one_episode(name: str, cuts: int, tmp_path: Path) -> None:
     factory, tasks, scripts = sums(200) if name == RESTORED else random_episodes(name, 200)
-    first = tool_memory(SETTINGS, RunEnvironments.of_one(factory))
+    first = tool_memory(SETTINGS, RunEnvironments.from_factory(factory))
     rows = collect(scripted_actors(factory, scripts, memory=first), [(task, 1) for task in tasks], SETTINGS, run=RUN)
     draws, rng = np.random.default_rng(7), random.Random(7)
     rows.trajectories = [sampled_elsewhere(row, draws) for row in rows.trajectories]
@@ -83,7 +83,7 @@ def test_the_same_replies_behind_any_cut_are_answered_as_in_one_episode(name: st
     answered = [] if first is None else first.take_new()
     with stored(tmp_path, factory, rows) as restarts:
         for _ in range(0, cuts, 100):
-            memory = tool_memory(SETTINGS, RunEnvironments.of_one(factory))
+            memory = tool_memory(SETTINGS, RunEnvironments.from_factory(factory))
             if memory is not None:  # some calls of a prefix are known, and some of those behind it
                 memory.add(rng.sample(answered, len(answered) // 2))
             chosen = [(place, rng.randrange(1, len(scripts[place]))) for place in rng.choices(several, k=100)]
@@ -117,7 +117,7 @@ def test_a_success_evicted_after_the_search_is_not_begun_in(tmp_path: Path, monk
         restarts.episodes.store.prune(rows=condition(f"id == '{gone}'"), dry_run=False)
         assert [one.parent for one in restarts.choose(RUN, 5)] == [left]
         emptied = [replace(row, messages=()) for row in rows.trajectories]
-        assert [episode is None for episode in restarts.episodes.of(emptied)] == [True, False]
+        assert [episode is None for episode in restarts.episodes.find(emptied)] == [True, False]
 
 
 def test_a_success_of_a_held_out_task_is_not_begun_in(tmp_path: Path) -> None:
