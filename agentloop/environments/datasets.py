@@ -68,10 +68,7 @@ def _chosen(rows: Any, numbers: Sequence[int]) -> Sequence[Row]:
 
 
 def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
-    """Decide for each row by its content whether it is held out, so that further rows do not move the others.
-
-    At least one content is held out, however few rows there are.
-    """
+    """Choose rows to hold out, at least one, by their content alone, so that new rows don't move the others."""
     most = max(int(share * 2**64), min(int(digest[:16], 16) for digest in digests))
     return [int(digest[:16], 16) <= most for digest in digests]
 

@@ -117,10 +117,7 @@ class LookupChain(Environment):
         return rewards
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """Find the key from which the last lookups followed `next` up to the record whose code was answered.
-
-        The conversation solved the task that asks for this key's code.
-        """
+        """The conversation solved the task of the key from which its last lookups followed `next` to its answer."""
         replies = [message for message in messages if message.author == LLM]
         store: Mapping[str, Record] = task.payload["store"]
         keys = [

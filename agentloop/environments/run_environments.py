@@ -1,7 +1,4 @@
-"""The environments of a run and their tasks, checked before the run begins.
-
-Where a run has several environments, each task names its own.
-"""
+"""Loads and checks the environments and tasks of a run; with several environments, each task names its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -73,8 +73,6 @@ def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one evaluation."""
-
     attempts: tuple[Attempts, ...]
     """One per task with a sample that the engine did not fail."""
     samples: int

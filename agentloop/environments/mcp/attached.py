@@ -29,8 +29,6 @@ _LONGEST_NAME = 64
 
 
 class ListedServer(NamedTuple):
-    """A server with the tools that it offers."""
-
     name: str
     section: McpServerSection
     tools: tuple[ToolSpec, ...]
@@ -78,8 +76,6 @@ def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
 
 
 class McpServers:
-    """The MCP servers of one environment."""
-
     def __init__(self, sections: Mapping[str, McpServerSection]) -> None:
         """Starts or finds each server once and lists its tools. Raises UserError."""
         listing = (list_server(name, section) for name, section in sections.items())

@@ -23,8 +23,6 @@ _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class Connection:
-    """A connection to one server, with the server's program where it is one."""
-
     def __init__(self, name: str, section: McpServerSection) -> None:
         self._name, self._section = name, section
         self._client: Client | None = None

@@ -31,8 +31,6 @@ _TO_END_A_CHILD_S = 5.0
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """Limits of one tool call."""
-
     timeout_s: float
     max_chars: int
     """Characters of a result that are shown; a marker says how many were left out."""

@@ -77,10 +77,7 @@ def _read_line(fd: int, deadline: float, *, most: int) -> bytes:
 
 
 def _end(child: int) -> int:
-    """Kill the child and its process group, reap the child and return its exit code.
-
-    The group's id can't be reused before the child is reaped.
-    """
+    """Kill the child and its process group, then reap the child, which frees the group's id; return the exit code."""
     for kill in (os.killpg, os.kill):
         # The child may be dead, or lead no group yet. macOS raises PermissionError for a group of zombies.
         with suppress(ProcessLookupError, PermissionError):

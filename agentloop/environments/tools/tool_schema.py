@@ -34,8 +34,6 @@ _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef)": "([^#"][^"]*)')
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """One tool of an environment."""
-
     name: str
     schema: Mapping[str, Any]
     """The form of chat templates: {"type": "function", "function": {...}}."""

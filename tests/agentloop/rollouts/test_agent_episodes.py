@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from agentloop.errors import UserError
 from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from tests.fakes.agents import looking_up
@@ -137,24 +136,20 @@ def test_output_and_problem_of_an_agent_end_its_episode(
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_program"),
     [
-        "print(dict(os.environ))",
-        "sys.exit(os.environ['OPENAI_API_KEY'])",
-        "print(os.environ['OPENAI_API_KEY'] + 'y' * 3936)",  # of which all but the first digit is kept
-        "print(json.dumps({'rewards': {os.environ['OPENAI_API_KEY']: 1.0}}))",
+        ("print(dict(os.environ))", True),
+        ("sys.exit(os.environ['OPENAI_API_KEY'])", True),
+        ("print(os.environ['OPENAI_API_KEY'] + 'y' * 3936)", True),  # the stored output lacks the key's first digit
+        ("print(json.dumps({'rewards': {os.environ['OPENAI_API_KEY']: 1.0}}))", True),
+        ("def solve(row, url, key): raise ValueError('y' * 250 + key)", False),
+        ("def solve(row, url, key): return {key: 'y'}", False),
     ],
 )
-def test_a_key_that_an_agent_prints_is_not_kept(text: str, tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
-    assert "***" in episode.messages[-1].content
-    assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
-
-
-@pytest.mark.parametrize("ends", ["raise ValueError('y' * 250 + key)", "return {key: 'y'}"])
-def test_a_key_that_a_function_fails_with_is_not_kept(ends: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(f"def solve(row, url, key):\n    {ends}\n")
-    (episode,), _ = play(f"{tmp_path}/agent.py:solve", looks_up)
+def test_a_key_in_what_an_agent_says_is_not_stored(text: str, is_program: bool, tmp_path: Path) -> None:
+    (tmp_path / "function.py").write_text(text)
+    agent = script(tmp_path, text) if is_program else f"{tmp_path}/function.py:solve"
+    (episode,), _ = play(agent, lambda prompt: "y")
     assert "***" in episode.messages[-1].content
     assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
 
@@ -252,12 +247,3 @@ def test_the_key_of_an_episode_is_on_no_command_line_of_its_sandbox(folder: Path
 def test_limits_hold_for_a_contained_agent_and_nothing_of_it_is_left(then: str, stop_reason: str, folder: Path) -> None:
     assert contained(then, folder, episode_timeout_s=8.0).stop_reason == stop_reason
     until(lambda: not processes(lambda one: b"60.44" in (one / "cmdline").read_bytes()))
-
-
-def test_a_function_can_not_be_contained_and_nothing_limits_what_is_not() -> None:
-    for agent, options, problem in (
-        (FUNCTION, {"sandbox": "bubblewrap"}, "none for a function, which runs in this program, got bubblewrap"),
-        (PROGRAM, {"limits": {"processes": 9}}, "bubblewrap for limits and read to hold, got none"),
-    ):
-        with pytest.raises(UserError, match=f"environment.options.sandbox must be {problem}"):
-            play(agent, looks_up, options=options)

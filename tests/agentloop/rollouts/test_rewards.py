@@ -160,8 +160,9 @@ def test_overlong_episodes_lose_more_the_longer_they_are(tokens: int, stop_reaso
 # Columns of rows, and the function that says what a success is
 
 
-def judging(*names: str | tuple[str, float], judges: bool = True, **reward: Any) -> RewardScorer:
-    return scorer(judges=judges, functions=named(*names), **reward)
+def judging(*names: str | tuple[str, float], **reward: Any) -> RewardScorer:
+    """A scorer whose first function judges."""
+    return scorer(judges=True, functions=named(*names), **reward)
 
 
 def answered(content: str, answer: str = "42", stop_reason: str = "answered") -> Episode:
@@ -188,7 +189,9 @@ def test_first_function_judges_and_the_others_only_add_up() -> None:
     judged = both.judge([answered("42"), FAILED, answered("41")])
     assert [judged[0].environment_reward, judged[2].environment_reward] == [1.0, 0.0]
     assert judged[1] is FAILED
-    shaped = judging("right", judges=False).score([replace(answered("42"), environment_reward=0.25)])  # beside a class
+    shaped = scorer(functions=named("right")).score(
+        [replace(answered("42"), environment_reward=0.25)]
+    )  # beside a class
     assert (shaped.totals, shaped.episodes[0].environment_reward) == ([1.25], 0.25)
     picky = judging("picky", on_error="drop").judge([answered("bad"), answered("good")])
     assert math.isnan(picky[0].environment_reward) and picky[1].environment_reward == 1.0

@@ -108,25 +108,22 @@ def test_episodes_that_are_answered_otherwise_now_are_left_out_with_the_reason(
     assert "what followed reply 1 of a stored episode must be the same again, got '{}'" in caplog.text
 
 
-def test_a_success_evicted_after_the_search_is_not_begun_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_restart_begins_in_a_held_out_task_or_in_a_success_evicted_after_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     factory, tasks, scripts = sums(2)
     rows = played(factory, tasks, scripts)
     gone, left = (row.id for row in rows.trajectories)
     with stored(tmp_path, factory, rows) as restarts:
+        kept = {rows.trajectories[place].id: len(script) - 1 for place, script in enumerate(scripts)}
+        assert {one.parent: len(one.turns) for one in restarts.choose(RUN, 5)} == kept
+        held_out = {content_hash(tasks[0].payload)}
+        assert [one.parent for one in replace(restarts, held_out=held_out).choose(RUN, 5)] == [left]
         monkeypatch.setattr("agentloop.rollouts.stored.restarts.restartable", lambda *_: [(gone, 1), (left, 1)])
         restarts.episodes.store.prune(rows=condition(f"id == '{gone}'"), dry_run=False)
         assert [one.parent for one in restarts.choose(RUN, 5)] == [left]
         emptied = [replace(row, messages=()) for row in rows.trajectories]
         assert [episode is None for episode in restarts.episodes.find(emptied)] == [True, False]
-
-
-def test_a_success_of_a_held_out_task_is_not_begun_in(tmp_path: Path) -> None:
-    factory, tasks, scripts = sums(1)
-    rows = played(factory, tasks, scripts)
-    with stored(tmp_path, factory, rows) as restarts:
-        expected = [(rows.trajectories[0].id, len(scripts[0]) - 1)]
-        assert [(one.parent, len(one.turns)) for one in restarts.choose(RUN, 5)] == expected
-        assert replace(restarts, held_out={content_hash(tasks[0].payload)}).choose(RUN, 5) == []
 
 
 def test_a_success_is_not_begun_in_behind_a_failed_tool_that_would_be_called_again(tmp_path: Path) -> None:
