@@ -240,11 +240,6 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
     """Estimate an evaluation's figures with their intervals; `seed` decides the bootstrap's draws."""
     attempts = evaluation.attempts
     most = max(task.samples for task in attempts)
-    if most < evaluation.samples:
-        raise UserError(
-            f"the engine must let all {evaluation.samples} samples of a task through, got at most {most} of any. "
-            "Mend it, or ask for fewer with --samples."
-        )
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
     powers = [1 << power for power in range(most.bit_length())]
     stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)

@@ -17,7 +17,7 @@ from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection
 from agentloop.environments.mcp.transports import submit
-from agentloop.environments.tools.results import CRASHED, ToolFailed
+from agentloop.environments.tools.results import ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, arguments_of, tools_of, with_tools
 from agentloop.errors import UserError, one_line
 from context.messages import content_hash
@@ -120,11 +120,9 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
 def _calling(server: str, tool: str) -> Callable[..., Any]:
 
     async def call(environment: Environment, /, **arguments: Any) -> str:
-        connections: Mapping[str, Connection] = getattr(environment, _CONNECTIONS, {})
-        if server not in connections:
-            raise ToolFailed(f"the server {server} is not connected", kind=CRASHED)
+        connection: Connection = getattr(environment, _CONNECTIONS)[server]
         try:
-            result = await asyncio.wrap_future(submit(connections[server].call(tool, arguments)))
+            result = await asyncio.wrap_future(submit(connection.call(tool, arguments)))
         except MCPError as error:
             raise ToolFailed(error.message) from error
         if result.is_error:
