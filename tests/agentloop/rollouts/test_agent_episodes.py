@@ -1,4 +1,4 @@
-"""Agents that are programs or functions of their own: what becomes of an episode, however they end."""
+"""Agents that are programs or functions: how their episodes end, whatever the agent does."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_tools_that_the_template_hides_are_refused_to_the_agent_and_nothing_is_s
 
 
 def script(tmp_path: Path, text: str) -> str:
-    """A program that asks once, and then does what the text says."""
+    """Write a program that sends one request and then runs the text."""
     path = tmp_path / "agent.py"
     asking = "import json, os, subprocess, sys, time\nfrom openai import OpenAI\nclient = OpenAI(max_retries=0)\n"
     asked = "client.chat.completions.create(model='policy', messages=[{'role': 'user', 'content': 'x'}])\n"
@@ -191,7 +191,7 @@ def contained(
     says: Callable[[str], str] = lambda prompt: "It is 78.",
     **row: Any,
 ) -> Episode:
-    """An episode of a program that asks once in a sandbox, and then does what the text says."""
+    """Play an episode of a program that sends one request in a sandbox and then runs `then`."""
     (folder / "agent.py").write_text(CONTAINED)
     (folder / "shown").write_text("seen")
     row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
@@ -203,7 +203,7 @@ def contained(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that whoever runs in a sandbox may read."""
+    """A folder that the sandbox's user may read."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -1,4 +1,4 @@
-"""What episodes are rewarded with, and what whole rewards are charged for the distance to the reference."""
+"""The rewards of episodes, and the KL penalty of whole rewards for the distance to the reference."""
 
 import asyncio
 import math
@@ -244,7 +244,7 @@ def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
 
 
 def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
-    """Rewards are all 1; the second episode says what the greedy one says, so nothing sets it apart."""
+    """All rewards are 1, and the second episode equals the greedy one, so its advantage is 0."""
     config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])

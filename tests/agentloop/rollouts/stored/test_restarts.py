@@ -1,4 +1,4 @@
-"""An episode that begins inside a stored one goes on as the stored one did, where the same is said again."""
+"""An episode that begins inside a stored one continues as that one did, if the policy gives the same replies."""
 
 import random
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ SETTINGS, AUTHORS = settings(), default_authors()
 
 
 def sums(count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
-    """Episodes that add numbers up, now and then with a call that can't be read, or is wrong."""
+    """Scripts that add numbers up; some calls are unreadable or wrong."""
     factory, scripts, rng = load_environment(RESTORED, {}), [], random.Random(1)
     odd = ["<tool_call>\nnothing\n</tool_call>", call("grow", '{"n": "x"}'), call("shrink", '{"n": 1}')]
     for _ in range(count):
