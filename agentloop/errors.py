@@ -16,27 +16,27 @@ class RankLost(TrainingStopped):
 
 
 class UserError(Exception):
-    """What a person can put right, in one line: the rule, what was found, what to do. No traceback."""
+    """An error that a person can put right. Its one line has the rule, the value found and the remedy; no traceback."""
 
 
 class RunStop(SystemExit):
-    """Somebody ended this process by a signal: no error of anybody's code, and nobody's to catch."""
+    """A signal ended this process. No code failed, so nobody may catch it."""
 
 
 class ToolTimeout(BaseException):
-    """The time of a tool is up. No `Exception`, so that a tool seldom catches it where it is raised inside."""
+    """A tool has used up its time. It is not an `Exception`, so a tool that it is raised inside seldom catches it."""
 
 
 class UserCodeFailed(Exception):
-    """Code of the user's raised something, which is the cause of this; its text is `TypeError: text at file.py:12`."""
+    """The user's code raised the exception that is this one's cause; the text is `TypeError: text at file.py:12`."""
 
 
 class UserCodeLate(UserCodeFailed):
-    """It has not ended within its time."""
+    """A call of the user's code did not end within its time."""
 
 
 class UnknownAnchor(UserError, ValueError):
-    """A token is to be trained against a log-prob that nobody knows."""
+    """A token would be trained against a log-prob that was never stored."""
 
 
 class TruncatedSampling(UserError, ValueError):
@@ -47,13 +47,13 @@ _MOST_CHARACTERS = 300
 
 
 def shortened(text: str) -> str:
-    """A text on one line and of bounded length."""
+    """Put a text on one line and cut it to a bounded length."""
     text = " ".join(text.split())
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
 def one_line(error: BaseException) -> str:
-    """`ValueError: text` of any exception, on one line and of bounded length."""
+    """Describe any exception as `ValueError: text`, on one line and of bounded length."""
     try:
         text = shortened(str(error))
     except Exception:  # noqa: BLE001  someone else's exception may fail to print itself
@@ -63,8 +63,8 @@ def one_line(error: BaseException) -> str:
 
 
 def place_in_user_code(error: BaseException) -> str | None:
-    """The last line of the user's own files that the exception came through, as `file.py:12`; None for none."""
-    if isinstance(error.__cause__, StopIteration):  # of which Python makes another error where a coroutine raises it
+    """Find the last line of the user's own files that the exception passed, as `file.py:12`; None: it passed none."""
+    if isinstance(error.__cause__, StopIteration):  # Python wraps it in another error where a coroutine raises it
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if _is_users(Path(frame.filename))]
@@ -81,14 +81,14 @@ def _is_users(path: Path) -> bool:
 
 
 def one_line_with_place(error: BaseException) -> str:
-    """`ValueError: text at file.py:12` of an exception that came out of the user's own code."""
+    """Describe an exception from the user's own code as `ValueError: text at file.py:12`."""
     place = place_in_user_code(error)
     return one_line(error) if place is None else f"{one_line(error)} at {place}"
 
 
 @contextmanager
 def needing(extra: str, setting: str) -> Iterator[None]:
-    """Within, what an extra installs is imported; UserError about the `setting` that asks for it if it is missing."""
+    """The block imports packages of an extra; a missing one is a UserError about the `setting` that needs it."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What acting and learning share, so that neither needs to know the other."""
+"""Records and functions that acting and learning share, so that neither imports the other."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,41 +6,41 @@ from dataclasses import dataclass
 from replay.records import Trajectory
 
 TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
-"""What each reply of some trajectories earned by itself; None for one whose turns are unknown."""
+"""Gives the reward that each reply of each trajectory earned by itself; None where the turns are unknown."""
 TurnStates = Callable[[Sequence[Trajectory]], Sequence[tuple[str, ...] | None]]
-"""Hashes of the states in which some trajectories gave each reply; None for one whose turns are unknown."""
+"""Gives the hash of the state before each reply of each trajectory; None where the turns are unknown."""
 
 
 @dataclass(frozen=True)
 class KlPenalty:
-    """What one trajectory pays for its distance from the reference policy."""
+    """The penalty of one trajectory for its distance from the reference policy."""
 
     amount: float = 0.0
-    """What is taken off its reward; reward units."""
+    """Reward units that are subtracted from the trajectory's reward."""
     kl: float = 0.0
-    """What it pays for: nats, summed over `tokens`."""
+    """The distance in nats, summed over `tokens`."""
     tokens: int = 0
     """Action tokens whose behavior log-prob is known."""
 
 
 Penalty = Callable[[Sequence[Trajectory]], Sequence[KlPenalty]]
-"""Today's penalty of each of some trajectories, fresh or stored."""
+"""Gives the current penalty of each trajectory, fresh or stored."""
 
 
 def kl_penalties(penalty: Penalty | None, trajectories: Sequence[Trajectory]) -> Sequence[KlPenalty]:
-    """The penalty of each trajectory: nothing for any where the run has no KL in its rewards."""
+    """Compute the penalty of each trajectory; it is zero where the run has no KL in its rewards."""
     if penalty is None or not trajectories:
         return [KlPenalty()] * len(trajectories)
     return penalty(trajectories)
 
 
 def penalised_rewards(trajectories: Sequence[Trajectory], penalties: Sequence[KlPenalty]) -> list[float]:
-    """The stored reward of each trajectory less its penalty."""
+    """Subtract each trajectory's penalty from its stored reward."""
     return [row.record.reward - penalty.amount for row, penalty in zip(trajectories, penalties, strict=True)]
 
 
 def kl_metrics(penalties: Iterable[KlPenalty]) -> dict[str, float]:
-    """`actor/reward_kl`: nats per action token that fresh rewards were charged for; nothing where no token was."""
+    """Compute `actor/reward_kl`: the nats per action token behind the penalties of fresh rewards; empty without any."""
     found = list(penalties)
     tokens = sum(penalty.tokens for penalty in found)
     return {"actor/reward_kl": sum(penalty.kl for penalty in found) / tokens} if tokens else {}
@@ -48,15 +48,17 @@ def kl_metrics(penalties: Iterable[KlPenalty]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Completion:
+    """One reply as an engine sampled it."""
+
     token_ids: tuple[int, ...]
-    """As sampled, the stop token included when one was sampled."""
+    """The tokens in the order of sampling, with the stop token if one was sampled."""
     log_probs: tuple[float, ...]
     """Nats, one per token, over the whole vocabulary at the sampling temperature (at 1 when greedy)."""
     policy_version: int | tuple[int, ...]
-    """Publishes before the tokens were sampled: of all of them, or one number per token."""
+    """Publishes before the tokens were sampled: one number for all tokens, or one per token."""
     entropies: tuple[float, ...] | None = None
-    """Nats, of the distribution each token was sampled from; None where the engine does not say."""
+    """Entropy in nats of the distribution behind each token; None where the engine does not report it."""
 
 
 class GenerationFailed(Exception):
-    """There is no usable reply, and why, in words. The episode ends; nothing of the reply is kept."""
+    """The engine gave no usable reply; the text says why. The episode ends, and nothing of the reply is stored."""

@@ -1,4 +1,9 @@
-"""Classes and functions people bring themselves, named `path/to/file.py:Name` and called within `users_code`."""
+"""Loads and calls users' own classes and functions, which are named `path/to/file.py:Name`.
+
+A user's file becomes a module whose name holds its path, such as `agentloop.user_code.%2Fhome%2Fme%2Fmine%2Epy`.
+Two files named `mine.py` in different folders therefore stay apart, and a pickled function of a file can be loaded
+in another process. Every call of users' code stands within `users_code`.
+"""
 
 import asyncio
 import functools
@@ -21,20 +26,21 @@ from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
 
 __path__: list[str] = []
-"""Makes imports take this module for a package, in which people's files are modules: see `_Files`."""
+"""Makes Python treat this module as a package whose submodules are users' files: see `_UserFileFinder`."""
 _PREFIX = f"{__name__}."
 _sources: dict[str, bytes] = {}
-"""What each file held when it was run, by its module's name."""
-_HERE = "given:"
+"""The content of each file when it was run, by its module's name."""
+_GIVEN_PREFIX = "given:"
 _GIVEN: dict[str, Callable[..., Any]] = {}
-"""Functions that this process was given, where others have a file, by the names they got: `given:DIGEST:function`."""
+"""Functions that were passed to this process as objects, by their made-up names `given:ID:function`."""
 
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Within, whatever code of the user's raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
+    """The block calls users' code; whatever that code raises, even by sys.exit or Ctrl-C, becomes UserCodeFailed.
 
-    What is no failure of its own passes. Where the code forked, its child ends here and never becomes a second trainer.
+    A stop of the run, a UserError and a cancellation pass unchanged. If the code forked, the child process ends here,
+    so that it never becomes a second trainer.
     """
     process = os.getpid()
     try:
@@ -60,7 +66,7 @@ def _is_being_cancelled() -> bool:
 
 @contextmanager
 def failing_as(before: str, after: str) -> Iterator[None]:
-    """Within, code of the user's is called: its failure is a UserError, named between these two texts."""
+    """The block calls users' code; a failure becomes a UserError that stands between these two texts."""
     try:
         with users_code():
             yield
@@ -69,13 +75,13 @@ def failing_as(before: str, after: str) -> Iterator[None]:
 
 
 def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractContextManager[None]]) -> type[Any]:
-    """A subclass of a user's class whose `methods` run within `failing()`."""
+    """Make a subclass of a user's class whose `methods` run within `failing()`."""
 
     def guard(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(kind, name))
         def call(self: Any, *args: Any, **options: Any) -> Any:
             with failing():
-                return getattr(super(made, self), name)(*args, **options)  # static and class methods, too
+                return getattr(super(made, self), name)(*args, **options)  # also calls static and class methods
 
         return call
 
@@ -85,30 +91,30 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
-    """A name for a function of a notebook or a script, that `load_function` knows in this process alone."""
+    """Give a function of a notebook or script a name that `load_function` knows in this process alone."""
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
         raise UserError(
             f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
             "'path/to/file.py:function'."
         )
-    # Nobody can tell whether a function that is given again does what it did: each time is another source.
-    spec = f"{_HERE}{uuid.uuid4().hex}:{function.__name__}"
+    # The code of a function that is passed again may have changed, so each time it counts as a new source.
+    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{function.__name__}"
     _GIVEN[spec] = function
     return spec
 
 
 def is_given(spec: str) -> bool:
-    """True for a function that this process was given: no file holds it."""
-    return spec.startswith(_HERE)
+    """True for the name of a function that was passed as an object, so that no file holds it."""
+    return spec.startswith(_GIVEN_PREFIX)
 
 
 def load_class(spec: str, *, what: str) -> type:
-    """The class that `spec` names. Runs the file. `what` is the config path an error starts with."""
-    return cast(type, _named(spec, "class", inspect.isclass, what))
+    """Run the file of `spec` and return the class that it names; `what` is the config path that errors begin with."""
+    return cast(type, _load_member(spec, "class", inspect.isclass, what))
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """The function that `spec` names, of a file or of those that this process was given; see `load_class`."""
+    """Return the function that `spec` names, from a file or from those passed as objects; see `load_class`."""
     if is_given(spec):
         if spec not in _GIVEN:
             name = spec.rpartition(":")[2]
@@ -117,11 +123,11 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
                 f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
             )
         return _GIVEN[spec]
-    return cast(Callable[..., Any], _named(spec, "function", inspect.isfunction, what))
+    return cast(Callable[..., Any], _load_member(spec, "function", inspect.isfunction, what))
 
 
 def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
-    """The sampler of `replay.sampler`: a built-in one, or a class of the user's own, tried once on a made-up row."""
+    """Make the sampler of `replay.sampler`. A class of the user's own is tried once on a made-up row."""
     if ":" not in spec:
         return make_sampler(spec, seed, options)
     kind = load_class(spec, what="replay.sampler")
@@ -140,8 +146,8 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
     return made
 
 
-def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:
-    """What has this name in the module of the file, which is run."""
+def _load_member(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:
+    """Run the file of `spec` and return the class or function that it names. Raises UserError."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         raise UserError(f"{what} must have the form path/to/file.py:NAME of a {kind}, got {spec!r}.")
@@ -153,7 +159,7 @@ def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -
 
 
 def file_of(spec: str, *, what: str) -> Path:
-    """The file of `path/to/file.py:name`. Raises UserError where it is not there."""
+    """Return the file of `path/to/file.py:name`. Raises UserError if the file does not exist."""
     named = spec.rpartition(":")[0]
     path = Path(named)
     if not path.is_file():
@@ -161,36 +167,36 @@ def file_of(spec: str, *, what: str) -> Path:
     return path.resolve()
 
 
-class _Files(MetaPathFinder):
-    """Finds people's files by names that say where they are, in processes that their functions are sent to as well."""
+class _UserFileFinder(MetaPathFinder):
+    """Imports users' files by module names that hold their paths, also in processes that unpickle their functions."""
 
     @staticmethod
-    def name_of(path: Path) -> str:
+    def module_name(path: Path) -> str:
         return _PREFIX + quote(str(path)).replace(".", "%2E")
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if not fullname.startswith(_PREFIX):
             return None
         file = Path(unquote(fullname.removeprefix(_PREFIX)))
-        # At the end of the search path: the file may import its neighbours, and they shadow nothing.
+        # The folder goes to the end of the search path: the file may import its neighbours, and they shadow nothing.
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))
         return importlib.util.spec_from_file_location(fullname, file, loader=_Uncached(fullname, str(file)))
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles a file whenever it is run: a cached form counts as current for a second after an edit."""
+    """Compiles a file each time it is run, because Python's cache misses an edit within the same second."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError
 
 
-sys.meta_path.append(_Files())
+sys.meta_path.append(_UserFileFinder())
 
 
 def _run_file(path: Path, *, what: str) -> ModuleType:
-    """The module of a file, which is run once for as long as it stays what it is."""
-    name, source = _Files.name_of(path), path.read_bytes()
+    """Return the module of a file; the file is run again only after its content has changed."""
+    name, source = _UserFileFinder.module_name(path), path.read_bytes()
     if name in sys.modules and _sources.get(name) == source:
         return sys.modules[name]
     sys.modules.pop(name, None)

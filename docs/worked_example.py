@@ -135,7 +135,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     factory = load_environment(f"{__file__}:OnePlusOne", {})
     renderer = Renderer(CODEC, ChatTemplate(TEMPLATE, {}), authors=AUTHORS, stop_ids=frozenset({ID["<end>"]}))
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
-    actors = Actors(RunEnvironments.of_one(factory), policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
+    actors = Actors(RunEnvironments.from_factory(factory), policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
     collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups)
     return collector.collect([(factory.example, 1)], CollectedBy("worked", iteration, 0))

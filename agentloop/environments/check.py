@@ -1,4 +1,4 @@
-"""Checks an environment before a run starts: what would fail at the first call is an error of one line."""
+"""Checks an environment before a run starts, so that mistakes are one-line errors and not failures of episodes."""
 
 import inspect
 import math
@@ -25,7 +25,7 @@ _author_table = cache(author_table)
 
 
 def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:
-    """`environment` itself, once it is known to be a whole Environment, for tasks made up or read from rows."""
+    """Return the class if it defines all that an Environment needs: for tasks that it makes, or reads from rows."""
     if not issubclass(environment, Environment):
         raise UserError(
             f"{where} must be a subclass of agentloop.environments.Environment, "
@@ -44,7 +44,7 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
 
 
 def check_options(environment: type[Environment], options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options as the constructor's annotations ask for them (a YAML list becomes a tuple, ...)."""
+    """Convert the options to the types of the constructor's annotations: a YAML list becomes a tuple, for example."""
     parameters = inspect.signature(environment).parameters
     kinds = inspect.Parameter
     takes_any = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
@@ -70,7 +70,7 @@ def _converted(name: str, value: Any, annotation: Any) -> Any:
 
 
 def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
-    """Refuse what the method `where` returned unless it can be shown, hashed and stored."""
+    """Raise UserError unless the task, which the method `where` returned, can be shown, hashed and stored."""
     if not isinstance(task, Task):
         raise UserError(f"{where} must return a Task, got {type(task).__name__}.")
     if not isinstance(task.prompt, str):
@@ -96,7 +96,7 @@ def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
 
 
 def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: bool) -> Task:
-    """A task of an environment whose tasks depend on nothing but the random numbers, or the row."""
+    """Check that tasks depend on nothing but the random numbers or the row, and return one of them."""
     pairs = [(make(trial), make(trial)) for trial in range(_TRIALS)]
     if any((one.payload, one.messages()) != (same.payload, same.messages()) for one, same in pairs):
         method, source = ("task_from_row", "row") if reads_rows else ("make_task", "rng")
@@ -106,7 +106,7 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: boo
 
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
-    """Start an episode, let it be judged after an empty reply, and end it."""
+    """Start an episode, compute its reward after an empty reply, and close it."""
     try:
         start_now(environment, task, where)
         reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
@@ -116,14 +116,14 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
 
 
 def start_now(environment: Environment, task: Task, where: str) -> None:
-    """Start an instance that no episode of the policy is played with."""
+    """Start an instance outside of an episode."""
     advice = f" for {quoted_task(task)}. Mend it."
     with failing_as(f"{where}.start must accept its tasks, got", advice):
         run_hook(environment.start, task)
 
 
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
-    """What a started instance says of a conversation that is no episode of the policy."""
+    """Compute the reward of a conversation with a started instance, outside of an episode."""
     asked = quoted_task(task, messages)
     advice = f" for {asked}. Return 0.0 there."
     with failing_as(f"{where}.reward must judge any reply, got", advice):

@@ -1,4 +1,4 @@
-"""Rows of a user's data set: read from JSONL, Parquet or the `datasets` library, split, and known by their content."""
+"""Reads the rows of a user's data set from JSONL, Parquet or the `datasets` library, and splits and hashes them."""
 
 import datetime
 import decimal
@@ -18,7 +18,7 @@ from replay.exchange.row_format import read_json
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
 _SAVED = ("dataset_dict.json", "state.json")
-"""What `save_to_disk` of data sets leaves in a folder."""
+"""Files that `save_to_disk` of the `datasets` library writes into a folder."""
 _PLACEHOLDER = "{split}"
 _FIELD = "split"
 _TRAIN = "train"
@@ -26,14 +26,14 @@ _TRAIN = "train"
 
 @dataclass(frozen=True)
 class TaskRows:
-    """What a run trains on and what it is judged by."""
+    """The rows that a run trains on, and the rows that it is evaluated on."""
 
     train: Sequence[Row]
     held_out: Sequence[Row]
     digest: str
-    """A digest of the contents, in order: a resumed run must find the same rows."""
+    """A digest of the contents in their order: a resumed run must find the same rows."""
     shared: int
-    """Held-out rows that are also among the training ones: another split's, so they were not chosen here."""
+    """Number of held-out rows that are also training rows; above 0 only where the user named a split to hold out."""
 
     def summary(self) -> str:
         twice = f", {self.shared:,} of these also to train on" if self.shared else ""
@@ -41,7 +41,7 @@ class TaskRows:
 
 
 def load_rows(section: TasksSection) -> TaskRows:
-    """The rows that `tasks` names. Raises UserError for what can't be read, split or distinguished by content."""
+    """Load the rows that `tasks` names. Raises UserError for rows that can't be read, split or told apart."""
     data = section.data or ""
     rows = _split(section, section.split)
     digests = [_digest(row, f"{data}, row {number}") for number, row in enumerate(rows, 1)]
@@ -62,13 +62,13 @@ def load_rows(section: TasksSection) -> TaskRows:
 
 
 def _chosen(rows: Any, numbers: Sequence[int]) -> Sequence[Row]:
-    """Rows by their numbers; a data set of the library, which may be larger than memory, selects them itself."""
+    """Select rows by number; a data set of the library, which may be larger than memory, does so itself."""
     found: Sequence[Row] = [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
     return found
 
 
 def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
-    """Which rows are held out, by content alone: more rows leave the others where they are. Of few, one content is."""
+    """Choose rows to hold out, at least one, by their content alone, so that new rows don't move the others."""
     most = max(int(share * 2**64), min(int(digest[:16], 16) for digest in digests))
     return [int(digest[:16], 16) <= most for digest in digests]
 
@@ -87,7 +87,7 @@ def _split(section: TasksSection, name: str | None) -> Sequence[Row]:
 
 
 def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Row]:
-    """A file's rows of one split; a file without the field is a single split, which has no name."""
+    """Select a file's rows of one split; a file without the field `split` is a single split without a name."""
     named = [row.get(_FIELD) for row in rows]
     if name is None and not any(named):
         return rows
@@ -160,7 +160,7 @@ def _explained(place: str) -> Iterator[None]:
 
 
 def as_json(value: Any) -> Any:
-    """What JSON does not have: NumPy's as Python's, dates as texts. Raises TypeError for what has no obvious form."""
+    """Convert a value that JSON lacks: NumPy's to Python's, dates to text. Raises TypeError for any other type."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):

@@ -1,4 +1,4 @@
-"""What an environment is: it makes tasks or reads them, offers tools, and rewards the whole conversation."""
+"""The base class of environments. An environment makes or reads tasks, offers tools and rewards conversations."""
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,17 +17,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Task:
+    """One thing that the policy is asked to do, with the data to judge it."""
+
     prompt: str | tuple[Message, ...]
-    """The user's message, or an opening conversation; trained on are messages of authors registered as trained."""
+    """The user's message or an opening conversation. Messages of authors registered as trained are trained on."""
     payload: Mapping[str, Any] = field(default_factory=dict)
-    """What tools and reward need to know (JSON values, whose keys come in any order); never shown to the policy."""
+    """Data for tools and rewards: JSON values, in which the order of keys does not matter. The policy never sees it."""
     hint: str | None = None
-    """Help that the context strategy `hint` shows while the policy samples; others leave it out."""
+    """Help that the context strategy `hint` shows while the policy samples; other strategies ignore it."""
     environment: str | None = None
-    """Which of several environments it is of; the run says so, and None where it has one."""
+    """Name of the task's environment in a run with several; the run sets it. None in a run with one."""
 
     def messages(self) -> tuple[Message, ...]:
-        """The opening conversation, by `user` and `initialization` where no author of `context.authors` is named."""
+        """Return the opening conversation; messages without an author of `context.authors` are by `user` or
+        `initialization`."""
         if isinstance(self.prompt, str):
             return (Message("user", self.prompt, author=USER),)
         return tuple(
@@ -40,22 +43,23 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTask(Task):
-    """A task that was read back from the buffer, where a hint that `hash` counts is not stored."""
+    """A task that was read back from the buffer."""
 
     hash: str
+    """The stored hash. It can't be computed again, because it depends on the hint, which is not stored."""
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """A task that the end of a conversation has solved, though another one was asked."""
+    """A task that the last turns of a conversation solved, though the conversation was about another task."""
 
     task: Task
     first_turn: int
-    """The first reply of that end, from 0: it answers the prompt of `task`."""
+    """Number of the first of these replies, from 0: this reply answers the prompt of `task`."""
 
 
 def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
-    """A task, and the reply to it, for an error: `the task 'What is ...' and the reply '42'`, both cut short."""
+    """Quote a task and the reply to it in an error, both cut short: `the task 'What is ...' and the reply '42'`."""
     asked = f"the task {_excerpt(task.messages()[-1])}"
     return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
 
@@ -78,13 +82,14 @@ def tool(
 ) -> _Function | Callable[[_Function], _Function]:
     """Offer a method of an `Environment` to the policy.
 
-    Its JSON schema comes from its annotations and its docstring. What it returns or raises is shown: text as it is,
-    anything else as JSON. Tools of different episodes run at the same time, in threads or, where `async def`, on one
-    event loop; the thread of a call that takes too long goes on until it returns.
+    The tool's JSON schema comes from its annotations and its docstring. The policy is shown the value that the tool
+    returns, or the exception that it raises: text as it is, any other value as JSON. Tools of different episodes run
+    at the same time: an `async def` tool on one event loop, any other tool in a thread. The thread of a call that
+    takes too long goes on until the call returns.
 
     `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
-    `self` are lost, and a crash costs one call. `deterministic=True` says that its result follows from the task and
-    the arguments alone, and that a call changes nothing: it is not called twice with the same arguments for one task.
+    `self` are lost, and a crash costs one call. `deterministic=True` promises that the result follows from the task
+    and the arguments alone, and that a call changes nothing. Such a tool is called once per task and arguments.
     """
 
     def mark(function: _Function) -> _Function:
@@ -96,81 +101,82 @@ def tool(
 
 @dataclass(frozen=True)
 class ToolMark:
-    """What the author of a tool says of it."""
+    """The options that the author of a tool gave to `@tool`."""
 
     isolated: bool
     deterministic: bool
 
 
 def tool_mark(method: object) -> ToolMark | None:
-    """None for what is no tool."""
-    # A staticmethod or classmethod may carry the mark itself or on what it wraps.
+    """Return the options of a tool; None for an object that is no tool."""
+    # The mark of a staticmethod or classmethod may be on the object itself or on the function inside it.
     marks = (getattr(carrier, _TOOL_MARK, None) for carrier in (method, getattr(method, "__func__", None)))
     return next((mark for mark in marks if isinstance(mark, ToolMark)), None)
 
 
 class Environment:
-    """Base class of environments: an instance lives for one episode, and is made with `environment.options`."""
+    """Base class of environments. An instance lives for one episode and is made with `environment.options`."""
 
     version: ClassVar[str] = "1"
-    """Raise it when tools or rewards change their meaning; stored with every trajectory."""
+    """Stored with every trajectory. Raise the version when tools or rewards change their meaning."""
 
     one_thread: ClassVar[bool] = False
-    """True: one thread calls all that an instance does, its own; for connections that other threads may not use."""
+    """True: one thread makes all calls of an instance, for connections that no other thread may use."""
 
     deterministic: ClassVar[bool] = False
     """True: every tool's result follows from the task and the calls before it, so equal calls are answered from memory.
-    `reward` must then go by task and messages. Nothing checks that it is true."""
+    `reward` must then depend on task and messages alone. Nothing checks the promise."""
 
     def make_task(self, rng: random.Random) -> Task:
-        """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""
+        """Make a random task, the same task for the same state of `rng`. Not needed where every task is a row."""
         raise NotImplementedError
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
-        """The task that a row of `tasks.data` stands for, the same one for the same row."""
+        """Make the task of a row of `tasks.data`, the same task for the same row."""
         raise NotImplementedError
 
     def start(self, task: Task) -> Awaitable[None] | None:
         """Set up this episode's state; may be `async def`."""
 
     def restore(self, task: Task, messages: Sequence[Message]) -> Awaitable[None] | None:
-        """Bring this instance, on which `start` was called, to the state that these messages of an earlier episode led
-        to, for `replay.restarts`; may be `async def`. Not needed where all tools are deterministic: they are called
-        again."""
+        """Bring a started instance to the state after these messages of an earlier episode; may be `async def`.
+
+        `replay.restarts` needs this method unless all tools are deterministic: those are called again.
+        """
         raise NotImplementedError
 
     def close(self) -> Awaitable[None] | None:
-        """Free what `start` and tools took hold of, once `start` was called and the episode ended; may be `async def`.
+        """Free the resources of `start` and tools when a started episode has ended; may be `async def`.
 
-        One that raises, or takes longer than `rollout.tool_timeout_s`, costs nothing: it is counted and warned of.
+        A `close` that raises, or takes longer than `rollout.tool_timeout_s`, costs no episode: the run counts and
+        logs it.
         """
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """The reward of the whole conversation: a finite number, whatever the policy wrote."""
+        """Reward the whole conversation with a finite number, whatever the policy wrote."""
         raise NotImplementedError
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
-        """What each reply of the policy earned by itself, besides `reward`; None: this environment does not say.
+        """Reward each reply of the policy by itself, besides `reward`; None: there are no rewards per reply.
 
-        Asked with `advantage.credit: turn` of an instance that has played no episode.
+        `advantage.credit: turn` calls this on an instance that has played no episode.
         """
 
     def state_key(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """A name of the state, within its task, in which the policy is after these messages; None: what it was shown
-        since its last reply names it.
+        """Name the state of the task after these messages; None: the messages since the last reply name the state.
 
-        Asked with `advantage.credit: state`, of an instance that has played no episode, before each reply.
+        `advantage.credit: state` calls this before each reply, on an instance that has played no episode.
         """
         return None
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """Other tasks that this conversation, which failed at `task`, has in fact solved, for `replay.hindsight`.
+        """Find other tasks that a conversation solved though it failed at `task`, for `replay.hindsight`.
 
-        What the tools answered from `first_turn` on must be what they would have answered for the new task. Asked of an
-        instance that has played no episode; each is taken only if its `reward` is a success.
+        From `first_turn` on, the tools must have answered exactly as they would have for the new task. The method is
+        called on an instance that has played no episode. A task counts only if its `reward` is a success.
         """
         return ()
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""
+        """Give the next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Finds an environment by its name, checks it and makes its instances."""
+"""Finds an environment by its name, checks it, and makes its instances."""
 
 from __future__ import annotations
 
@@ -63,40 +63,40 @@ class EnvironmentFactory:
     """A checked environment class with its options."""
 
     name: str
-    """The built-in name, or `file.py:Class` without the folders: the same wherever the file lies."""
+    """The built-in name, or `file.py:Class` without folders, so that the name stays when the file moves."""
     version: str
     tools: tuple[dict[str, Any], ...]
-    """{"type": "function", "function": {...}} per tool."""
+    """One {"type": "function", "function": {...}} per tool."""
     where: str
-    """What errors call the class."""
+    """The name of the class in errors."""
     environment: type[Environment]
     options: Mapping[str, Any]
     source: str
-    """Digest of the file of the class, or of those of functions, with what they import from the same folder."""
+    """Digest of the files of the class and of its functions, with the files that they import from the same folder."""
     example: Task | None = None
-    """One of its tasks; None only while the environment is being checked."""
+    """One task of the environment; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
-    """Authors that its messages may name besides `user` and `initialization`."""
+    """Authors that the environment's messages may name besides `user` and `initialization`."""
     servers: McpServers | None = None
-    """MCP servers, some of whose tools are the environment's; None: it has all of its tools itself."""
+    """MCP servers that offer some of the tools; None: the class itself has all tools."""
     is_one_of_several: bool = False
-    """True: its tasks say that they are of it, by its name."""
+    """True in a run with several environments, where each task carries its environment's name."""
 
     @property
     def agent(self) -> str | None:
-        """The program or function that acts, and asks the policy by itself; None: episodes are turns of the policy."""
+        """The agent, a program or function that sends its own requests to the policy; None: the run plays the turns."""
         return self.options["agent"] if self.environment is AgentEnvironment else None
 
     def named(self, name: str) -> EnvironmentFactory:
-        """As one of several, whose rows have this name."""
+        """Give the environment its name in a run with several; its rows carry this name."""
         return replace(self, name=name, is_one_of_several=True)
 
     def with_version_of(self, source: str) -> EnvironmentFactory:
-        """The version that a changed source makes it."""
+        """Give the environment the version that follows from a changed source."""
         return replace(self, version=f"{self.version}+{source[:8]}")
 
     def defines(self, *methods: str) -> bool:
-        """True if the class has all of these methods itself, which `Environment` leaves open."""
+        """True if the class overrides all of these methods of `Environment`."""
         return all(getattr(self.environment, name) is not getattr(Environment, name) for name in methods)
 
     def create(self) -> Environment:
@@ -105,7 +105,7 @@ class EnvironmentFactory:
             return self.environment(**self.options)
 
     def connected(self, environment: Environment) -> AbstractContextManager[Future[Any]]:
-        """An instance's own MCP servers, for one episode: there once the future is done."""
+        """The block has the instance connected to MCP servers of its own, as soon as the future is done."""
         if self.servers is not None:
             return self.servers.connected(environment)
         nothing = Future[Any]()
@@ -114,7 +114,7 @@ class EnvironmentFactory:
 
     @contextmanager
     def started(self, task: Task) -> Iterator[Environment]:
-        """A new instance, started with the task and closed in the end, for what is no episode of the policy."""
+        """The block has a new instance that was started with the task, outside of an episode; its end closes it."""
         environment = self.create()
         try:
             start_now(environment, task, self.where)
@@ -123,11 +123,11 @@ class EnvironmentFactory:
             close_now(environment, self.where)
 
     def make_task(self, rng: random.Random) -> Task:
-        """A task from a new instance, so that it depends on nothing but `rng`."""
+        """Make a task with a new instance, so that the task depends on nothing but `rng`."""
         return self._task("make_task", rng, rule="make a task")
 
     def task_from_row(self, row: Mapping[str, Any], place: str) -> Task:
-        """The task of a row of the user's data from a new instance; `place` names the row in errors."""
+        """Make the task of a row of the user's data with a new instance; `place` names the row in errors."""
         return self._task("task_from_row", row, rule="read every row", place=f" in {place}")
 
     def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
@@ -138,11 +138,11 @@ class EnvironmentFactory:
         return self.labelled(task)
 
     def labelled(self, task: Task) -> Task:
-        """A task of it, which says so where a run has several environments."""
+        """Put the environment's name into one of its tasks, where a run has several environments."""
         return replace(task, environment=self.name) if self.is_one_of_several else task
 
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
-        """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
+        """Ask a new instance what each reply earned by itself; None: the environment has no rewards per reply."""
         place = f" for {quoted_task(task, messages)}. Mend it."
         with failing_as(f"{self.where}.turn_rewards must return a list of numbers, got", place):
             given = self.create().turn_rewards(task, messages)
@@ -155,7 +155,7 @@ class EnvironmentFactory:
         return rewards
 
     def turn_states(self, task: Task, messages: Sequence[Message], *, task_hash: str) -> tuple[str, ...]:
-        """A hash of the state before each reply to the task, asked of a new instance; the first is the task itself."""
+        """Hash the state before each reply, as a new instance names it; the first state is the task itself."""
         opening, rule = len(task.messages()), f"{self.where}.state_key must return a text or None, got"
         replies = [i for i, said in enumerate(messages) if i >= opening and said.author in (LLM, DEMONSTRATION)]
         with failing_as(rule, f" for {quoted_task(task, messages)}. Mend it."):
@@ -177,16 +177,16 @@ class EnvironmentFactory:
 
     @property
     def can_restore(self) -> bool:
-        """Whether an episode can be brought to where a stored one was: by the same calls, or by `restore`."""
+        """True if an episode can continue from a stored one: by the same calls, or by `restore`."""
         return repeats(self.environment) or self.defines("restore")
 
     def tools_hash(self, max_chars: int) -> str:
-        """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
+        """Hash all that tool answers depend on besides task and calls; `max_chars` of an answer are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
         return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
-        """What else a conversation has solved, asked of a new instance."""
+        """Ask a new instance which other tasks a conversation solved."""
         turns = sum(message.author == LLM for message in messages)
         place = f" for {quoted_task(task, messages)}. Mend it."
         with failing_as(f"{self.where}.achieved must return a list of Achieved, got", place):
@@ -202,12 +202,12 @@ class EnvironmentFactory:
         return [replace(one, task=self.labelled(one.task)) for one in found]
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """The reward of a conversation that was no episode: a new instance is started with the task, and closed."""
+        """Compute the reward of a conversation outside of an episode: a new instance is started and closed for it."""
         with self.started(task) as environment:
             return reward_now(environment, task, messages, self.where)
 
     def task_hash(self, task: Task) -> str:
-        """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""
+        """Hash all that defines a task: its environment, its opening messages, its payload and its hint, if any."""
         if isinstance(task, StoredTask):
             return task.hash
         return content_hash(
@@ -231,10 +231,11 @@ def load_environment(
     tools: Sequence[str] = (),
     judges: Sequence[str] = (),
 ) -> EnvironmentFactory:
-    """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run. Raises UserError.
+    """Load the environment `name`, built-in or `path/to/file.py:ClassName`, and try it out. Raises UserError.
 
-    With a `row` of the user's data it is to read its tasks from such; without, to make them up. `tools` are functions
-    that `rows` offers, `judges` those that say what a success is there: their files are the environment's source too.
+    With a `row` of the user's data the environment must read tasks from rows; without one it must make them. `tools`
+    are functions that the environment `rows` offers; `judges` are functions that decide there what a success is. The
+    files of both are part of the environment's source.
     """
     found = rows_with_tools(tools) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
@@ -243,7 +244,7 @@ def load_environment(
         environment = environment.for_options(options)
     attached = None
     if servers:
-        with needing("mcp", "environment.mcp_servers"):  # here, for it takes a second and a half
+        with needing("mcp", "environment.mcp_servers"):  # imported here, because the import takes over a second
             from agentloop.environments.mcp.attached import McpServers
         attached = McpServers(servers)
         environment = attached.attached_to(environment, name)
@@ -276,7 +277,7 @@ def load_environment(
 
 
 def makes_tasks(name: str) -> bool:
-    """True if the environment makes tasks up, so that it may demonstrate some; False where all are rows."""
+    """True if the environment makes tasks itself, and so can demonstrate some; False where all tasks are rows."""
     return getattr(_find(name), "make_task", None) is not Environment.make_task
 
 
@@ -292,16 +293,16 @@ def _find(name: str) -> type:
 
 
 def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str], agent: str | None = None) -> str:
-    """A digest of a class's `own` source and of the files that functions are in."""
+    """Digest a class's `own` source together with the files of its functions."""
     specs = [(spec, "environment.tools") for spec in tools] + [(spec, "reward.functions") for spec in judges]
     specs += [] if agent is None else [(agent, "environment.agent")]
-    # The name of a function that this process was given is like no other.
+    # A function that was passed as an object has no file; its name is unique.
     files = [spec if is_given(spec) else source_digest(file_of(spec, what=what)) for spec, what in specs]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 
 def source_digest(file: Path) -> str:
-    """A digest of the file and of what it imports, and that imports, from the same folder; nothing installed."""
+    """Digest a file and all files of its folder that it imports, directly or through one another."""
     found: dict[str, str] = {}
     waiting = [file]
     while waiting:
@@ -315,10 +316,10 @@ def source_digest(file: Path) -> str:
 
 
 def _imported(content: bytes) -> set[str]:
-    """Names of the top-level modules that a source imports, wherever in it."""
+    """Find the names of the top-level modules that a source imports anywhere."""
     try:
         nodes = list(ast.walk(ast.parse(content)))
-    except (SyntaxError, ValueError):  # of a package's file that nothing imports
+    except (SyntaxError, ValueError):  # a package may hold a broken file that nothing imports
         return set()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
@@ -326,7 +327,7 @@ def _imported(content: bytes) -> set[str]:
 
 
 def _beside(folder: Path, module: str) -> list[Path]:
-    """The module's file, or all files of the package; none where it lies elsewhere."""
+    """Find the module's file in the folder, or all files of the package; empty for a module from elsewhere."""
     file, package = folder / f"{module}.py", folder / module
     if (package / "__init__.py").is_file():
         return sorted(package.rglob("*.py"))

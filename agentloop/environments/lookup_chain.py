@@ -1,4 +1,4 @@
-"""The quickstart's environment: follow a chain of records to its code, past decoys.
+"""The quickstart's environment: the policy follows a chain of records to its code, past decoys.
 
 Every task has a random store of 32 keys. A record is {"next": key, "see": key} on the way or {"code": "78", "see": key}
 at the end of a chain. Following `next` from the asked key ends at the right code; `see` leads into other chains, which
@@ -27,9 +27,9 @@ KEYS = (
 )
 CODES = tuple(str(number) for number in range(50, 100))
 MAX_CALLS = 8
-"""Most tool calls a demonstration makes, so also the longest chain."""
+"""Most tool calls that a demonstration makes, and so the length of the longest chain."""
 LONGEST_DECOY = 3
-"""Records of the longest wrong chain; short ones keep careless episodes short."""
+"""Records of the longest wrong chain; short wrong chains keep careless episodes short."""
 FILLER = ("this", "page", "also", "has", "some", "old", "text")
 """Words that pad a tool result: each is one token, none is a key."""
 SYSTEM_PROMPT = 'Look up keys. Follow "next" until a record has a code. Answer: The code is "..".'
@@ -50,10 +50,11 @@ class LookupChain(Environment):
         padding: int = 0,
         delay_s: float = 0.0,
     ) -> None:
-        """`hops` is the fewest and most lookups a task needs.
+        """`hops` is the fewest and the most lookups that a task needs.
 
-        The demonstrator follows `next` with probability `p_next`, stops at a code with `p_stop`, and with `thinking`
-        says which field it goes by. Tool results end in `padding` words, and a lookup takes `delay_s` seconds.
+        The demonstrator follows `next` with probability `p_next` and stops at a code with probability `p_stop`. With
+        `thinking` it names the field that it follows. Tool results end in `padding` words, and a lookup takes
+        `delay_s` seconds.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
@@ -101,7 +102,7 @@ class LookupChain(Environment):
         return float(right)
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float]:
-        """1 / hops for each reply that looks up the next key of the trail, so that a whole trail earns 1."""
+        """Give 1 / hops to each reply that looks up the next key of the trail, so that a whole trail earns 1."""
         due: str | None = task.payload["key"]
         rewards = []
         for message in messages:
@@ -116,7 +117,7 @@ class LookupChain(Environment):
         return rewards
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """The code of the key from which the last lookups followed `next` up to the record whose code was answered."""
+        """The conversation solved the task of the key from which its last lookups followed `next` to its answer."""
         replies = [message for message in messages if message.author == LLM]
         store: Mapping[str, Record] = task.payload["store"]
         keys = [
@@ -134,7 +135,7 @@ class LookupChain(Environment):
         return (Achieved(_task(trail, code, store), first_turn=len(called) - len(trail)),)
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The next careless reply: it calls keys that it was shown, and reaches a code within MAX_CALLS."""
+        """Give the next careless reply: it looks up keys that it was shown, and reaches a code within MAX_CALLS."""
         calls_left = MAX_CALLS - sum(len(message.tool_calls) for message in messages)
         if messages[-1].role != "tool":
             return self._call("key", task.payload["key"])

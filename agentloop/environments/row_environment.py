@@ -1,4 +1,4 @@
-"""The environment `rows`: each row of `tasks.data` is a task, and functions of the user's are tools and judges."""
+"""The environments `rows` and `agent`: each row of `tasks.data` is a task; the user's functions are its tools."""
 
 import inspect
 import json
@@ -19,15 +19,15 @@ from context.messages import Message
 from context.wording import suggest
 
 ROWS, AGENT = "rows", "agent"
-"""What environment.name calls them."""
+"""The two names in `environment.name`."""
 _ROLES = ("system", "user", "assistant")
 
 
 class RowEnvironment(Environment):
-    """The policy is shown a column of a row, which is the payload; the first of `reward.functions` is the score."""
+    """Shows the policy one column of a row; the row is the payload, and the first of `reward.functions` scores."""
 
     def __init__(self, prompt: str = "prompt", system: str | None = None) -> None:
-        """`prompt` is the column that is shown, a text or messages; `system` is a system message before it."""
+        """`prompt` names the column that is shown, a text or messages; `system` is a system message before it."""
         self._prompt = prompt
         self._system = system
         self.task: Task | None = None
@@ -50,9 +50,9 @@ class RowEnvironment(Environment):
 
 
 class AgentEnvironment(RowEnvironment):
-    """The policy acts through an agent that is a program, or a function, and asks it at a base URL.
+    """The policy acts through an agent: a program or function that sends its requests to a base URL.
 
-    Its reward is what the agent says, or the first of `reward.functions`.
+    The reward comes from the agent or from the first of `reward.functions`.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class AgentEnvironment(RowEnvironment):
         limits: SandboxLimits | None = None,
         read: tuple[str, ...] = (),
     ) -> None:
-        """`agent`: a command, or `path/to/file.py:function`; `prompt` is the column that stands for a task on pages;
-        `limits` and `read` are the sandbox's. Raises UserError where there can be none."""
+        """`agent` is a command or `path/to/file.py:function`; `prompt` names the column that pages show for a task.
+
+        `limits` and `read` belong to the sandbox. Raises UserError where no sandbox can be made.
+        """
         super().__init__(prompt)
         self.agent = agent
         self.sandbox: AgentSandbox | None = None
@@ -89,7 +91,7 @@ class AgentEnvironment(RowEnvironment):
 
 
 def agent_function(agent: str) -> str | None:
-    """The `path/to/file.py:name` of an agent that is a function; None: it is a command. Raises UserError."""
+    """Return the `path/to/file.py:name` of an agent that is a function; None for a command. Raises UserError."""
     try:
         words = shlex.split(agent)
     except ValueError as problem:
@@ -114,7 +116,7 @@ _KEY = "environment.tools"
 
 
 def rows_with_tools(names: Sequence[str]) -> type[Environment]:
-    """`rows` with the functions of these `names` as its tools. Raises UserError for what can't be one."""
+    """Make the environment `rows` with these functions as its tools. Raises UserError for an unfit function."""
     tools: dict[str, ToolSpec] = {}
     for name in names:
         function = load_function(name, what=_KEY)
@@ -126,7 +128,7 @@ def rows_with_tools(names: Sequence[str]) -> type[Environment]:
 
 
 def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[..., Any]:
-    """`hidden` arguments are given the episode's task."""
+    """Turn a function into a method of the environment; its `hidden` arguments get the episode's task."""
 
     def call(environment: RowEnvironment, /, **arguments: Any) -> Any:
         return function(**arguments, **dict.fromkeys(hidden, environment.task))

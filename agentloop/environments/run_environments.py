@@ -1,4 +1,4 @@
-"""The environments of a run with its tasks, checked before it begins. Each task of several says which it is of."""
+"""Loads and checks the environments and tasks of a run; with several environments, each task names its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +18,25 @@ from context.messages import content_hash
 
 @dataclass(frozen=True)
 class RunEnvironments:
-    """What is asked about a task is asked of the environment that it is of."""
+    """The environments of a run by name, and questions that all of them answer together."""
 
     by_name: Mapping[str, EnvironmentFactory]
 
     @classmethod
-    def of_one(cls, factory: EnvironmentFactory) -> Self:
-        """Those of a run that has this one alone."""
+    def from_factory(cls, factory: EnvironmentFactory) -> Self:
+        """Make the environments of a run that has one alone."""
         return cls({factory.name: factory})
 
     @property
     def all(self) -> tuple[EnvironmentFactory, ...]:
         return tuple(self.by_name.values())
 
-    def of(self, task: Task) -> EnvironmentFactory:
+    def factory_for(self, task: Task) -> EnvironmentFactory:
+        """Return the factory of the task's environment."""
         return self.all[0] if task.environment is None else self.by_name[task.environment]
 
     def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
-        """The one that a row is of; None where it is of none, or of another version."""
+        """Return the environment that made a row; None if the run lacks it, or has another version of it."""
         found = self.by_name.get(name)
         return found if found is not None and found.version == version else None
 
@@ -66,24 +67,24 @@ class RunEnvironments:
         return all(factory.defines(*methods) for factory in self.all)
 
     def with_version_of(self, source: str) -> Self:
-        """All of them as versions of this source: what of it has changed is not known."""
+        """Give all environments a new version after a changed source: nobody knows which of them changed."""
         return replace(self, by_name={name: one.with_version_of(source) for name, one in self.by_name.items()})
 
     def task_hash(self, task: Task) -> str:
-        return self.of(task).task_hash(task)
+        return self.factory_for(task).task_hash(task)
 
 
 _MOST_CHECKED = 20_000
-"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
+"""Rows that are read as tasks before a run begins, within a second or two; the others are read during the run."""
 
 
 def open_tasks(
     config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
 ) -> tuple[RunEnvironments, TaskSource]:
-    """The environments with the run's tasks, checked.
+    """Load and check the environments of a run, and its tasks.
 
-    Raises UserError, unless `environment_changed`, for a source whose digest is not the last one of the run's
-    `sources`; another than the first one is another version.
+    `sources` are the source digests that the run has had. Raises UserError where today's digest differs from the last
+    of them, unless `environment_changed`. A digest that differs from the first makes another version.
     """
     rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
@@ -108,7 +109,7 @@ def open_tasks(
 def load_environments(
     config: RunConfig, rows: Mapping[str | None, Mapping[str, Any]], *, options: Mapping[str, Any] | None = None
 ) -> RunEnvironments:
-    """The environments, each checked with the row that it has; `options` go over those of the configuration."""
+    """Load each environment and check it with its row; `options` override those of the configuration."""
     by_name = {}
     for part in config.parts:
         section = part.environment

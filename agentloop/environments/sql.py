@@ -1,4 +1,4 @@
-"""Runs SQL that a policy wrote on a real SQLite database that it can only read: for tools, and for rewards."""
+"""Runs the policy's SQL on a real SQLite database that it can only read, for tools and for rewards."""
 
 import json
 import math
@@ -26,27 +26,27 @@ _DIGITS = 9
 
 
 class QueryFailed(ValueError):
-    """A query that is wrong, may not be run, or takes too much. The text is for whoever wrote it."""
+    """A query is wrong, forbidden or too expensive. The text is for the author of the query."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class SqlLimits:
-    """What one query may take."""
+    """Limits of one query."""
 
     seconds: PositiveFloat = 2.0
-    """Seconds of the clock, once the query is prepared."""
+    """Wall-clock seconds after the query is prepared."""
     rows: PositiveInt = 50
-    """Rows that it gives; the others are left out."""
+    """Rows of the result; further rows are left out."""
     characters: PositiveInt = 4000
-    """Characters of its rows as text; what is beyond them is left out."""
+    """Characters of the result as text; further characters are left out."""
     value_bytes: PositiveInt = 50_000
-    """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
+    """Bytes of one row, text or blob, intermediate ones too; a longer value ends the query."""
     query_characters: PositiveInt = 4000
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The rows of a query, in the order in which the database gave them."""
+    """The rows of a query, in the order of the database."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -55,14 +55,14 @@ class QueryResult:
     limits: SqlLimits
 
     def same_rows(self, other: Self, *, in_order: bool = False) -> bool:
-        """True if both are complete and hold the same rows, each as often, with numbers compared to nine digits."""
+        """True if both results are complete and hold the same rows equally often; numbers count to nine digits."""
         if not (self.complete and other.complete):
             return False
         mine, others = ([tuple(map(_comparable, row)) for row in result.rows] for result in (self, other))
         return mine == others if in_order else Counter(mine) == Counter(others)
 
     def observation(self) -> str:
-        """A line of names and a line for each row: what a policy is shown."""
+        """Write the result for the policy: one line of column names, then one line per row."""
         lines = [" | ".join(self.columns), *(" | ".join(map(_shown, row)) for row in self.rows)]
         text = "\n".join(lines if self.rows else [*lines, "(no rows)"])
         if len(text) > self.limits.characters:
@@ -71,7 +71,7 @@ class QueryResult:
 
 
 def _shown(value: Value) -> str:
-    """As SQL writes it, but text without quotes."""
+    """Write a value as SQL does, but text without quotes."""
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     return "NULL" if value is None else str(value)
@@ -87,19 +87,19 @@ _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE
 _PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info", "index_xinfo"}
 )
-"""Those that only describe tables."""
+"""Allowed PRAGMAs: each only describes tables."""
 _FUNCTIONS_REFUSED = frozenset({"load_extension", "fts3_tokenizer", "printf", "format"})
-"""The last two fill any width, a character at a time, for minutes that no limit ends."""
+"""Forbidden functions. The last two can pad a text for minutes, and no limit ends them."""
 _FAULTS_OF_FILES = frozenset(
     {
         *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN),
         *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL),
     }
 )
-"""SQLite's codes for trouble with the file or the disk. Any other is the query's, also SQLITE_SCHEMA: a syntax error
-has it where no query before has read the schema."""
+"""SQLite's codes for trouble with the file or the disk. Any other code is the query's fault, even SQLITE_SCHEMA: a
+syntax error has this code until a first query has read the schema."""
 _INSTRUCTIONS = 10_000
-"""Instructions of SQLite between two looks at the clock, each of which waits for the interpreter's lock."""
+"""SQLite instructions between two checks of the clock; each check has to wait for Python's global lock."""
 _SCHEMA = (
     "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' "
     "ORDER BY rowid"
@@ -107,10 +107,10 @@ _SCHEMA = (
 
 
 class ReadOnlyDatabase:
-    """A database file that queries can only read, up to their limits; threads may share it."""
+    """A database file that queries can only read, within limits; threads may share the object."""
 
     def __init__(self, path: str | os.PathLike[str], limits: SqlLimits | None = None) -> None:
-        """Raises UserError where there is no database that can be read."""
+        """Raises UserError if the file is no readable database."""
         self.path = Path(path).absolute()
         self.limits = limits or SqlLimits()
         try:
@@ -122,7 +122,7 @@ class ReadOnlyDatabase:
             ) from error
 
     def query(self, sql: str) -> QueryResult:
-        """The rows of one statement. Raises QueryFailed for a fault of the query, sqlite3.Error for one of the file."""
+        """Run one statement. Raises QueryFailed for a fault of the query, sqlite3.Error for a fault of the file."""
         limits = self.limits
         if len(sql) > limits.query_characters:
             raise QueryFailed(f"the query is longer than {limits.query_characters} characters")
@@ -150,7 +150,7 @@ class ReadOnlyDatabase:
         return QueryResult(columns, tuple(rows[: limits.rows]), len(rows) <= limits.rows, limits)
 
     def schema(self) -> str:
-        """The statements that made its tables and views, for a prompt."""
+        """Return the statements that created the tables and views, for a prompt."""
         with closing(sqlite3.connect(self._uri, uri=True)) as connection:
             return "\n".join(f"{sql};" for (sql,) in connection.execute(_SCHEMA))
 
@@ -159,13 +159,13 @@ class ReadOnlyDatabase:
         return f"{self.path.as_uri()}?mode=ro"
 
     def _opened(self, bounds: dict[int, int], refusals: list[str]) -> sqlite3.Connection:
-        """A connection that can only read; what it refuses is named in `refusals`."""
+        """Open a connection that can only read; each refused action is appended to `refusals`."""
         connection = sqlite3.connect(self._uri, uri=True, isolation_level=None)
         for bound, most in bounds.items():
             connection.setlimit(bound, most)
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA temp_store = FILE")  # what it sorts or queues is no memory of this program
+        connection.execute("PRAGMA temp_store = FILE")  # sorting must not use this process's memory
         connection.text_factory = _text
 
         def authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -180,7 +180,7 @@ class ReadOnlyDatabase:
 
 
 def _bounds(limits: SqlLimits) -> dict[int, int]:
-    """SQLite's own limits; with these no single instruction of a query takes long."""
+    """Return limits for SQLite itself, under which no single instruction takes long."""
     return {
         sqlite3.SQLITE_LIMIT_LENGTH: limits.value_bytes,
         sqlite3.SQLITE_LIMIT_COLUMN: 200,
@@ -194,12 +194,12 @@ def _bounds(limits: SqlLimits) -> dict[int, int]:
 
 
 def _text(stored: bytes) -> str:
-    """Text that is no UTF-8 is shown with replacements rather than refused."""
+    """Decode text; bytes that are no UTF-8 become replacement characters."""
     return stored.decode("utf-8", "replace")
 
 
 def _refusal(action: int, first: str, second: str) -> str | None:
-    """What an action of a query is called where it is refused; None where it only reads."""
+    """Name an action that is refused; None for an action that only reads."""
     if action == sqlite3.SQLITE_FUNCTION:
         name = second.lower()
         return f"function {name}" if name in _FUNCTIONS_REFUSED else None
@@ -211,10 +211,10 @@ def _refusal(action: int, first: str, second: str) -> str | None:
 
 _MAY_GROW = re.compile(r"\bwith\b", re.IGNORECASE)
 _SECONDS_TO_BEGIN = 20.0
-"""Seconds of the clock; those of the processor are fewer, for a busy machine may be slow to begin."""
+"""Wall-clock seconds to prepare a query. They exceed the CPU seconds, because a busy machine may be slow to begin."""
 _TOO_MUCH = 9
-# SQLite copies a common table expression wherever it is named: thirty that each name the one before twice are a billion
-# copies, made before the first instruction runs, and nothing can interrupt that.
+# SQLite copies a WITH table at each mention. Thirty tables that each mention the one before twice make a billion
+# copies before the first instruction runs. Nothing can interrupt that, so another process prepares the query first.
 _PREPARING = f"""\
 import json, resource, sqlite3, sys
 asked = json.load(sys.stdin)
@@ -229,12 +229,12 @@ try:
 except MemoryError:
     sys.exit({_TOO_MUCH})
 except (sqlite3.Error, sqlite3.Warning, ValueError):
-    pass  # interrupted, as it was to be; or wrong, which is found where it is run
+    pass  # interrupted on purpose; or wrong, which the real run reports
 """
 
 
 def _can_be_prepared(uri: str, query: str, limits: Mapping[int, int]) -> bool:
-    """True for a query that another process prepares within a second and 256 MiB, and for one that is wrong."""
+    """True if another process prepares the query within a second and 256 MiB, or finds that the query is wrong."""
     if not _MAY_GROW.search(query):
         return True
     command = [sys.executable, "-I", "-S", "-c", _PREPARING]
@@ -249,7 +249,7 @@ def _can_be_prepared(uri: str, query: str, limits: Mapping[int, int]) -> bool:
 
 
 class SqlQueries(Environment):
-    """Base class with the tool `run_sql`; tasks and rewards may query `self.database` too."""
+    """Base class with the tool `run_sql`; tasks and rewards may also query `self.database`."""
 
     def __init__(self, *, database: str, limits: SqlLimits | None = None) -> None:
         self.database = ReadOnlyDatabase(database, limits)

@@ -1,4 +1,4 @@
-"""Which tasks a run trains on, in which order, and which it is judged by."""
+"""Decides which tasks a run trains on, in which order, and which tasks it is evaluated on."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from agentloop.errors import UserError
 
 
 class EnvironmentTasks:
-    """Training tasks of one environment by index, and held-out tasks, as the seed decides."""
+    """The training tasks of one environment by index, and its held-out tasks; the seed decides both."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class EnvironmentTasks:
         rows: TaskRows | None = None,
         shuffle: bool = True,
     ) -> None:
-        """With `rows` their training side is the pool; `shuffle` gives it a new order in each epoch."""
+        """The training rows of `rows`, if given, are the pool; `shuffle` gives the pool a new order in each epoch."""
         self._factory = factory
         self._seed = seed
         self.rows = rows
@@ -34,11 +34,11 @@ class EnvironmentTasks:
         self._order: list[int] = []
 
     def train(self, index: int) -> Task:
-        """The `index`-th training task of the run, from 0."""
+        """Return the `index`-th training task of the run, from 0."""
         return self._task("train", self._number(index))
 
     def held_out(self, count: int) -> list[Task]:
-        """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
+        """Return the first `count` held-out tasks, or all if there are fewer; longer lists begin with shorter ones."""
         order = list(range(count if self.rows is None else len(self.rows.held_out)))
         if self.rows is not None:
             random.Random(f"{self._seed}/held-out").shuffle(order)
@@ -62,14 +62,14 @@ class EnvironmentTasks:
 
 
 class TaskSource:
-    """The tasks of a run: number i is the (i // n)-th one of the (i % n)-th of its n environments."""
+    """The tasks of a run: task i is the (i // n)-th task of the (i % n)-th of its n environments."""
 
     def __init__(self, sources: Sequence[EnvironmentTasks]) -> None:
         self._sources = sources
 
     @property
     def summary(self) -> str | None:
-        """How many rows there are; None where no environment reads any."""
+        """Say how many rows there are; None where no environment reads rows."""
         found = [(source.name, source.rows.summary()) for source in self._sources if source.rows is not None]
         return "; ".join(text if name is None else f"{name}: {text}" for name, text in found) or None
 
@@ -78,17 +78,17 @@ class TaskSource:
         return self._sources[turn].train(number)
 
     def held_out(self, count: int) -> list[Task]:
-        """One of each in turn; those that have no more are left out."""
+        """Take one held-out task of each environment in turn; an environment that has no more is passed over."""
         each = [source.held_out(count) for source in self._sources]
         rounds = itertools.chain.from_iterable(itertools.zip_longest(*each))
         return [task for task in rounds if task is not None][:count]
 
     def state(self) -> list[str | None]:
-        """Which rows each environment reads, by their digests, for `check_state`."""
+        """Return the digest of each environment's rows, for `check_state`; None where it reads no rows."""
         return [None if source.rows is None else source.rows.digest for source in self._sources]
 
     def check_state(self, state: Sequence[str | None]) -> None:
-        """Raises UserError for other rows than those that `state()` told of."""
+        """Raise UserError if the rows are not those that `state()` described."""
         if state != self.state():
             raise UserError(
                 "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a new "

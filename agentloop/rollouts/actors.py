@@ -1,4 +1,4 @@
-"""Who acts: the engine, the environment and the context of a run's episodes, made once and checked at the start."""
+"""The actors of a run's episodes: engine, environments and context, made once and checked at the start."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
 _MOST_PARSERS = 64
-"""Sets of tools whose parser is kept."""
+"""Sets of tools for which a parser is cached."""
 
 
 class Warnings:
-    """Logs each reason for which an episode ended oddly once; of ever new ones, the first few."""
+    """Logs each reason for an odd episode once, and at most a fixed number of reasons."""
 
     def __init__(self) -> None:
         self._reasons: set[str] = set()
 
     def warn(self, text: str, *, reason: str | None = None) -> None:
-        """`reason`: what makes it the same as another one; the text itself when left out."""
+        """Log the text unless its `reason`, by default the text itself, was logged before."""
         reason = reason or text
         if reason in self._reasons or len(self._reasons) == _MOST_WARNINGS:
             return
@@ -54,7 +54,7 @@ class Warnings:
 
 @dataclass(frozen=True)
 class Actors:
-    """What an episode is run with; the same for training and for evaluation."""
+    """The parts that run an episode, the same ones for training and for evaluation."""
 
     environments: RunEnvironments
     generator: Generator | ConcurrentGenerator
@@ -62,14 +62,14 @@ class Actors:
     parser: ReplyParser
     authors: AuthorTable
     vocab_size: int
-    """Size of the policy's vocabulary: no token it samples has this number or a higher one."""
+    """Size of the policy's vocabulary: every token id that it samples is smaller."""
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
     gateway: RunGateway | None = None
-    """Where agents that are programs ask the policy; None: there are none."""
+    """The server at which agents ask the policy; None: no environment has an agent."""
     memory: ToolMemory | None = None
-    """What deterministic tools answered; None: every call is run."""
+    """Answers of deterministic tools; None: every call is run."""
 
 
 def make_actors(
@@ -98,7 +98,7 @@ def make_actors(
 
 @contextmanager
 def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
-    """The actors with where their agents ask the policy, within the block; raises UserError where that can't be."""
+    """The block has the actors with a gateway, if an environment has an agent. Raises UserError if it can't start."""
     if not any(factory.agent for factory in actors.environments.all):
         yield actors
         return
@@ -109,7 +109,7 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
 
 
 def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
-    """What agents that ask at a base URL are answered by."""
+    """Make the policy that answers agents at their base URL."""
     from agentloop.gateway.agent_sessions import Policy
 
     section, template = config.context, renderer.template
@@ -136,7 +136,7 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
-    """An empty one; None where no tool is deterministic, or what they answer is not to be stored."""
+    """Make an empty memory; None where no tool is deterministic, or where answers may not be stored."""
     deterministic = [factory for factory in environments.all if factory.has_deterministic_tools]
     if not (config.rollout.replay_observations and config.replay.redact is None and deterministic):
         return None
@@ -144,7 +144,7 @@ def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory 
 
 
 def stop_strings(config: RunConfig, files: ModelFiles) -> tuple[str, ...]:
-    """`context.stop_strings`, or those of the run's parser."""
+    """Return `context.stop_strings` or, if that is unset, the stop strings of the run's parser."""
     return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, files.template))
 
 
@@ -153,7 +153,7 @@ def _stop_strings(given: tuple[str, ...] | None, parser: ReplyParser) -> tuple[s
 
 
 def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[str, Any]] = ()) -> ReplyParser:
-    """The parser of `context.parser`: built-in, `auto` by the chat template, or a class of the user's own."""
+    """Make the parser of `context.parser`: a built-in one, the chat template's for `auto`, or a user's class."""
     if ":" not in name:
         try:
             return choose_parser(name, template, tools=tools)
@@ -171,8 +171,11 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
 
 
 def checked_parser(section: ContextSection, environments: RunEnvironments, files: ModelFiles) -> ReplyParser:
-    """The parser of `context.parser`. Raises UserError where the chat template does not show what environments say
-    and offer, or writes calls that the parser can't read."""
+    """Make the parser of `context.parser` and check it with the chat template.
+
+    Raises UserError if the template hides messages or tools of an environment, or writes calls that the parser can't
+    read.
+    """
     parser = make_parser(section.parser, files.template, tools=environments.tools)
     for factory in environments.all:
         _check_shown(factory, files.template, section)
@@ -183,7 +186,7 @@ def checked_parser(section: ContextSection, environments: RunEnvironments, files
 
 
 def _unread_calls(parser: ReplyParser, template: ChatTemplate) -> str | None:
-    """Why calls as the template writes them are not read; None: they are, or are written in another way."""
+    """Explain why the parser can't read the template's calls; None: it can, or reads calls in another form."""
     unread = unread_call(parser, template)
     if unread is None or isinstance(parser, ReactParser):
         return None

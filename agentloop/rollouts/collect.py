@@ -1,4 +1,4 @@
-"""Many episodes at once, rewarded, compared with their group and written down as trajectories."""
+"""Collects an iteration: plays groups of episodes, rewards them, and makes trajectories with advantages."""
 
 import math
 import statistics
@@ -21,21 +21,21 @@ from agentloop.rollouts.trajectories import Collected, CollectedBy, MemberPlace,
 from replay.records import TaskRecord, Trajectory, group_of
 
 _MANY_FAILED_CALLS = 0.2
-"""Share of an iteration's tool calls from which on a warning says that the tools fail."""
+"""A warning appears if more than this share of an iteration's tool calls failed."""
 AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[Trajectory]]
-"""Whole groups of one iteration with their advantages, by their rewards and that of a greedy episode of each task."""
+"""Sets the advantages of one iteration's whole groups from the rows' rewards and each task's greedy reward."""
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Plays the groups of an iteration, and makes records of them with their rewards and advantages."""
+    """Plays the groups of an iteration and makes their records, with rewards and advantages."""
 
     actors: Actors
     config: RunConfig
     scorer: RewardScorer
     advantages_of: AdvantagesOfGroups
     penalty: Penalty | None = None
-    """Today's KL penalty; None: rewards are not charged for it."""
+    """The current KL penalty; None: rewards have no KL penalty."""
 
     def collect(
         self,
@@ -45,17 +45,17 @@ class Collector:
         earlier: Sequence[Collected] = (),
         progress: Progress = lambda *_: None,
     ) -> Collected:
-        """Run `size` episodes of each task of `groups`, and compare each group by its rewards less the penalty.
+        """Run `size` episodes of each task of `groups`, and set advantages from the rewards less the penalty.
 
-        An episode that the engine or a reward function failed is left out as if it had not been run. `earlier` are
-        rounds of the same iteration, whose ids must not come again. Raises UserError if nothing at all is left.
+        An episode that the engine or a reward function failed is left out, as if it had never run. `earlier` are rounds
+        of the same iteration, whose ids must not be repeated. Raises UserError if no episode remains.
         """
         tasks = [task for task, size in groups for _ in range(size)]
         tried = partial(self.scorer.try_on, judges=False)
         everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, tried=tried))
         scores = self.scorer.score(everything)
         everything = scores.episodes
-        # Of a further round, everything may fail: the first one's groups are there.
+        # In a further round every episode may fail, because the first round's groups remain.
         kept = [episode for episode in everything if not episode.failed]
         episodes = kept if earlier else without_engine_failures(everything)
         collected = Collected(
@@ -83,7 +83,7 @@ class Collector:
         collected_by: CollectedBy,
         earlier: Sequence[Collected],
     ) -> None:
-        """A record for every episode with a reward, and for every group that has one, in places behind `earlier`."""
+        """Add a record for each episode with a reward and for each group with such an episode, after `earlier`."""
         before = [row.record.task for round in earlier for row in round.trajectories]
         made, first_group = Counter(before), sum(len(round.groups) for round in earlier)
         ends = accumulate(size for _, size in groups)
@@ -92,7 +92,7 @@ class Collector:
             members = [(episodes[i], rewards[i]) for i in span if not math.isnan(rewards[i])]
             if not members:
                 continue
-            factory = self.actors.environments.of(task)
+            factory = self.actors.environments.factory_for(task)
             task_hash = factory.task_hash(task)
             group = collected_by.id_of("group", first_group + len(collected.groups))
             first_slot, first_member = len(before) + len(collected.trajectories), made[task_hash]
@@ -117,7 +117,7 @@ class Collector:
     def _greedy_rewards(
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
     ) -> dict[str, float]:
-        """For `algorithm: remax`, the reward less penalty of one greedy episode per task, by the task's hash."""
+        """For `algorithm: remax`, run one greedy episode per task and return its reward less penalty by task hash."""
         if not ALGORITHMS[self.config.algorithm].greedy_episodes or not tasks:
             return {}
         by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
@@ -137,7 +137,7 @@ class Collector:
 
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Counts, mean seconds and shares of failed and remembered tool calls; many failed ones are warned of once."""
+    """Compute the metrics of tool calls, and log a warning, once per run, if many calls failed."""
     failed_closes = sum(episode.close_problem is not None for episode in episodes)
     metrics: dict[str, float] = {"rollout/failed_closes": failed_closes} if failed_closes else {}
     made = sum(episode.num_tool_calls for episode in episodes)
@@ -147,7 +147,7 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
         actors.warnings.warn(
-            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (said once, above "
+            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (logged once, above "
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )
@@ -169,7 +169,7 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that the engine did not fail. Raises UserError if it failed them all."""
+    """Return the episodes that the engine did not fail. Raises UserError if it failed all of them."""
     kept = [episode for episode in episodes if not episode.failed]
     if episodes and not kept:
         raise UserError(

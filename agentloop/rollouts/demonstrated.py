@@ -1,4 +1,4 @@
-"""Conversations of an environment's own scripted demonstrator."""
+"""Plays conversations with an environment's own scripted demonstrator."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ _LONGEST_RESULT = 20_000
 
 
 def demonstrate(environment: Environment, task: Task, rng: random.Random, *, where: str) -> tuple[Message, ...]:
-    """One demonstrated conversation, with replies by `llm`; `where` is what errors call the environment's class."""
+    """Play one conversation with the demonstrator, whose author is `llm`; `where` names the class in errors."""
     start_now(environment, task, where)
     messages = list(task.messages())
     while True:
@@ -39,7 +39,7 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random, *, whe
 def demonstrated(
     factory: EnvironmentFactory, rng: random.Random
 ) -> Iterator[tuple[Environment, Task, tuple[Message, ...]]]:
-    """A demonstration of a new task, with its instance, which is closed in the end."""
+    """The block has a demonstration of a new task, with the instance that played it; the end closes the instance."""
     environment, task = factory.create(), factory.make_task(rng)
     with factory.connected(environment) as servers:
         servers.result()
@@ -52,7 +52,7 @@ def demonstrated(
 def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Message, ...]]:
-    """Endless demonstrated conversations on new tasks, every second one with the hints of the `strategy`."""
+    """Yield demonstrations of new tasks without end, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
         with demonstrated(factory, rng) as (_, task, messages):

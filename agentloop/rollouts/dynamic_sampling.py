@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups without a signal are replaced by groups of further tasks."""
+"""Dynamic sampling replaces groups without a learning signal by groups of further tasks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from agentloop.rollouts.trajectories import Collected
 from replay.records import GroupRecord, Trajectory
 
 Round = Callable[[Sequence[int], Sequence[Collected]], Collected]
-"""Collects one group of each of these sizes, of tasks that no earlier round had; is given those rounds."""
+"""Collects one group of each of these sizes, on tasks that none of the given earlier rounds had."""
 
 
 def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
-    """Groups whose members have one reward before a KL penalty, and no advantage over each other but by the penalty."""
+    """Find groups whose members have equal rewards before a KL penalty, and no advantage except by the penalty."""
     members = _members(fresh)
     return [
         (group, members[group.id])
@@ -25,15 +25,15 @@ def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Traje
 
 
 def _has_advantage(row: Trajectory) -> bool:
-    """Itself, or one of its agents."""
+    """True if the row or one of its agents has an advantage."""
     return row.record.advantage != 0 or any(advantage for _, advantage in row.record.of_agents.values())
 
 
 def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:
-    """`first` with its zero-variance groups of several replaced, in at most `rounds` further rounds.
+    """Replace the zero-variance groups of `first` that have several members, in at most `rounds` further rounds.
 
-    Each round collects as many groups as there are still to replace, of the same sizes; what is left after the last
-    one stays, so the batch keeps its size. DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), with a bound.
+    Each round collects a group of the same size for each group that is still to replace. Groups that remain after the
+    last round stay, so the batch keeps its size. DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), bounded.
     """
     collected = [first]
     to_replace = [group.id for group, members in zero_variance_groups(first) if len(members) > 1]
@@ -84,7 +84,7 @@ def _joined(
 
 
 def _mean_metrics(collected: Sequence[Collected]) -> dict[str, float]:
-    """The rounds' extra metrics, each round weighing by its rows; counts of failures add up."""
+    """Average the rounds' extra metrics, weighted by rows; counts of failures are added up."""
     parts = defaultdict(list)
     for round in collected:
         for name, value in round.extra_metrics.items():

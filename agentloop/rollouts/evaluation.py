@@ -1,4 +1,4 @@
-"""Held-out success: the same new tasks each time, sampled with the same seed."""
+"""Measures success on held-out tasks: each evaluation has the same tasks and samples with the same seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from replay.records import HeldOutEpisode, StopReason
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one held-out episode went."""
+    """The result of one held-out episode."""
 
     success: bool
     reward: float
@@ -37,20 +37,20 @@ class Outcome:
     stop_reason: str
     num_tool_calls: int
     problem: str | None = None
-    """What was wrong with it, in words, where that was said."""
+    """What went wrong, in words, where the episode says so."""
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """What became of the samples of one task, at least one, without those that the engine failed."""
+    """The outcomes of one task's samples, at least one, without the samples that the engine failed."""
 
     outcomes: tuple[Outcome, ...]
     environment: str | None = None
-    """Which of several environments the task is of; None: there is one."""
+    """Name of the task's environment in a run with several; None in a run with one."""
 
     @property
     def reward(self) -> float:
-        """Their mean, as is `turns`."""
+        """The mean reward of the samples."""
         return sum(outcome.reward for outcome in self.outcomes) / self.samples
 
     @property
@@ -74,14 +74,14 @@ def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
 @dataclass(frozen=True)
 class Evaluation:
     attempts: tuple[Attempts, ...]
-    """One per task with a sample that the engine let through."""
+    """One per task with a sample that the engine did not fail."""
     samples: int
-    """Samples asked for per task."""
+    """Configured number of samples per task."""
     engine_failures: int
-    """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
+    """Samples that do not count, because the engine or the judge failed and their success is unknown."""
     has_tools: bool
     episodes: tuple[tuple[int, Episode], ...] = ()
-    """The other samples that this process ran, each with its place."""
+    """The samples that count and that this process ran, each with its place."""
 
     @property
     def tasks(self) -> int:
@@ -89,16 +89,16 @@ class Evaluation:
 
     @property
     def success(self) -> float:
-        """pass@1: the share of samples that succeed, each task counting alike."""
+        """pass@1: the share of samples that succeed, with equal weight for each task."""
         return self._mean(lambda task: task.successes / task.samples)
 
     def pass_at(self, k: int) -> list[float]:
-        """An estimate for each task with at least k samples."""
+        """Estimate pass@k for each task with at least k samples."""
         return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     @property
     def why_none_succeeded(self) -> str | None:
-        """How episodes failed, and what helps, where none of them is a success; else None."""
+        """Where no episode succeeded, how the episodes failed and what helps; otherwise None."""
         episodes = [outcome for task in self.attempts for outcome in task.outcomes]
         if any(episode.success for episode in episodes):
             return None
@@ -127,17 +127,17 @@ class Evaluation:
             **{
                 f"environment/{name}/held_out_{figure}": value
                 for name in self.environments
-                for figure, value in self.of_environment(name)._figures().items()
+                for figure, value in self.restricted_to(name)._figures().items()
             },
         }
 
-    def of_environment(self, name: str) -> Evaluation:
-        """The tasks of one of several environments."""
+    def restricted_to(self, name: str) -> Evaluation:
+        """Leave only the tasks of one of several environments."""
         return replace(self, attempts=tuple(task for task in self.attempts if task.environment == name))
 
     @property
     def environments(self) -> list[str]:
-        """Names of the several environments that it has tasks of, in their order; none where there is one."""
+        """Names of the environments with tasks here, in their order; empty in a run with one environment."""
         return list(dict.fromkeys(task.environment for task in self.attempts if task.environment is not None))
 
     def _figures(self) -> dict[str, float]:
@@ -149,12 +149,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Which policy was evaluated, and in which environment."""
+    """The policy that was evaluated, and the environment."""
 
     run: str
-    """Folder of a run or of sft."""
+    """Folder of a training run or of an sft run."""
     policy_version: int | None
-    """Publishes before it; None for what sft trained."""
+    """Publishes before the checkpoint; None for an sft run."""
     checkpoint: str
     environment: str
     environment_version: str
@@ -172,13 +172,13 @@ class EvaluationReport:
     evaluated: Evaluated
     evaluation: Evaluation
     pass_at_k: Mapping[int, Estimate]
-    """For k = 1, 2, 4, ... and the number of samples."""
+    """pass@k for k = 1, 2, 4, ... and the number of samples."""
     mean_reward: Estimate
     mean_turns: Estimate
     stop_reasons: Mapping[str, Estimate]
-    """Share of the samples, the most frequent first."""
+    """The share of samples with each stop reason, the most frequent first."""
     environments: Mapping[str, Estimate]
-    """Success in each of several environments; none where there is one."""
+    """Success in each of several environments; empty where there is one."""
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
@@ -190,7 +190,7 @@ class EvaluationReport:
 def evaluate(
     actors: Actors, source: TaskSource, config: RunConfig, *, scorer: RewardScorer, progress: Progress = lambda *_: None
 ) -> Evaluation:
-    """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
+    """Run `evaluation.samples` episodes on each held-out task, without the buffer and the training tasks."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
@@ -217,8 +217,8 @@ def evaluate(
 def held_out_episode(
     actors: Actors, episode: Episode, config: RunConfig, *, run: str, iteration: int, number: int
 ) -> HeldOutEpisode:
-    """An episode of an evaluation as it is kept, apart from what is trained on."""
-    outcome, factory = outcome_of(episode, config), actors.environments.of(episode.task)
+    """Make the record of an evaluation's episode, which is stored apart from trajectories to train on."""
+    outcome, factory = outcome_of(episode, config), actors.environments.factory_for(episode.task)
     return HeldOutEpisode(
         run=run,
         iteration=iteration,
@@ -237,14 +237,9 @@ def held_out_episode(
 
 
 def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> EvaluationReport:
-    """`seed` decides the bootstrap's draws."""
+    """Estimate an evaluation's figures with their intervals; `seed` decides the bootstrap's draws."""
     attempts = evaluation.attempts
     most = max(task.samples for task in attempts)
-    if most < evaluation.samples:
-        raise UserError(
-            f"the engine must let all {evaluation.samples} samples of a task through, got at most {most} of any. "
-            "Mend it, or ask for fewer with --samples."
-        )
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
     powers = [1 << power for power in range(most.bit_length())]
     stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)
@@ -258,5 +253,5 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
             reason: share_of([sum(o.stop_reason == reason for o in task.outcomes) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
-        {name: share_of(evaluation.of_environment(name).pass_at(1)) for name in evaluation.environments},
+        {name: share_of(evaluation.restricted_to(name).pass_at(1)) for name in evaluation.environments},
     )

@@ -1,4 +1,4 @@
-"""The rewards of ended episodes: the environment's score, functions of one's own, its length."""
+"""Rewards ended episodes by the environment's score, the user's reward functions and the episode's length."""
 
 import asyncio
 import inspect
@@ -23,16 +23,14 @@ from replay.records import StopReason
 
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_LISTS = ("completions", "prompts", "completion_ids")
-"""What TRL gives lists of, for many episodes at once."""
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
 
 
 class RewardFunction:
-    """Called with an ended episode, and with those columns of its task's payload that it has parameters for."""
+    """A user's function of an ended episode; further parameters are filled from columns of the task's payload."""
 
     def __init__(self, section: RewardFunctionSection) -> None:
-        """Runs the file of the function; raises UserError for one that can't be called so."""
+        """Runs the file of the function. Raises UserError if the function can't be called this way."""
         self.section = section
         self._function: Callable[..., Any] = load_function(section.function, what="reward.functions")
         self.waits = inspect.iscoroutinefunction(self._function)
@@ -42,19 +40,14 @@ class RewardFunction:
         self._first = parameters[0].name if parameters else ""
         self._names = {parameter.name: parameter.default is inspect.Parameter.empty for parameter in named}
         self._takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in others)
-        lists = next((parameter.name for parameter in parameters if parameter.name in _LISTS), None)
-        if lists is not None:
-            raise UserError(
-                f"{_RULE}, got {section.function} with {lists!r}, which TRL gives lists of. It is given one episode: "
-                "write def NAME(episode, COLUMN)."
-            )
+
         try:
             inspect.signature(self._function).bind(None, **dict.fromkeys(self._names))
         except TypeError as error:
             raise UserError(f"{_RULE}, got {section.function} with {one_line(error)}.") from error
 
     def check(self, task: Task) -> None:
-        """Raises UserError where a task lacks a column that the function can't do without."""
+        """Raise UserError if the task lacks a column that the function requires."""
         missing = next((name for name, needed in self._names.items() if needed and name not in task.payload), None)
         if missing is None:
             return
@@ -62,7 +55,7 @@ class RewardFunction:
         raise UserError(f"{_RULE}, got {self.section.function} with {missing!r}, which is none. {advice}")
 
     def call_of(self, episode: Episode) -> Callable[[], Any]:
-        """The function with all its arguments."""
+        """Bind the function to all its arguments."""
         columns = episode.task.payload.items()
         given = {name: value for name, value in columns if name in self._names or self._takes_all}
         given.pop(self._first, None)
@@ -71,45 +64,45 @@ class RewardFunction:
 
 @dataclass
 class Scores:
-    """Rewards of some episodes, in their order."""
+    """The rewards of some episodes, in the episodes' order."""
 
     totals: list[float]
-    """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
+    """The weighted sum of all parts; NaN where a part is unknown because the engine or a reward function failed."""
     episodes: list[Episode]
-    """Each with its score: the environment's own, or that of the function that stands in its place."""
+    """The episodes, with the score of the environment or of the function in its place."""
     problems: dict[int, str] = field(default_factory=dict)
-    """Why a reward function gave an episode none, by its position, in words."""
+    """Why a reward function gave no reward, by the episode's position."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means of the unweighted parts over episodes whose reward is known; nothing for a part that is alone."""
+    """Means of the unweighted parts over episodes with a known reward; empty if there is one part alone."""
 
 
 class RewardScorer:
-    """The configured rewards: the same episodes get the same scores, as far as the functions do."""
+    """Scores episodes by the configured rewards; equal episodes get equal scores if the functions are deterministic."""
 
     def __init__(self, section: RewardSection, *, max_tokens: int, judges: bool = False) -> None:
-        """`judges`: the first function stands in the environment's place. Raises UserError for what does not fit."""
+        """`judges`: the first function takes the environment's place. Raises UserError for an unfit function."""
         self._section, self._max_tokens, self._judges = section, max_tokens, judges
         self._functions = [RewardFunction(row) for row in section.functions]
         self._tried: set[bool] = set()
 
     def check(self, task: Task) -> None:
-        """Raises UserError where a function asks for what such a task does not have."""
+        """Raise UserError if a function requires a column that the task lacks."""
         for function in self._functions:
             function.check(task)
 
     def judge(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Episodes with their score: the environment's, which they have, or the first function's; NaN if it failed."""
+        """Give episodes their score: the environment's, or the first function's where it judges; NaN if it failed."""
         return run_coroutine(self.judge_beside(episodes)) if self._judges else list(episodes)
 
     async def judge_beside(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """What `judge` does, on an event loop that runs."""
+        """Do the work of `judge` on a running event loop."""
         if not self._judges:
             return list(episodes)
         values = iter(await self._values(self._functions[0], [episode for episode in episodes if not episode.failed]))
         return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
 
     async def try_on(self, episode: Episode, *, judges: bool) -> None:
-        """Call the functions, or the one that `judges`, for a first episode: a mistake, a UserError, costs it alone."""
+        """Call the functions, or the judge alone, for the first episode, so that a mistake stops the run early."""
         if judges not in self._tried and not episode.failed:
             self._tried.add(judges)
             for function in self._functions[: int(self._judges)] if judges else self._functions:
@@ -117,20 +110,20 @@ class RewardScorer:
 
     @property
     def can_fail(self) -> bool:
-        """True: an episode can be left out for want of a reward."""
+        """True if an episode without a reward is left out and does not stop the run."""
         return bool(self._functions) and self._section.on_error == "drop"
 
     def score(self, episodes: Sequence[Episode]) -> Scores:
-        """Raises UserError where a reward function fails, unless `reward.on_error` is drop."""
+        """Score episodes. Raises UserError if a reward function fails, unless `reward.on_error` is drop."""
         return run_coroutine(self.score_beside(episodes)) if self._functions else self._scored(episodes, [])
 
     async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
-        """What `score` does, on an event loop that runs."""
+        """Do the work of `score` on a running event loop."""
         played = [episode for episode in episodes if not episode.failed]
         return self._scored(episodes, [await self._values(function, played) for function in self._functions])
 
     def _scored(self, episodes: Sequence[Episode], given: Sequence[Sequence[float | str]]) -> Scores:
-        """`given`: what each function gave the episodes that did not fail."""
+        """Put the parts of the rewards together; `given` has each function's values for the episodes played."""
         section = self._section
         places = [place for place, episode in enumerate(episodes) if not episode.failed]
         played = [episodes[place] for place in places]
@@ -156,7 +149,7 @@ class RewardScorer:
         return scores
 
     async def _values(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[float | str]:
-        """The number of each episode, or what is wrong where that is to cost the episode alone."""
+        """Call a function for each episode; a text explains a missing number where the episode is to be dropped."""
         places, thread = asyncio.Semaphore(self._section.parallel if function.waits else 1), WorkerThreads(1)
 
         async def answer(episode: Episode) -> Any:
@@ -187,10 +180,10 @@ class RewardScorer:
 
 
 def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int) -> float:
-    """-penalty x clip((tokens - (max_tokens - buffer)) / buffer, 0, 1), and -penalty for an episode a limit cut short.
+    """-penalty x clip((tokens - (max_tokens - buffer)) / buffer, 0, 1); an episode cut by a limit costs -penalty.
 
-    Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), of a whole training sequence in place of one
-    response.
+    This is the soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), for a whole training sequence
+    instead of one response.
     """
     assert section.buffer is not None
     over = (episode.num_tokens - (max_tokens - section.buffer)) / section.buffer
@@ -199,7 +192,7 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
 
 
 def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScorer:
-    """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
+    """Make the scorer of the configured rewards. Raises UserError for functions that do not fit the tasks."""
     section = config.parts[0].environment
     judges = section.is_rows or (section.agent is not None and bool(config.reward.functions))
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens, judges=judges)
@@ -209,12 +202,12 @@ def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScore
 
 
 def _scored_by(episode: Episode, value: float | str) -> Episode:
-    """The episode with what a function gave in the place of all that was said before; NaN where it gave none."""
+    """Replace all rewards of the episode by a function's value; NaN where the function gave none."""
     return replace(episode, environment_reward=math.nan if isinstance(value, str) else value, agent_rewards={})
 
 
 def number_of(answer: Any) -> float:
-    """The answer as a float: a number of Python, NumPy or torch; NaN for anything else, text among it."""
+    """Convert a number of Python, NumPy or torch to a float; any other value, even text, gives NaN."""
     if isinstance(answer, (str, bytes, bytearray)):
         return math.nan
     try:

@@ -1,4 +1,4 @@
-"""Episodes become records: one group a task, one trajectory an episode, with ids that a repeated run finds again."""
+"""Turns episodes into records: one group per task, one trajectory per episode, with ids that a rerun repeats."""
 
 import hashlib
 import statistics
@@ -22,56 +22,56 @@ from replay.storage.validate import summarised
 
 @dataclass(frozen=True)
 class CollectedBy:
-    """Which run collects, and when."""
+    """The run, iteration and attempt that collect trajectories."""
 
     run: str
     iteration: int
     attempt: int
-    """Makes ids differ from those a killed run had given."""
+    """Number of resumes, so that ids differ from those of the killed attempt."""
 
     def id_of(self, *place: str | int) -> str:
-        """An id for a place, equal whichever process asks."""
+        """Make the id of a place, which is equal in every process."""
         text = "/".join(map(str, (self.run, self.iteration, self.attempt, *place)))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass
 class Collected:
-    """The rows of one iteration, ready to append: groups whole, advantages set."""
+    """The rows of one iteration, ready to append: whole groups with advantages."""
 
     tasks: list[TaskRecord] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
-    """Episodes in which what was shown had been rewritten, by kind."""
+    """Number of episodes whose context was rewritten, by kind of rewrite."""
     engine_failures: int = 0
-    """Episodes that are in no group, as their engine failed."""
+    """Number of episodes that are in no group because their engine failed."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """Reward less KL penalty, by id."""
+    """Reward less KL penalty, by trajectory id."""
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
     extra_metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
+    """Metrics that the rows do not show: parts of rewards, greedy episodes, rounds."""
     unused_groups: list[GroupRecord] = field(default_factory=list)
     unused: list[Trajectory] = field(default_factory=list)
-    """Rows of groups that dynamic sampling replaced, or did not need: stored, and in no batch."""
+    """Rows of groups that dynamic sampling replaced or did not need; they are stored, but are in no batch."""
     further_tasks: tuple[int, ...] = ()
-    """Indices of the training tasks that were taken beyond the planned ones."""
+    """Indices of the training tasks that dynamic sampling used beyond the planned ones."""
 
     def metrics(self) -> dict[str, float]:
-        """Means over the trajectories from the start, with shares of every stop reason; restarted ones apart."""
+        """Average over the trajectories that begin at their task's start; restarted ones have metrics of their own."""
         collected = [*self.trajectories, *self.unused]
         if not collected:
             return {}
         return {
-            **_of_restarts([row.record for row in collected if row.record.source == RESTART]),
-            **self._from_the_start([row for row in collected if row.record.source != RESTART]),
+            **_restart_metrics([row.record for row in collected if row.record.source == RESTART]),
+            **self._start_metrics([row for row in collected if row.record.source != RESTART]),
             "rollout/engine_failures": self.engine_failures,
             **{f"context/rewrites/{kind}": count / len(collected) for kind, count in sorted(self.rewrites.items())},
             **kl_metrics(self.kl_penalties.values()),
             **self.extra_metrics,
         }
 
-    def _from_the_start(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+    def _start_metrics(self, rows: Sequence[Trajectory]) -> dict[str, float]:
         if not rows:
             return {}
         records = [row.record for row in rows]
@@ -91,7 +91,7 @@ class Collected:
         }
 
 
-def _of_restarts(records: Sequence[TrajectoryRecord]) -> dict[str, float]:
+def _restart_metrics(records: Sequence[TrajectoryRecord]) -> dict[str, float]:
     if not records:
         return {}
     return {
@@ -103,7 +103,7 @@ def _of_restarts(records: Sequence[TrajectoryRecord]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Where in its iteration a trajectory stands, by its own id."""
+    """The place of a trajectory in its iteration, with the trajectory's id."""
 
     id: str
     group: str
@@ -115,8 +115,8 @@ class MemberPlace:
 def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
-    """The episode as it is stored; its advantage is still to be set."""
-    factory = actors.environments.of(episode.task)
+    """Make the record of an episode; its advantage is set later."""
+    factory = actors.environments.factory_for(episode.task)
     restart = episode.task if isinstance(episode.task, Restart) else None
     agents = {agent: (earned, 0.0) for agent, earned in episode.agent_rewards.items()}
     record = TrajectoryRecord(
@@ -152,12 +152,12 @@ def trajectory_of(
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:
-    """True if the environment, or the function in its place, says so, whatever else is rewarded."""
+    """True if the environment's reward, or that of the function in its place, is a success, whatever else counts."""
     return episode.environment_reward >= config.rollout.success_reward
 
 
 def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
-    """The share of tool calls that some row of the same task made before, after the same calls; None: no calls."""
+    """Compute the share of tool calls that another row of the task made after the same calls; None without calls."""
     made, seen = 0, set[tuple[str, ...]]()
     for row in rows:
         history: tuple[str, ...] = (row.record.task,)
@@ -170,7 +170,7 @@ def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
 
 
 def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Fresh episodes from the start of each of several environments in an iteration, with their success and reward."""
+    """Count an iteration's fresh, unrestarted episodes in each of several environments, with success and reward."""
     if len(environments.all) == 1:
         return {}
     metrics: dict[str, float] = {}

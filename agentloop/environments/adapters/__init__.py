@@ -1,1 +1,1 @@
-"""Environments of other libraries, as environments of this one."""
+"""Adapters that make environments of other libraries into environments of this one."""

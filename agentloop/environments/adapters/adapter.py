@@ -1,4 +1,4 @@
-"""What environments of other libraries have in common: their options say which tool they offer."""
+"""The common base of adapters to other libraries' environments, whose options decide which tool they offer."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +15,22 @@ LARGEST_SEED = 2**31 - 1
 
 
 class Adapter(Environment):
-    """The tool's calls are steps; the reward of an episode is the sum of what its steps gave."""
+    """Each tool call is a step; the reward of an episode is the sum of its steps' rewards."""
 
     def __init__(self, goal: str) -> None:
         self.goal, self.total, self.over = goal, 0.0, False
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
-        """The class with the tool that these options offer. Raises UserError."""
+        """Make the class with the tool that these options ask for. Raises UserError."""
         raise NotImplementedError
 
     def reset(self, asked: Any) -> str:
-        """Begin an episode as a task's payload asks for it; what the policy is shown of it."""
+        """Begin an episode with the value in a task's payload, and return the first observation for the policy."""
         raise NotImplementedError
 
     def task_of(self, key: str, asked: Any) -> Task:
-        """The task whose episode is reset by `asked`, which its payload has under this key, and nothing else."""
+        """Make the task whose payload is {key: asked}; its episodes call `reset(asked)`."""
         try:
             shown = self.reset(asked)
         finally:
@@ -58,14 +58,14 @@ def with_tool(
     parameters: Mapping[str, Any],
     arguments: TypeAdapter[dict[str, Any]],
 ) -> type[Any]:
-    """A class that differs in a tool, named as the `function`, which is called with the environment first."""
+    """Make a class with one more tool, which is named after `function` and calls it with the environment first."""
     name = function.__name__
     schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
     return with_tools(environment, {name: ToolSpec(name, schema, False, False, arguments, function)})
 
 
 def as_text(value: Any) -> str:
-    """An observation that is no text, as JSON; arrays as lists."""
+    """Turn an observation into text: any value but text as JSON, arrays as lists."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium whose observations and actions can be written down."""
+"""Adapter to those environments of Gymnasium whose observations and actions can be written as text."""
 
 import random
 import re
@@ -18,12 +18,12 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class GymnasiumText(Adapter):
-    """Tasks are seeds, calls of `act` are steps; shown is what `render` draws as text, or else the observation."""
+    """Tasks are seeds, and calls of `act` are steps. The policy sees `render`'s text, or else the observation."""
 
     def __init__(
         self, id: str, arguments: dict[str, Any] | None = None, actions: list[str] | None = None, goal: str = ""
     ) -> None:
-        """`arguments` are the maker's, `actions` names the choices in order, `goal` opens the prompt."""
+        """`arguments` go to `gymnasium.make`, `actions` names the choices in order, `goal` opens the prompt."""
         super().__init__(goal)
         self._id, self._arguments, self._actions = id, arguments or {}, actions
         self._made: Any = None
@@ -66,11 +66,11 @@ class GymnasiumText(Adapter):
     def _shown(self, observation: Any) -> str:
         if self._made.render_mode != "ansi":
             return as_text(observation)
-        # Colours mark where the player is: FrozenLake's is the red letter.
+        # Colours mark the player's place: in FrozenLake the letter there is red.
         return _COLOURED.sub(_with_colour, self._made.render()).strip("\n")
 
     def _names(self) -> list[str] | None:
-        """Names of the actions; None where they are texts."""
+        """Return the names of the actions; None where actions are free texts."""
         from gymnasium import spaces
 
         self._made = self._make()
@@ -91,7 +91,7 @@ class GymnasiumText(Adapter):
         return names
 
     def _make(self) -> Any:
-        # Here: it takes a moment, and only those who use it have it.
+        # Imported here, because Gymnasium is optional and slow to import.
         with needing("gymnasium", "environment.name: gymnasium"):
             import gymnasium
         try:

@@ -1,4 +1,4 @@
-"""Environments that a server of OpenEnv 0.10 runs; a session is a WebSocket, for plain HTTP requests share no state."""
+"""Adapter to environments on a server of OpenEnv 0.10. Each session is a WebSocket, as HTTP requests share no state."""
 
 import json
 import random
@@ -18,7 +18,7 @@ _ENDED = "the server has ended"
 
 
 class OpenEnv(Adapter):
-    """Tasks are seeds, or rows, that the server resets its environment by; each call of `step` is an action of it."""
+    """Tasks are seeds or rows, with which the server resets its environment; each call of `step` is an action."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class OpenEnv(Adapter):
         reset: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        """`goal` opens the prompt; `field` of an observation is shown; `reset` goes with each seed or row."""
+        """`goal` opens the prompt; `field` is the part of an observation to show; `reset` joins each seed or row."""
         super().__init__(goal)
         self._url, self._field, self._asked, self._timeout_s = url, field, reset or {}, timeout_s
         self._session: AbstractContextManager[Any] | None = None
@@ -87,13 +87,13 @@ class OpenEnv(Adapter):
         return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The session's answer. Raises ToolFailed where it refuses, or has ended, and is closed then."""
+        """Send a request and return its answer. Raises ToolFailed if the session refuses, or has ended."""
         from httpx2 import HTTPError
         from httpx2.websockets import HTTPXWSException
         from wsproto.utilities import LocalProtocolError
 
         try:
-            # A server that refuses a session may have closed it by now: its reason is there to read.
+            # A server that refuses a session may have closed it already; its reason can still be read.
             with suppress(LocalProtocolError):
                 self._socket.send_text(json.dumps({"type": kind, "data": dict(data)}))
             answer = json.loads(self._socket.receive_text(timeout=self._timeout_s))
@@ -117,7 +117,7 @@ class OpenEnv(Adapter):
         return as_text(observation[self._field])
 
     def _action_schema(self) -> dict[str, Any]:
-        import httpx2  # here, as in the session: environments are imported by those who need no network
+        import httpx2  # imported here, because most environments need no network
 
         try:
             answer = httpx2.get(f"{self._url.rstrip('/')}/schema", timeout=self._timeout_s)

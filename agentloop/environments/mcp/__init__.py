@@ -1,1 +1,1 @@
-"""Tools of MCP servers: listed when a run starts, called by its episodes, ended with them."""
+"""Offers the tools of MCP servers, which are listed at a run's start and started and ended with each episode."""

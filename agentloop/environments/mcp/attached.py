@@ -1,4 +1,4 @@
-"""MCP servers of an environment: what they offer, as its tools; and its instances, with servers of their own."""
+"""Attaches MCP servers to an environment: their tools become its tools, and each instance gets its own servers."""
 
 import asyncio
 import inspect
@@ -17,13 +17,13 @@ from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection
 from agentloop.environments.mcp.transports import submit
-from agentloop.environments.tools.results import CRASHED, ToolFailed
+from agentloop.environments.tools.results import ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, arguments_of, tools_of, with_tools
 from agentloop.errors import UserError, one_line
 from context.messages import content_hash
 from context.wording import suggest
 
-_OF_INSTANCE = "_agentloop_mcp_connections"
+_CONNECTIONS = "_agentloop_mcp_connections"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_NAME = 64
 
@@ -35,7 +35,7 @@ class ListedServer(NamedTuple):
 
 
 async def list_server(name: str, section: McpServerSection) -> ListedServer:
-    """Start it or find it, and ask for its tools. Raises UserError."""
+    """Start or find a server and list its tools. Raises UserError."""
     where = f"environment.mcp_servers.{name}"
     for variable in (*section.pass_env, *([section.token_env] if section.token_env else [])):
         if variable not in os.environ:
@@ -63,12 +63,12 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
 
 
 def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
-    """A tool under its own name, with `_` for what templates and parsers may not know."""
+    """Describe a server's tool under its own name, with `_` for characters that templates may not know."""
     name = _UNUSUAL.sub("_", tool.name)
     if not 0 < len(name) <= _LONGEST_NAME:
         raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
     schema = {"properties": {}, "required": [], **tool.input_schema}
-    # Docstrings come with the indentation of their source.
+    # A description may be a docstring with the indentation of its source.
     description = inspect.cleandoc(tool.description or tool.title or "")
     function = {"name": name, "description": description, "parameters": schema}
     shown = {"type": "function", "function": function}
@@ -77,17 +77,17 @@ def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
 
 class McpServers:
     def __init__(self, sections: Mapping[str, McpServerSection]) -> None:
-        """Each is started or found once, and asked for its tools. Raises UserError."""
+        """Starts or finds each server once and lists its tools. Raises UserError."""
         listing = (list_server(name, section) for name, section in sections.items())
         self._listed: list[ListedServer] = submit(_together(listing)).result()
 
     def digest(self, source: str) -> str:
-        """A digest of an environment's source with what they offer: a tool that changes is another environment."""
+        """Digest an environment's source with the servers' tools: a changed tool makes another environment."""
         offered = [[server.name, [tool.schema for tool in server.tools]] for server in self._listed]
         return content_hash([source, offered])
 
     def attached_to(self, environment: type[Environment], where: str) -> type[Environment]:
-        """The class with their tools besides its own. Raises UserError where two have one name."""
+        """Make a class with the servers' tools besides its own. Raises UserError where two tools share a name."""
         owners = dict.fromkeys(tools_of(environment, where), where)
         specs = {}
         for server in self._listed:
@@ -104,13 +104,13 @@ class McpServers:
 
     @contextmanager
     def connected(self, environment: Environment) -> Iterator[Future[Any]]:
-        """Connect this instance: programs are started for it, which the future waits for, and ended with it."""
+        """The block has the instance connected to its own servers, which the future waits for; its end ends them."""
         named = {server.name: Connection(server.name, server.section) for server in self._listed}
-        object.__setattr__(environment, _OF_INSTANCE, named)  # its class may be a frozen dataclass
+        object.__setattr__(environment, _CONNECTIONS, named)  # the class may be a frozen dataclass
         try:
             yield submit(_together(one.open() for one in named.values()))
         finally:
-            submit(_together(one.close() for one in named.values()))  # nobody waits: a program may take its time
+            submit(_together(one.close() for one in named.values()))  # nobody waits, as a program may be slow to end
 
 
 async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -120,11 +120,9 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
 def _calling(server: str, tool: str) -> Callable[..., Any]:
 
     async def call(environment: Environment, /, **arguments: Any) -> str:
-        connections: Mapping[str, Connection] = getattr(environment, _OF_INSTANCE, {})
-        if server not in connections:
-            raise ToolFailed(f"the server {server} is not connected", kind=CRASHED)
+        connection: Connection = getattr(environment, _CONNECTIONS)[server]
         try:
-            result = await asyncio.wrap_future(submit(connections[server].call(tool, arguments)))
+            result = await asyncio.wrap_future(submit(connection.call(tool, arguments)))
         except MCPError as error:
             raise ToolFailed(error.message) from error
         if result.is_error:
@@ -135,7 +133,7 @@ def _calling(server: str, tool: str) -> Callable[..., Any]:
 
 
 def answer_text(result: CallToolResult) -> str:
-    """The texts of an answer, a line for each part that is no text; what has structure alone, as JSON."""
+    """Write an answer as text, with a line for each part that is no text; structure without text becomes JSON."""
     parts = [_block_text(block) for block in result.content]
     if not any(isinstance(block, TextContent) for block in result.content) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""One MCP server as one episode has it. All of it happens on the event loop of the servers."""
+"""Connects one episode to one MCP server. All methods run on the event loop of the servers."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import one_line
 
 _STARTS = asyncio.Semaphore(os.cpu_count() or 1)
-"""Programs that start at once: each has its time to answer, which others must not use up."""
+"""Limits the programs that start at once, so that each has the CPU to answer within its time."""
 _TO_CLOSE_S = 10.0
 _MOST_PAGES = 100
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -36,7 +36,7 @@ class Connection:
         return self._client is not None
 
     async def open(self) -> None:
-        """Raises nothing: what went wrong is `problem`, and what calls find."""
+        """Open the connection. A failure is not raised: `problem` says why, and later calls fail."""
         opened, self._closing = asyncio.Event(), asyncio.Event()
         async with _STARTS:
             self._holding = asyncio.create_task(self._hold(opened))
@@ -53,7 +53,7 @@ class Connection:
         found: list[Tool] = []
         cursor: str | None = None
         for _ in range(_MOST_PAGES):
-            page = await self._asked(self._open_client().list_tools(cursor=cursor))
+            page = await self._ask(self._open_client().list_tools(cursor=cursor))
             found += page.tools
             cursor = page.next_cursor
             if cursor is None:
@@ -61,14 +61,14 @@ class Connection:
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Raises ToolFailed where nobody is there; and what the SDK raises of an answer that is an error or none."""
+        """Call a tool. Raises ToolFailed if the server has ended, and the SDK's errors for a bad answer."""
         if self._client is None and self._section.url is not None:
-            await self.open()  # one that others share may be back
-        result: CallToolResult = await self._asked(self._open_client().call_tool(tool, dict(arguments)))
+            await self.open()  # a shared server may have come back
+        result: CallToolResult = await self._ask(self._open_client().call_tool(tool, dict(arguments)))
         return result
 
     async def close(self) -> None:
-        """End it, or what it left behind."""
+        """Close the connection, and end the server's program."""
         self._closing.set()
         if self._holding is not None:
             await asyncio.wait({self._holding}, timeout=_TO_CLOSE_S)
@@ -83,8 +83,8 @@ class Connection:
         said = f"the server {self._name} has ended"
         return ToolFailed(said, kind=CRASHED, problem=f"{said}: {self.problem}")
 
-    async def _asked(self, question: Any) -> Any:
-        """The answer to a question. A server that goes away meanwhile is closed."""
+    async def _ask(self, question: Any) -> Any:
+        """Await the answer to a request; if the server ends meanwhile, the connection is closed."""
         assert self._holding is not None
         asking = asyncio.ensure_future(question)
         try:
@@ -102,7 +102,7 @@ class Connection:
         raise self._gone()
 
     async def _hold(self, opened: asyncio.Event) -> None:
-        """Be connected until it is to be closed, or breaks. In a task of its own: the SDK cancels the one it is in."""
+        """Hold the connection until it is closed or breaks, in a task of its own, because the SDK cancels its task."""
         self.problem = "it has ended"
         try:
             async with AsyncExitStack() as stack:
@@ -110,7 +110,7 @@ class Connection:
                 self._client = await stack.enter_async_context(Client(transport, cache=None))
                 opened.set()
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001  whatever the SDK raises of a broken connection is said to whoever asks
+        except Exception as error:  # noqa: BLE001  any error of the SDK becomes the `problem` of later calls
             self.problem = _innermost(error)
         finally:
             self._client = None

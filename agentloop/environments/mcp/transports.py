@@ -1,6 +1,6 @@
-"""How messages come and go: through a program's pipes or over HTTP, none of them longer than a bound.
+"""Carries messages of bounded length through a program's pipes or over HTTP.
 
-The SDK's own transport of programs has no bound, and leaves what a program started.
+The SDK's own transport for programs has no bound, and leaves a program's children running.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from mcp.shared.message import SessionMessage
 from agentloop.errors import shortened
 
 _MOST_BYTES = 8 << 20
-"""Longest message that is read."""
+"""Bytes of the longest message that is read."""
 _TOO_LONG = f"the answer was longer than {_MOST_BYTES >> 20} MB and was left out"
 _CONNECT_S = 30.0
 _Received = SessionMessage | Exception
@@ -35,8 +35,8 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMP
 _GRACE_S = 2.0
 _POLL_S = 0.01
 _STDERR_LINES, _STDERR_BYTES = 5, 4096
-# The kernel ends the program when this process is gone, however it went. Not `preexec_fn`: Python code between fork and
-# exec may wait for ever for a lock that another thread held.
+# The kernel kills the program when this process ends in any way. A `preexec_fn` could do this too, but Python code
+# between fork and exec may wait for ever for a lock that another thread held.
 ENDS_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -47,19 +47,19 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class ServerProgram:
-    """One process with its group. Lives on the event loop of the servers."""
+    """A server's process with its group, on the event loop of the servers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._stderr = b""
-        """The end of what it wrote there."""
+        """The last bytes that the program wrote to stderr."""
         self._listening = asyncio.create_task(self._listen())
         self._ending: asyncio.Task[None] | None = None
         _RUNNING.add(self)
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Self:
-        """Raises OSError where there is no such program."""
+        """Start a program. Raises OSError if it does not exist."""
         whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         if shutil.which(command[0], path=whole.get("PATH")) is None:
             raise FileNotFoundError(f"there is no program {command[0]!r}")
@@ -77,7 +77,7 @@ class ServerProgram:
         return cls(process)
 
     async def read(self) -> AsyncIterator[bytes | None]:
-        """The program's lines until it ends; None for one that was too long."""
+        """Yield the program's lines until it ends; None stands for a line that was too long."""
         stdout, skipping = self._process.stdout, False
         assert stdout is not None
         while True:
@@ -96,7 +96,7 @@ class ServerProgram:
                 skipping = False
 
     async def write(self, line: bytes) -> None:
-        """Raises OSError when it is gone."""
+        """Write a line to the program. Raises OSError if the program has ended."""
         stdin = self._process.stdin
         assert stdin is not None
         stdin.write(line + b"\n")
@@ -104,14 +104,14 @@ class ServerProgram:
 
     @property
     def last_words(self) -> str:
-        """How it ended, and the end of what it wrote to stderr."""
+        """How the program ended, and its last lines on stderr."""
         code = self._process.returncode
         ended = "it runs" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
         said = [line for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
         return shortened(f"{ended}; {' / '.join(said[-_STDERR_LINES:])}" if said else ended)
 
     async def end(self) -> None:
-        """Close its input, wait, and kill what is left of its group, whether or not who waits is cancelled."""
+        """Close the program's input, wait, and kill its group; a cancelled caller does not stop this."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -123,20 +123,20 @@ class ServerProgram:
         if not await self._ended_within(_GRACE_S):
             self._signal(signal.SIGTERM)
             await self._ended_within(_GRACE_S)
-        # Also when it has ended by itself: what it started must not outlive it.
+        # The group is killed even if the program has ended, because its children must not outlive it.
         self._signal(signal.SIGKILL)
         await self._ended_within(_GRACE_S)
         self._listening.cancel()
-        # Else open for as long as something that left the group has a pipe of it.
+        # Otherwise the transport stays open while a process outside of the group holds a pipe.
         process._transport.close()  # type: ignore[attr-defined]
         _RUNNING.discard(self)
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # gone; macOS says the other of a group of zombies
+        with suppress(ProcessLookupError, PermissionError):  # no such group; macOS: a group of zombies
             os.killpg(self._process.pid, number)
 
     async def _ended_within(self, seconds: float) -> bool:
-        """Not by `wait()`, which also waits for whoever else has its pipes."""
+        """True if the process ends in time. `wait()` would also wait for other processes that hold its pipes."""
         deadline = time.monotonic() + seconds
         while self._process.returncode is None:
             if time.monotonic() > deadline:
@@ -173,13 +173,13 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def submit(coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-    """Run it there. Cancelling the future cancels it."""
+    """Run a coroutine on the event loop of the servers. Cancelling the future cancels the coroutine."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
 
 @asynccontextmanager
 async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
-    """The SDK's streams of a program that runs."""
+    """The block has the SDK's message streams to and from a running program."""
     incoming, received = anyio.create_memory_object_stream[_Received](0)
     sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     waiting: set[types.RequestId] = set()
@@ -198,7 +198,7 @@ async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
                 await program.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
     async def ending_in_silence(work: Any) -> None:
-        # Whoever waits for an answer is answered by the end of `incoming`.
+        # A caller that waits for an answer notices the end of `incoming`.
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await work()
 
@@ -213,7 +213,7 @@ async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
 
 
 def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONRPCMessage]:
-    """The message of a line, none of one that is no message; an error for all that wait if it was too long."""
+    """Parse a line into its message, if it is one; a line that was too long is an error for all waiting requests."""
     if line is None:
         error = types.ErrorData(code=-32050, message=_TOO_LONG)
         failed: list[types.JSONRPCMessage] = [types.JSONRPCError(jsonrpc="2.0", id=id, error=error) for id in waiting]
@@ -222,7 +222,7 @@ def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONR
     try:
         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        return []  # many programs print to their standard output what they should not
+        return []  # many programs print other text to their standard output
     if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
         waiting.discard(message.id)
     return [message]
@@ -230,14 +230,14 @@ def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONR
 
 @asynccontextmanager
 async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Transport]:
-    """The SDK's transport, with bodies that end."""
-    timeout = httpx2.Timeout(_CONNECT_S, read=None)  # whoever asks has a deadline
+    """The block has the SDK's HTTP transport, with bodies of bounded length."""
+    timeout = httpx2.Timeout(_CONNECT_S, read=None)  # each tool call has a deadline of its own
     async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_bound]}) as client:
         yield streamable_http_client(url, http_client=client, max_sse_event_size=_MOST_BYTES)
 
 
 async def _bound(response: httpx2.Response) -> None:
-    # Of a stream of events, the SDK bounds each.
+    # In a stream of events, the SDK bounds each event.
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(response.stream)

@@ -1,4 +1,4 @@
-"""Runs Python that a policy wrote where it can reach nothing: for tools, and for rewards that try code out."""
+"""Runs the policy's Python in a sandbox, for tools and for rewards that try code out."""
 
 from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import (

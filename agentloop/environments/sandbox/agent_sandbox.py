@@ -1,4 +1,4 @@
-"""Contains an agent that is a program: it can reach the gateway, and nothing else."""
+"""Runs an agent's program in a sandbox from which it can reach the gateway and nothing else."""
 
 import asyncio
 import os
@@ -15,34 +15,34 @@ from agentloop.environments.sandbox.bubblewrap import SandboxLimits, contained, 
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 
 INSIDE = "http://127.0.0.1:8000"
-"""Where the gateway is, for an agent in a sandbox."""
+"""The gateway's address inside a sandbox."""
 
 
 @dataclass(frozen=True)
 class AgentSandbox:
-    """Limits of an agent's processes, memory and files; its time is that of its episode."""
+    """Limits of an agent's processes, memory and files; the episode limits the agent's time."""
 
     limits: SandboxLimits
     read: tuple[str, ...] = ()
-    """Files and folders that it is shown, beside the system, this Python and the files that its command names."""
+    """Files and folders that the agent sees besides the system, this Python and the files of its command."""
 
     @asynccontextmanager
     async def around(
         self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
     ) -> AsyncIterator[list[str]]:
-        """Within, the words that start a command in it; what it is shown of this episode is in `folder`."""
+        """The block has the words that start `command` in the sandbox, which shows `folder` of this episode."""
         interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
         server = await asyncio.start_unix_server(
-            one_address.leading(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket
+            one_address.forward(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket
         )
         users = folder / "passwd"
-        users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for somebody without a name
+        users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for a user without a name
         leading = str(shutil.copy(one_address.__file__, folder))
         for path in (folder, *folder.iterdir()):
-            path.chmod(0o777 if path.is_socket() else 0o755)  # nobody in particular runs in the sandbox
+            path.chmod(0o777 if path.is_socket() else 0o755)  # the sandbox runs as another user
         words = [os.path.abspath(word) if os.path.isfile(word) else word for word in command]
         words[0] = os.path.abspath(shutil.which(words[0]) or words[0])
-        packages = [sys.prefix] if interpreter.prefix == sys.base_prefix else []  # else they are another Python's
+        packages = [sys.prefix] if interpreter.prefix == sys.base_prefix else []  # another Python can't use these
         shown = [interpreter.prefix, *packages, *self.read, *filter(os.path.isfile, words), str(folder)]
         limits = replace(self.limits, seconds=timeout_s)
         inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]

@@ -1,4 +1,4 @@
-"""Starts a program so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum."""
+"""Builds the command that runs a program in bubblewrap: namespaces, limits per process, and a cgroup for their sum."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 _NOBODY = 65534
 _INSIDE = 1000
 _TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
-"""What must be installed, and in which package it is."""
+"""Programs that must be installed, with their packages."""
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ENVIRONMENT = {
     "HOME": "/tmp",
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "MALLOC_ARENA_MAX": "2",  # or each thread takes 64 MiB of the address space, which is what memory is limited by
+    "MALLOC_ARENA_MAX": "2",  # otherwise each thread takes 64 MiB of the address space, which is limited
 }
 _MIB = 1 << 20
 _FILES_OPEN = 64
@@ -32,35 +32,35 @@ _TO_DIE_S = 10.0
 
 
 class SandboxFailed(RuntimeError):
-    """The sandbox itself could not be started; nothing was run."""
+    """The sandbox could not be started, so nothing was run."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class SandboxLimits:
-    """What one run may take."""
+    """Limits of one run of a program."""
 
     seconds: PositiveFloat = 5.0
-    """Seconds of the clock, start included; then everything that it started is killed."""
+    """Wall-clock seconds with the start; then all processes of the program are killed."""
     memory_mb: Annotated[int, Field(ge=32)] = 512
-    """MiB of the address space of each process; and, where this machine lets us make a cgroup, of all that its
-    processes hold together, files and buffers of sockets included."""
+    """MiB of the address space of each process. Where this machine allows a cgroup, also the MiB that all processes
+    hold together, with files and socket buffers."""
     processes: PositiveInt = 16
     """Processes and threads at one time."""
     output_bytes: PositiveInt = 20_000
-    """What it may print; at one more it ends."""
+    """Bytes that the program may print; one more ends it."""
     files_mb: PositiveInt = 16
-    """MiB that it may write into /tmp, and as many into /dev/shm. Both are memory, and gone with the run."""
+    """MiB that the program may write into /tmp, and as many into /dev/shm. Both are memory and vanish with the run."""
 
 
 class Interpreter(NamedTuple):
-    """A Python with its standard library, none of whose packages are this project's."""
+    """A Python with its standard library and without this project's packages."""
 
     executable: str
     prefix: str
 
 
 def interpreters() -> list[Interpreter]:
-    """The one that this program runs on, without its virtual environment; and the system's, if that can't be read."""
+    """Return Pythons to try: this program's own without its virtual environment, then the system's."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return [Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")]
 
@@ -74,16 +74,16 @@ def contained(
     cleared: bool = True,
     memory: Literal["as", "data"] = "as",
 ) -> list[str]:
-    """The words that start these in a sandbox, which is `shown` paths besides the system.
+    """Build the command that runs `words` in a sandbox, which shows the system and the paths `shown`.
 
-    `further`: words for bubblewrap; `cleared`: ENVIRONMENT takes the place of the variables that they are started with;
-    `memory`: what is limited of each process, its address space or what it may write in it.
-    Raises SandboxFailed for what is not installed.
+    `further` are more words for bubblewrap. `cleared`: ENVIRONMENT replaces the inherited variables. `memory`: each
+    process is limited in its address space, or only in the writable part of it.
+    Raises SandboxFailed if a program is not installed.
     """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
     bwrap = _path("bwrap")
-    # Root gives itself up: no limit of processes holds for it, and what it may write in /proc reaches the machine.
+    # Root becomes nobody: no limit of processes holds for root, and root's writes in /proc reach the machine.
     who = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
     return [
         *([_path("setpriv"), *who] if os.geteuid() == 0 else []),
@@ -100,7 +100,7 @@ def contained(
 
 
 def _file_system(limits: SandboxLimits, paths: Sequence[str], further: Sequence[str]) -> list[str]:
-    """The system to read, and two places to write that are memory of bounded size; all else can't be written."""
+    """Build the words that show the system read-only, with two writable places in memory of bounded size."""
     shown = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
         path = Path("/", name)
@@ -119,7 +119,7 @@ def _file_system(limits: SandboxLimits, paths: Sequence[str], further: Sequence[
 
 
 def _limited(limits: SandboxLimits, memory: str) -> list[str]:
-    """Set inside: there they count the sandbox's processes alone, of which bubblewrap's own is one."""
+    """Build the words that set the limits inside the sandbox, where they count its processes and bubblewrap's own."""
     bounds = {
         memory: limits.memory_mb * _MIB,
         "fsize": max(limits.files_mb * _MIB, limits.output_bytes + 1),
@@ -140,17 +140,17 @@ def _path(tool: str) -> str:
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup, of version 2 or 1, that limits what a program's processes hold together."""
+    """A cgroup, of version 2 or 1, that limits the memory of all of a program's processes together."""
 
     folder: Path
 
     def entered(self, words: list[str]) -> list[str]:
-        """What starts these words in it."""
+        """Build the command that starts these words in the group."""
         entering = 'echo $$ > "$0/cgroup.procs" && unset PWD OLDPWD && exec "$@"'
         return ["/bin/sh", "-c", entering, str(self.folder), *words]
 
     def is_exceeded(self) -> bool:
-        """True once a process of it was killed for memory."""
+        """True once a process of the group was killed for its memory."""
         for name in ("memory.events", "memory.oom_control"):
             with suppress(FileNotFoundError):
                 lines = (self.folder / name).read_text().splitlines()
@@ -160,7 +160,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(memory_mb: int) -> Iterator[MemoryGroup | None]:
-    """A new cgroup with that limit, until the end; None where this machine lets us make none."""
+    """The block has a new cgroup with this limit; None where the machine allows none."""
     folder = _new_cgroup(memory_mb * _MIB)
     try:
         yield None if folder is None else MemoryGroup(folder)
@@ -193,7 +193,7 @@ def _new_cgroup(limit: int) -> Path | None:
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """Groups above this process whose processes may be moved and whose memory may be counted; its own one first."""
+    """Find cgroups above this process whose processes may be moved and whose memory can be limited, its own first."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

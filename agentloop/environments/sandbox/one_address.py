@@ -1,4 +1,4 @@
-"""Leads connections from one address to another. An agent's sandbox, which has no network, runs this file by itself."""
+"""Forwards connections from one address to another. An agent's sandbox has no network, and runs this file alone."""
 
 import asyncio
 import sys
@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def leading(to: Callable[[], Awaitable[Connection]]) -> Callable[..., Awaitable[None]]:
-    """What a server does with each of its connections: all that is sent on it goes to one made by `to`, and back."""
+def forward(to: Callable[[], Awaitable[Connection]]) -> Callable[..., Awaitable[None]]:
+    """Make a server's callback that joins each of its connections to a new one from `to`, in both directions."""
 
     async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             other_reader, other_writer = await to()
-        except OSError:  # it is refused there, and so it is here
+        except OSError:  # the other side refuses the connection, so this side does too
             writer.close()
         else:
             await asyncio.gather(_passed_on(reader, other_writer), _passed_on(other_reader, writer))
@@ -27,14 +27,14 @@ async def _passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
             writer.write(piece)
             await writer.drain()
     except ConnectionError:
-        pass  # either end has gone
+        pass  # one end has closed
     finally:
         writer.close()
 
 
 async def _run(socket: str, port: str, *words: str) -> int:
-    """Run a program while port `port` of this machine leads to a socket in the file system; its exit code."""
-    to_socket = leading(lambda: asyncio.open_unix_connection(socket))
+    """Run a program while `port` is forwarded to a socket in the file system, and return the exit code."""
+    to_socket = forward(lambda: asyncio.open_unix_connection(socket))
     async with await asyncio.start_server(to_socket, "127.0.0.1", int(port)):
         try:
             process = await asyncio.create_subprocess_exec(*words)

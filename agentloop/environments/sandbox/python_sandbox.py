@@ -1,4 +1,4 @@
-"""Runs a Python program that nobody has read, in a sandbox or without one, and says what became of it."""
+"""Runs an unread Python program, in a sandbox or without one, and reports how it ended."""
 
 import json
 import logging
@@ -36,12 +36,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SandboxRun:
+    """How the run of a program ended."""
+
     output: str
-    """What it printed, both streams in order, cut at the limit."""
+    """The text of both output streams in order, cut at the limit."""
     exit_code: int | None
-    """128 + signal where a signal ended it; None where a limit did."""
+    """128 + signal where a signal ended the program; None where a limit did."""
     stopped: Stopped | None
-    """The limit that ended it."""
+    """The limit that ended the program; None: it ended by itself."""
     limits: SandboxLimits
 
     @property
@@ -49,7 +51,7 @@ class SandboxRun:
         return self.exit_code == 0
 
     def observation(self) -> str:
-        """The output with how it ended, where it did not end well: what a policy is shown."""
+        """Write the run for the policy: the output, and after a failure how the program ended."""
         output = self.output.rstrip("\n")
         if self.succeeded:
             return output or "(no output)"
@@ -63,27 +65,27 @@ class SandboxRun:
 
 
 class PythonSandbox:
-    """Runs programs, each by itself, with the standard library and two places to write, which go with it.
+    """Runs each program alone, with the standard library and two writable places, which vanish with it.
 
     With `none` nothing contains a program: it can do whatever the user can, and only time and output are limited.
     """
 
     def __init__(self, kind: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
-        """Raises UserError where bubblewrap can't contain a program."""
+        """Raises UserError if bubblewrap can't contain a program here."""
         if kind not in ("bubblewrap", "none"):
             raise UserError(f"sandbox must be bubblewrap or none, got {kind!r}. Set one of them.")
         self.limits = limits or SandboxLimits()
         self._interpreter = usable_interpreter() if kind == "bubblewrap" else None
 
     def run(self, program: str) -> SandboxRun:
-        """Run a program to its end or to a limit. Raises SandboxFailed where it could not be begun."""
+        """Run a program to its end or to a limit. Raises SandboxFailed if the sandbox can't be started."""
         if self._interpreter is None:
             return _run_uncontained(program, self.limits)
         return _run_contained(program, self.limits, self._interpreter)
 
 
 class SandboxedPython(Environment):
-    """Base class with the tool `run_python`; tasks and rewards may run programs in `self.sandbox` too."""
+    """Base class with the tool `run_python`; tasks and rewards may also run programs in `self.sandbox`."""
 
     def __init__(self, *, sandbox: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
         self.sandbox = PythonSandbox(sandbox, limits)
@@ -100,7 +102,7 @@ class SandboxedPython(Environment):
 
 @cache
 def usable_interpreter() -> Interpreter:
-    """The first Python that runs in a sandbox here. Raises UserError where none does."""
+    """Find a Python that runs in a sandbox on this machine. Raises UserError if none does."""
     problem = ""
     for interpreter in interpreters():
         try:
@@ -156,7 +158,7 @@ def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter
 
 
 def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
-    """A run without a sandbox: of what it starts, only what stays in its process group is killed."""
+    """Run a program without a sandbox; at its end only the processes of its own group are killed."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         path = Path(folder, "main.py")
         path.write_text(program, encoding="utf-8", errors="surrogatepass")
@@ -173,7 +175,7 @@ def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
 def _begun(
     words: Sequence[str], output: IO[bytes], *, pass_fds: Sequence[int] = (), folder: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """A process in a group of its own that has no input and writes both its streams into a file."""
+    """Start a process in a group of its own, without input, that writes both its streams into a file."""
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -187,7 +189,7 @@ def _begun(
 
 
 def _reached_limit(process: subprocess.Popen[bytes], limits: SandboxLimits, output: IO[bytes]) -> Stopped | None:
-    """Wait for the end of a process, or for the limit of time or output that it reaches before."""
+    """Wait until a process ends (None) or reaches its limit of time or output, and return that limit."""
     deadline = time.monotonic() + limits.seconds
     while (left_s := deadline - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
@@ -206,7 +208,7 @@ def _ended(output: IO[bytes], limits: SandboxLimits, exit_code: int | None, stop
     return SandboxRun(text, exit_code if stopped is None else None, stopped, limits)
 
 
-# Calls of one function, many times in one sandbox, which never sees the expected results.
+# Calls one function many times in one sandbox. The sandbox never sees the expected results.
 
 _HARNESS = """\
 import json, os
@@ -237,20 +239,20 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Returned:
-    """What became of one call."""
+    """The result of one call."""
 
     value: Any
-    """As JSON has it: a tuple is a list. None where there is an error."""
+    """The returned value as JSON, so a tuple is a list; None after an error."""
     error: str | None = None
-    """What the code raised, or which limit ended it before this call was done."""
+    """The exception of the code, or the limit that ended it before this call was done."""
 
     def equals(self, expected: Any) -> bool:
-        """True if it returned this value, of this type: 1 is neither 1.0 nor True."""
+        """True if the call returned this value of this type: 1 is neither 1.0 nor True."""
         return self.error is None and json.dumps(self.value, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 
 def call_function(sandbox: PythonSandbox, code: str, name: str, calls: Sequence[Sequence[Any]]) -> tuple[Returned, ...]:
-    """What the function `name` of `code` returns for each call's arguments, in one program with one set of limits."""
+    """Call the function `name` of `code` with each call's arguments, in one program under one set of limits."""
     program = f"CODE = {code!r}\nNAME = {name!r}\nCALLS = {json.dumps([list(call) for call in calls])!r}\n{_HARNESS}"
     run = sandbox.run(program)
     answers = [answer for line in run.output.splitlines() if (answer := _read(line)) is not None]
@@ -262,7 +264,7 @@ def call_function(sandbox: PythonSandbox, code: str, name: str, calls: Sequence[
 
 
 def _read(line: str) -> Returned | None:
-    """None for what the harness has not written whole."""
+    """Read one result line of the harness; None for any other or incomplete line."""
     try:
         value, error = json.loads(line)
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Calls a tool for the policy. Whatever the tool or the policy does wrong becomes an observation."""
+"""Calls a tool for the policy. Every mistake of the tool or the policy becomes an observation."""
 
 import asyncio
 import inspect
@@ -22,11 +22,11 @@ UNKNOWN_TOOL = "unknown_tool"
 BAD_ARGUMENTS = "bad_arguments"
 MALFORMED = "malformed"
 POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS, MALFORMED})
-"""Kinds of errors that are the policy's own; every other kind is the tool's."""
+"""Error kinds that are the policy's fault; every other kind is the tool's."""
 TIMEOUT = "timeout"
 _SHOWN_NAME = 40
 _TO_END_A_CHILD_S = 5.0
-"""Beyond its deadline, which the thread that waits for an isolated tool ends it by."""
+"""Seconds after the deadline in which a thread may end the process of an isolated tool."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class ToolLimits:
 
 
 async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
-    """The outcome of a call in words, within its deadline."""
-    checked = _checked(environment, call)
+    """Call a tool within its deadline, and put the outcome into words."""
+    checked = _check_call(environment, call)
     if isinstance(checked, ToolResult):
         return checked
     spec, run = checked
     try:
         if inspect.iscoroutinefunction(run.func):
-            return await _awaited(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)
+            return await _within_time(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)
         shown = partial(observe, run, max_chars=limits.max_chars)
         if not spec.isolated:
             return await threads.run(shown, timeout_s=limits.timeout_s)
@@ -55,8 +55,8 @@ async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits
 
 
 def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: int) -> ToolResult:
-    """A call of the environment's own demonstrator, here and now: without a deadline."""
-    checked = _checked(environment, call)
+    """Make a call of the environment's own demonstrator in this thread, without a deadline."""
+    checked = _check_call(environment, call)
     if isinstance(checked, ToolResult):
         return checked
     _, run = checked
@@ -65,8 +65,8 @@ def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: in
     return observe(run, max_chars=max_chars)
 
 
-def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:
-    """The tool with its arguments, or what is wrong with the call."""
+def _check_call(environment: Environment, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:
+    """Return the tool and the tool bound to its arguments, or a result that explains the mistake in the call."""
     tools = tools_of(type(environment))
     spec = tools.get(call.name)
     if spec is None:
@@ -79,8 +79,8 @@ def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[Too
     return spec, partial(spec.function, environment, **arguments)
 
 
-async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
-    """The result of a tool's coroutine. Raises ToolTimeout; the coroutine is cancelled then, and not waited for."""
+async def _within_time(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
+    """Await a tool's coroutine. After the time it is cancelled, nobody waits for it, and ToolTimeout is raised."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task], timeout=timeout_s)
@@ -93,7 +93,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float)
 
 def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    # A name that is mistyped is also missing where it belongs; the mistyped one says more.
+    # A mistyped argument gives two errors: an unknown name and a missing one. The unknown name is more helpful.
     first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
     name, kind = next(iter(first["loc"]), None), first["type"]
     if kind == SCHEMA_ERROR:

@@ -1,6 +1,6 @@
-"""Runs a tool in a forked process of its own session, and leaves none of its process group alive.
+"""Runs a tool in a forked process with its own session, and kills its whole process group afterwards.
 
-Only the calling thread lives on in the child, so a tool must not use torch. This contains accidents, not attacks.
+Only the calling thread survives in the child, so a tool must not use torch. This contains accidents, not attacks.
 """
 
 import json
@@ -15,13 +15,13 @@ from contextlib import suppress
 from agentloop.environments.tools.results import CRASHED, ToolResult, failure
 from agentloop.errors import ToolTimeout
 
-# JSON writes a character in at most 6 bytes (\u0000); the rest is for the frame around the text.
+# JSON writes a character in at most 6 bytes (\u0000); the margin is for the frame around the text.
 _BYTES_PER_CHARACTER, _MARGIN_BYTES = 6, 8192
 _LONGEST_POLL_MS = 60_000
 
 
 def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars: int) -> ToolResult:
-    """The result of `call`, run in a child process, whose death is an observation. Raises ToolTimeout."""
+    """Run `call` in a child process; the death of the child is an observation. Raises ToolTimeout."""
     deadline = time.monotonic() + timeout_s
     reading, writing = os.pipe()
     child = os.fork()
@@ -42,7 +42,7 @@ def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars:
 
 
 def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
-    """Never returns: this process must not become a second trainer."""
+    """Run the call as the child process, and never return: the child must not become a second trainer."""
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
@@ -50,7 +50,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
-        # New objects: the inherited ones may be locked or hold text that another thread was about to write.
+        # The inherited streams may be locked, or hold text that another thread was about to write.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
         result = call()
         with open(writing, "wb") as pipe:
@@ -60,7 +60,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
 
 
 def _read_line(fd: int, deadline: float, *, most: int) -> bytes:
-    """What came up to the end of a line, or to that of the child. A grandchild may keep the pipe open."""
+    """Read up to the end of a line or of the child. The line ends the wait, as a grandchild may hold the pipe open."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     received = bytearray()
@@ -77,9 +77,9 @@ def _read_line(fd: int, deadline: float, *, most: int) -> bytes:
 
 
 def _end(child: int) -> int:
-    """Kill the child with its whole process group and reap it; the group's id can't be reused before that."""
+    """Kill the child and its process group, then reap the child, which frees the group's id; return the exit code."""
     for kill in (os.killpg, os.kill):
-        # Not yet the leader of a group, or dead already; macOS says the other of a group of zombies.
+        # The child may be dead, or lead no group yet. macOS raises PermissionError for a group of zombies.
         with suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

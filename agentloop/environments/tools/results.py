@@ -1,4 +1,4 @@
-"""What the policy is shown of a tool call: bounded text that every encoder can take."""
+"""Turns the outcome of a tool call into the text that the policy sees: bounded, and valid for every encoder."""
 
 import json
 import re
@@ -17,26 +17,31 @@ _REPLACEMENT = "\ufffd"
 
 
 class ToolFailed(Exception):
-    """What a tool has to say that failed elsewhere: the policy is shown the text, as long as a result may be."""
+    """A tool's server or library failed; the policy sees the text, cut as a result would be."""
 
     def __init__(self, text: str, *, kind: str = RAISED, problem: str | None = None) -> None:
-        """`problem`: see `ToolResult`."""
+        """For `problem` see `ToolResult`."""
         super().__init__(text)
         self.kind, self.problem = kind, problem
 
 
 @dataclass(frozen=True)
 class ToolResult:
+    """The outcome of a tool call."""
+
     content: str
-    """Shown to the policy. Free of NUL and lone surrogates."""
+    """The text that the policy sees, free of NUL and lone surrogates."""
     error_kind: str | None = None
-    """unknown_tool, bad_arguments, raised, timeout, crashed, not_text; None when all went well."""
+    """unknown_tool, bad_arguments, raised, timeout, crashed or not_text; None for a success."""
     problem: str | None = field(default=None, compare=False)
-    """What failed, for the tool's author: with the file and line that raised. The policy is not shown it."""
+    """The failure for the tool's author, with the file and line that raised. The policy does not see it."""
 
 
 def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
-    """What a tool returns, text as it is and anything else as JSON, or raises; NUL and surrogates become U+FFFD."""
+    """Call a tool and put its outcome into words: text as it is, any other value as JSON, an exception as an error.
+
+    NUL and lone surrogates become U+FFFD.
+    """
     try:
         with users_code():
             return _shown(call(), max_chars)
@@ -61,7 +66,7 @@ def _raised(failed: Exception, max_chars: int) -> ToolResult:
 
 
 def failure(kind: str, text: str, *, problem: str | None = None) -> ToolResult:
-    """An observation that says what went wrong; `problem` says more to the tool's author."""
+    """Make an observation that explains a failure; `problem` has the details for the tool's author."""
     return ToolResult(_UNSAFE.sub(_REPLACEMENT, json.dumps({"error": text}, ensure_ascii=False)), kind, problem or text)
 
 

@@ -1,4 +1,9 @@
-"""Calls of deterministic tools are answered by what an equal call answered before (as TVCache, arXiv 2602.10986)."""
+"""Answers a call of a deterministic tool with the result of an equal earlier call (as TVCache, arXiv 2602.10986).
+
+If a tool is deterministic by itself, an equal call has the same task, tool and arguments. If the whole environment is
+deterministic, all calls before it must be equal too. Example: after `add(1)` was answered from memory, the environment
+has never added 1. So before the next call that has to run, `add(1)` is run first.
+"""
 
 import asyncio
 import time
@@ -19,19 +24,19 @@ _Run = Callable[[], Awaitable[ToolResult]]
 
 
 def repeats(environment: type[Environment]) -> bool:
-    """Whether the calls of an episode have the same answers in another one of its task."""
+    """True if equal calls in another episode of the same task get equal answers, for all tools."""
     specs = tools_of(environment).values()
     return bool(specs) and (environment.deterministic or all(spec.deterministic for spec in specs))
 
 
 class ToolMemory:
-    """What tools answered, for the episodes of one event loop; of equal calls at the same time one is run."""
+    """Remembers tool answers for the episodes of one event loop; of equal simultaneous calls only one is run."""
 
     def __init__(self, *environments: str) -> None:
-        """`environments`: see `ObservationRecord`."""
+        """For `environments` see `ObservationRecord`."""
         self.environments = environments
         self._contents: dict[str, dict[str, str]] = {}
-        """By task and id."""
+        """Answers by task and by id of the call."""
         self._running: dict[str, asyncio.Event] = {}
         self._new: list[ObservationRecord] = []
 
@@ -40,17 +45,17 @@ class ToolMemory:
             self._contents.setdefault(record.task, {})[record.id] = record.content
 
     def take_new(self) -> list[ObservationRecord]:
-        """What has been answered for the first time since the last call."""
+        """Return the answers that were new since the last call of this method."""
         taken, self._new = self._new, []
         return taken
 
     def keep(self, tasks: Collection[str]) -> None:
-        """Forget what was answered for other tasks."""
+        """Forget the answers for all other tasks."""
         for task in self._contents.keys() - set(tasks):
             del self._contents[task]
 
     async def answer(self, asked: ObservationRecord, run: _Run) -> tuple[ToolResult, bool]:
-        """The result of a call, and whether it was known; an error is not remembered. `asked` has no content yet."""
+        """Return a call's result and whether it was known. Errors are not remembered; `asked` has no content yet."""
         while asked.id in self._running:
             await self._running[asked.id].wait()
         known = self._contents.get(asked.task, {}).get(asked.id)
@@ -70,14 +75,14 @@ class ToolMemory:
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """A memory, for the episodes of one task by its hash, of one environment as `ObservationRecord` names it."""
+    """The memory for one task, by its hash, in one environment as `ObservationRecord` names it."""
 
     memory: ToolMemory
     task: str
     environment: str
 
     def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
-        """A call that has no answer yet. Raises ValueError for arguments that are no JSON."""
+        """Make the record of a call without its answer. Raises ValueError for arguments that are no JSON."""
         arguments = dict(call.arguments)
         named = [self.environment, self.task, parent, call.name, arguments]
         return ObservationRecord(content_hash(named), self.task, self.environment, parent, call.name, arguments, "")
@@ -85,29 +90,29 @@ class TaskMemory:
 
 @dataclass
 class EpisodeTools:
-    """The tools of one episode: a call is run, or answered from memory."""
+    """The tools of one episode: each call is run or answered from memory."""
 
     environment: Environment
     limits: ToolLimits
     threads: WorkerThreads
     memory: TaskMemory | None = None
     before: str | None = None
-    """The id of the last call that the environment's next answers depend on."""
+    """The id of the last call that changed the environment's state."""
     left_out: list[ToolCall] = field(default_factory=list)
-    """Calls that were answered from memory, and that an environment with a state has still to make."""
+    """Calls that were answered from memory, so that a deterministic environment's state does not show them yet."""
     replayed: int = 0
     runs: int = 0
-    """Calls that were run, those among them that were made up for."""
+    """Number of calls that were run, with those of `left_out` that were run later."""
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Raises nothing that the tool or the policy did wrong."""
+        """Answer a call; mistakes of the tool or the policy are results, and never raised."""
         kind = self._kind(call)
         if self.memory is None or kind is None:
             return await self._run(call)
         try:
             asked = self.memory.asked(call, self.before if kind == "environment" else None)
-        except ValueError:  # NaN, which the tool does not take either
+        except ValueError:  # the arguments hold NaN, which the tool refuses
             return await self._run(call)
         result, was_known = await self.memory.memory.answer(asked, lambda: self._run(call))
         self.replayed += was_known
@@ -117,11 +122,11 @@ class EpisodeTools:
             if result.error_kind is None:
                 self.before = asked.id
             elif result.error_kind not in POLICY_ERRORS:
-                self.memory = None  # nobody knows what it has changed
+                self.memory = None  # the failed call may have changed the state
         return result
 
     def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
-        """What says that a call's answer can be known: the tool, by its arguments; the environment, by all calls."""
+        """Return which promise makes the call's answer known: the tool's, the whole environment's, or none."""
         spec = tools_of(type(self.environment)).get(call.name)
         if spec is None or not isinstance(call.arguments, Mapping):
             return None
@@ -140,6 +145,6 @@ class EpisodeTools:
         self.runs += 1
         began = time.perf_counter()
         result = await call_tool(self.environment, call, self.limits, self.threads)
-        if call.name in tools_of(type(self.environment)):  # others are what the policy made up
+        if call.name in tools_of(type(self.environment)):  # the policy may invent other names
             self.seconds[call.name].append(time.perf_counter() - began)
         return result

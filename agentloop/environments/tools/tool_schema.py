@@ -1,4 +1,4 @@
-"""An environment's tools from their signatures and docstrings: JSON schemas, and the types that check calls."""
+"""Reads tools from signatures and docstrings: a JSON schema for the policy, and types that check its calls."""
 
 import inspect
 import json
@@ -24,7 +24,7 @@ from context.wording import suggest
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
 _RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
 SCHEMA_ERROR = "json-schema"
-"""Type of a validation error whose message says it all."""
+"""Type of a validation error whose message can be shown as it is."""
 _NO_TYPE = object()
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -36,20 +36,20 @@ _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef)": "([^#"][^"]*)')
 class ToolSpec:
     name: str
     schema: Mapping[str, Any]
-    """As chat templates expect it: {"type": "function", "function": {...}}."""
+    """The form of chat templates: {"type": "function", "function": {...}}."""
     isolated: bool
     deterministic: bool
     arguments: TypeAdapter[dict[str, Any]]
-    """Checks the arguments of a call, strictly: text is no number."""
+    """Checks the arguments of a call strictly: text is no number."""
     function: Callable[..., Any]
-    """What is called, with the environment first."""
+    """Called with the environment as the first argument."""
 
 
 _KNOWN: WeakKeyDictionary[type[Environment], Mapping[str, ToolSpec]] = WeakKeyDictionary()
 
 
 def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, ToolSpec]:
-    """The tools by name, base classes first, as ordered in the file; `where` names the class in errors."""
+    """Return the tools by name, those of base classes first, in the file's order; `where` names the class in errors."""
     if environment not in _KNOWN:
         where = where or f"{environment.__module__}:{environment.__qualname__}"
         names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
@@ -63,7 +63,7 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
 
 
 def with_tools(environment: type[Environment], specs: Mapping[str, ToolSpec]) -> type[Environment]:
-    """A class that differs from `environment` in further tools alone; what these answer, nobody calls deterministic."""
+    """Make a class with further tools. Nobody promises that these are deterministic, so the new class is not either."""
     known = {"__module__": environment.__module__, "__qualname__": environment.__qualname__, "deterministic": False}
     extended = type(environment.__name__, (environment,), known)
     _KNOWN[extended] = {**tools_of(environment), **specs}
@@ -81,7 +81,7 @@ def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
 
 
 def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpec, tuple[str, ...]]:
-    """A function as a tool, and the names of its arguments of type `Task`, which the policy is not shown."""
+    """Describe a function as a tool, with the names of its arguments of type `Task`, which the policy does not see."""
     mark = tool_mark(function) or ToolMark(isolated=False, deterministic=False)
     hints = resolved_hints(function, where)
     every = inspect.signature(function).parameters.values()
@@ -93,7 +93,7 @@ def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpe
 def _spec(
     function: Callable[..., Any], name: str, where: str, mark: ToolMark, shown: Sequence[inspect.Parameter]
 ) -> ToolSpec:
-    """`shown`: the parameters that the policy gives."""
+    """Describe a tool; `shown` are the parameters that the policy fills in."""
     if not _TOOL_NAME.fullmatch(name):
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -120,10 +120,10 @@ def _spec(
 
 
 def _documented(method: Callable[..., Any], names: Sequence[str], where: str) -> tuple[str, dict[str, str]]:
-    """What the docstring says of the tool, its first paragraph, and of each argument, on one line each."""
+    """Read the descriptions of the tool (its docstring's first paragraph) and of its arguments, on one line each."""
     try:
         docstring = docstring_parser.parse(method.__doc__ or "")
-    except Exception as error:  # the parser raises IndexError and others of some malformed ones
+    except Exception as error:  # the parser raises various errors for malformed docstrings
         raise UserError(
             f"{where} must have a docstring in the style of Google, reST or NumPy, got one that can't be read "
             f"({one_line(error)}). Describe its arguments under Args:"
@@ -143,7 +143,7 @@ def _documented(method: Callable[..., Any], names: Sequence[str], where: str) ->
 
 
 def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
-    """The types of a function's arguments and result by name. Raises UserError where they name what is not there."""
+    """Return the types of a function's arguments and result by name. Raises UserError for an unknown type."""
     try:
         return typing.get_type_hints(method, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
@@ -156,7 +156,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
             f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
         )
-    # What the docstring says of it, else what its own annotation does.
+    # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
     if parameter.default is inspect.Parameter.empty:
         return Annotated[hint, Field(**described)]
@@ -171,7 +171,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
 
 
 def _is_json(annotation: Any, *, nested: bool = False) -> bool:
-    """True if JSON has the type, so that what a model writes and what the tool gets are the same."""
+    """True if JSON has the type, so that the tool gets exactly the value that the model wrote."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Annotated:
         return _is_json(parts[0], nested=nested)
@@ -187,7 +187,7 @@ def _is_json(annotation: Any, *, nested: bool = False) -> bool:
 
 
 class _ToolSchema(GenerateJsonSchema):
-    """JSON schemas in the form that chat templates know: without titles, a choice always as `enum`."""
+    """Makes JSON schemas in the form of chat templates: without titles, and with every choice as `enum`."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -198,7 +198,7 @@ class _ToolSchema(GenerateJsonSchema):
         return {**found, "enum": choices}
 
     def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
-        """Leave keys in their order: type, description, default."""
+        """Keep the order of keys: type, description, default."""
         return value
 
 
@@ -207,7 +207,7 @@ def _type_text(annotation: Any) -> str:
 
 
 def arguments_of(schema: Mapping[str, Any], where: str) -> TypeAdapter[dict[str, Any]]:
-    """Checks arguments by `schema`. Raises UserError, about `where`, where it is none or lies in part elsewhere."""
+    """Make a check of arguments from a JSON schema. Raises UserError, about `where`, for an unusable schema."""
     if elsewhere := _REFERENCE.search(json.dumps(schema)):
         raise UserError(f"{where} must have a schema that is whole, got a reference to {elsewhere[1]!r}.")
     from jsonschema.exceptions import SchemaError  # here: only servers' tools need the package

@@ -1,4 +1,4 @@
-"""Where code of the user's runs: coroutines on an event loop, plain functions in threads that no exit waits for."""
+"""Runs users' code: coroutines on an event loop, plain functions in threads that do not delay the program's exit."""
 
 import asyncio
 import inspect
@@ -21,16 +21,16 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerThreads:
-    """Runs up to `most` calls at once, for coroutines of one event loop that wait for them."""
+    """Runs up to `most` calls at once, for the coroutines of one event loop."""
 
     def __init__(self, most: int) -> None:
         self._places = asyncio.Semaphore(most)
         self._idle: list[_Calls] = []
         self._abandoned = 0
-        """Calls that go on behind their deadline."""
+        """Number of calls that still run after their deadline."""
 
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
-        """The result of `call`. Raises ToolTimeout, UserCodeFailed, and UserError where too many calls never ended."""
+        """Run a call in a thread. Raises ToolTimeout, UserCodeFailed, and UserError if too many calls never ended."""
         async with self._places:
             worker = self._idle.pop() if self._idle else _worker()
             done: Future[_Result] = Future()
@@ -45,7 +45,7 @@ class WorkerThreads:
         return future.result()
 
     async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
-        """What a function of the user's returns. Raises UserCodeFailed, UserCodeLate after a `setting`'s time."""
+        """Call a user's function. Raises UserCodeFailed, and UserCodeLate after the time of `setting`."""
         late = UserCodeLate(f"no end within {setting}={timeout_s:g} s")
         if not inspect.iscoroutinefunction(function):
             try:
@@ -63,16 +63,16 @@ class WorkerThreads:
                 raise
 
     def close(self) -> None:
-        """Ends the threads that have nothing to do."""
+        """End the idle threads."""
         while self._idle:
             self._idle.pop().put(None)
 
     def _take_back(self, worker: _Calls, future: asyncio.Future[Any]) -> None:
         if future.done():
-            future.exception()  # looked at: its caller may be cancelled
+            future.exception()  # reading it keeps asyncio from logging it when the caller is cancelled
             self._idle.append(worker)
             return
-        worker.put(None)  # once the call returns
+        worker.put(None)  # ends the thread after its call
         self._abandoned += 1
         if self._abandoned > _MOST_ABANDONED:
             raise UserError(
@@ -83,11 +83,11 @@ class WorkerThreads:
 
     def _ended_late(self, future: asyncio.Future[Any]) -> None:
         self._abandoned -= 1
-        future.exception()  # looked at: nobody else will
+        future.exception()  # reading it keeps asyncio from logging it
 
 
 def _worker() -> _Calls:
-    """The calls that a new daemon thread makes one after another; it ends at None."""
+    """Start a daemon thread and return its queue of calls; None ends the thread."""
     calls: _Calls = SimpleQueue()
     threading.Thread(target=_work, args=(calls,), name="tool", daemon=True).start()
     return calls
@@ -101,23 +101,23 @@ def _work(calls: _Calls) -> None:
         try:
             with users_code():
                 result = call()
-        except BaseException as error:  # noqa: BLE001  raised where the result is waited for
+        except BaseException as error:  # noqa: BLE001  raised again where the result is awaited
             done.set_exception(error)
         else:
             done.set_result(result)
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of a coroutine. Whoever calls may have an event loop running, as notebooks do."""
+    """Run a coroutine to its result. The calling thread may already run an event loop, as notebooks do."""
     results: list[_Result] = []
     interrupts: list[BaseException] = []
 
     async def stored() -> None:
         try:
-            # asyncio writes out what a coroutine returns when it gives Ctrl-C back: long work for many episodes.
+            # After Ctrl-C asyncio prints the value that a coroutine returned, which is slow for many episodes.
             results.append(await coroutine)
         except (KeyboardInterrupt, SystemExit) as interrupt:
-            interrupts.append(interrupt)  # asyncio would log that nobody asked this task for it
+            interrupts.append(interrupt)  # asyncio would log that nobody retrieved the exception
 
     try:
         asyncio.get_running_loop()
@@ -132,19 +132,19 @@ def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    """What a method of the user's own returns, which may be `async def`, called here and now."""
+    """Call a method of the user's class in this thread; the method may be `async def`."""
     with users_code():
         return run_coroutine(hook(*args)) if inspect.iscoroutinefunction(hook) else hook(*args)
 
 
 def close_now(environment: Environment, where: str) -> None:
-    """Call the `close` of an instance that played no episode of the policy; one that fails is warned of, once."""
+    """Close an instance that played no episode; a failure is logged once."""
     try:
         run_hook(environment.close)
     except (UserCodeFailed, UserError) as problem:
-        warn_of_close(where, str(problem))  # what the instance was asked is known: it is not lost for that
+        _warn_of_close(where, str(problem))  # the instance has done its work, so nothing else is lost
 
 
 @cache
-def warn_of_close(where: str, problem: str) -> None:
+def _warn_of_close(where: str, problem: str) -> None:
     _log.warning("%s.close must free what an episode holds, got %s. Mend it.", where, problem)

@@ -1,1 +1,1 @@
-"""Episodes: one, many at once, and whose turn it is."""
+"""Plays episodes: one, or many at once, with the policy or with an agent of its own."""

@@ -1,4 +1,4 @@
-"""One episode of an agent that is a program of its own: what it asked of the policy, and how it ended."""
+"""Plays one episode of an agent that is a program or function: its requests to the policy, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def play_agent(
     config: RunConfig,
     threads: WorkerThreads,
 ) -> Episode:
-    """A finished episode; one in which the policy was asked nothing, or whose engine failed it, says nothing of it."""
+    """Play an episode to its end. If the policy got no request, or its engine failed, the episode does not count."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
     address = AgentAddress(opened.url, opened.key, opened.local_url)
@@ -53,12 +53,12 @@ async def play_agent(
     finally:
         for waited in both:
             waited.cancel()
-        await asyncio.gather(*both, return_exceptions=True)  # the program is ended
+        await asyncio.gather(*both, return_exceptions=True)  # after this the program has ended
         nodes = opened.close()
     if not over.cancelled():
-        over.result()  # raises what the run can't go on after
+        over.result()  # raises errors that end the run
     if opened.rewards:
-        stop_reason = StopReason.ANSWERED  # however it ended then
+        stop_reason = StopReason.ANSWERED  # a posted reward counts, however the agent ended afterwards
     elif end.problem is not None:
         stop_reason = StopReason.AGENT_FAILED
     judged = bool(config.reward.functions)
@@ -75,9 +75,10 @@ def episode_of(
     authors: AuthorTable,
     judged: bool,
 ) -> Episode:
-    """The episode behind the nodes of a session that was closed; what was posted there counts before `end`'s rewards.
+    """Make the episode of a closed session from its nodes; posted rewards take precedence over the rewards of `end`.
 
-    The episode's own reward is the mean of its agents' where nobody says it. `judged`: a function of the run's does.
+    An episode without a reward of its own gets the mean of its agents' rewards. `judged`: a reward function will
+    replace it.
     """
     segments, last = segments_of(nodes, authors), end.output.strip().rpartition("\n")[2]
     why = ": ".join(filter(None, (end.problem, last)))
@@ -118,4 +119,4 @@ NO_REWARD = (
     "reward.functions"
 )
 PROGRAM = "agent"
-"""Who is said to have written an agent's output, behind all that was said in its session."""
+"""Name of the message with an agent's output, which follows the messages of its session."""

@@ -1,4 +1,4 @@
-"""Runs somebody's agent for one episode: a program, or a function, that asks the policy at a base URL."""
+"""Runs a user's agent for one episode: a program or function that sends its requests to a base URL."""
 
 import asyncio
 import json
@@ -27,9 +27,9 @@ from agentloop.rollouts.rewards import number_of
 from agentloop.user_code import load_function
 
 _TAIL = 4_000
-"""Characters of a program's output that are kept: its last ones."""
+"""Number of last characters of a program's output that are stored."""
 _LAST_WORDS_S = 1.0
-"""How long output is waited for once all has ended: what is no child of the agent's may hold it open."""
+"""Seconds to wait for output after the end: a process that is no child of the agent may hold the pipe open."""
 _ENDS_ALL = """\
 import ctypes, os, signal, sys
 code = 1
@@ -63,22 +63,22 @@ code = os.waitstatus_to_exitcode(status)
 code = 128 - code if code < 0 else code
 end()
 """
-"""Runs a program of Linux, and kills all that comes of it: once it has ended, at SIGTERM, and when its parent dies. The
-parent of a child that has lost its own is this one (PR_SET_CHILD_SUBREAPER), so that no daemon escapes."""
+"""Runs a program on Linux, and kills all its descendants when it ends, at SIGTERM, and when the parent process dies.
+This process adopts every descendant that loses its parent (PR_SET_CHILD_SUBREAPER), so that no daemon escapes."""
 
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """Where an agent finds the policy."""
+    """The address and key with which an agent reaches the policy."""
 
     url: str
-    """Of its episode; below it stand /v1 for OpenAI's clients, and what Anthropic's ask."""
+    """Base URL of the episode; OpenAI's clients use /v1 below it, Anthropic's clients the URL itself."""
     key: str
     local_url: str
-    """The same on this machine: a sandbox leads nowhere else."""
+    """The same address on this machine, the only one that a sandbox can reach."""
 
     def variables(self, task: Path) -> dict[str, str]:
-        """What clients and agents read from their environment."""
+        """Make the environment variables that clients and agents read."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": self.key,
@@ -97,21 +97,21 @@ class AgentEnd:
     """How an agent's run ended."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """What it says of itself, by agent; of the whole episode under the empty name."""
+    """Rewards that the agent reported, by agent name; the empty name is the whole episode."""
     problem: str | None = None
     """What went wrong, in words; None: nothing did."""
     output: str = ""
-    """The end of what it wrote."""
+    """The last characters that the agent printed."""
 
 
 async def run_agent(
     environment: AgentEnvironment, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
 ) -> AgentEnd:
-    """Its end. Raises TimeoutError where it takes longer; whatever it started has ended then, too.
+    """Run an agent to its end. If it takes longer, it is ended with all its processes, and TimeoutError is raised.
 
-    A function is called with the payload, the base URL and the key. A program is given the payload as a line of JSON
-    on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}, or those of
-    its agents, {"rewards": {agent: number}}.
+    A function is called with the payload, the base URL and the key. A program gets the payload as a line of JSON on
+    standard input and in the file AGENTLOOP_TASK. It reports its reward in a last line {"reward": number}, or the
+    rewards of its agents in {"rewards": {agent: number}}.
     """
     agent = environment.agent
     named = agent_function(agent)
@@ -137,19 +137,19 @@ async def run_agent(
 
 
 def without_key(text: str, key: str) -> str:
-    """An agent may say what it reads from its environment, and a line be cut within the key."""
+    """Remove an episode's key from text that an agent wrote, even a key that was cut off."""
     return re.sub(f"{key[:8]}[0-9a-f]*", "***", text)
 
 
 def _rewards(said: Any) -> dict[str, float] | None:
-    """By agent, the whole episode's under the empty name; None for what is no finite number, or numbers by agent."""
+    """Read rewards by agent, with the whole episode under the empty name; None if a value is no finite number."""
     named = said if isinstance(said, Mapping) else {"": said}
     rewards = {str(agent): number_of(value) for agent, value in named.items()}
     return rewards if all(map(math.isfinite, rewards.values())) else None
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the end of what a pipe gives."""
+    """Reads a pipe and stores its last bytes."""
 
     def __init__(self, *kept: bytearray) -> None:
         self._kept = kept
@@ -167,7 +167,7 @@ class _Tail(asyncio.Protocol):
 async def _run_program(words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
     before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
     said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
-    # Pipes of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+    # These pipes are made here, because asyncio's `wait` would also wait for other processes that hold its own.
     (said_end, stdout), (output_end, stderr) = os.pipe(), os.pipe()
     try:
         pipes = [
@@ -202,7 +202,7 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
 
 
 def _said_rewards(last: str) -> dict[str, float] | None:
-    """By a line {"reward": number} or {"rewards": {agent: number}}; empty for any other, None for what is no number."""
+    """Read a line {"reward": number} or {"rewards": {agent: number}}; empty for any other line, None for no number."""
     try:
         said = json.loads(last)
     except (ValueError, RecursionError):

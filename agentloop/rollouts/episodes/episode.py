@@ -1,4 +1,4 @@
-"""One episode: prompt, reply, tool results, until an end with a name. Never sees an optimizer."""
+"""Plays one episode: prompt, replies and tool results, up to an end with a name."""
 
 from __future__ import annotations
 
@@ -28,81 +28,81 @@ from context.tokens.session_nodes import Node
 from replay.records import StopReason
 
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
-"""Outcomes of a reply that end its episode, with their stop reasons."""
+"""The stop reason for each outcome of a reply that ends its episode."""
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
-"""Called with a number that prompts have in common of which each goes on from the reply to the one before, too."""
+"""Called like `Ask`, with the episode's number first; prompts with one number each continue the one before."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished run of an environment: what reward functions are given."""
+    """One finished run of an environment. Reward functions get this record."""
 
     task: Task
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
     environment_reward: float
-    """0 unless the policy ended it with an answer; NaN where the engine failed: what it would have been is unknown.
-    In the environment `rows`: what the first reward function gave, once it has been asked."""
+    """The environment's reward; 0 unless the policy ended with an answer, and NaN (unknown) where the engine failed.
+    In the environment `rows`, the value of the first reward function once it was called."""
     stop_reason: str
     problem: str | None
-    """What was wrong, in words, where the stop reason alone does not say."""
+    """What went wrong, in words, where the stop reason alone does not say."""
     num_turns: int
     num_tool_calls: int
     error_kinds: tuple[str, ...] = ()
-    """Of the tool calls that failed, in their order; wrong names and arguments among them."""
+    """Kinds of the failed tool calls in their order, with wrong names and arguments."""
     entropies: tuple[float, ...] = ()
-    """Nats, one per sampled token whose entropy the engine said."""
+    """Nats, one per sampled token for which the engine reports an entropy."""
     rewrites: Mapping[str, int] = field(default_factory=dict)
-    """How often what was shown was rewritten, by kind."""
+    """How often the context was rewritten, by kind."""
     tool_problem: str | None = None
-    """What failed in the last of its `num_failed_calls`, for the tool's author."""
+    """The failure in the last of its `num_failed_calls`, for the tool's author."""
     num_replayed_calls: int = 0
-    """Tool calls that were answered by what an equal one had answered."""
+    """Tool calls that were answered from memory."""
     num_tool_runs: int = 0
     run_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of each call that was run, by tool name."""
     tool_seconds: float = 0.0
     reply_seconds: float = 0.0
     nodes: tuple[Node, ...] = ()
-    """Of an agent that is a program of its own: what it asked, from which the segments follow."""
+    """The requests of an agent, from which the segments are made; empty where no agent acts."""
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
-    """Of those of its agents that have rewards of their own."""
+    """Rewards of single agents by name."""
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
 
     @classmethod
     def answered(cls, task: Task, messages: Sequence[Message], reward: float) -> Episode:
-        """One that no policy sampled: it ended with an answer, and has no tokens."""
+        """Make an episode that ended with an answer and that no policy sampled, so that it has no tokens."""
         calls = [len(message.tool_calls) for message in messages if message.role == "assistant"]
         ended = (reward, StopReason.ANSWERED, None)
         return cls(task, (), tuple(messages), *ended, num_turns=len(calls), num_tool_calls=sum(calls))
 
     @property
     def num_failed_calls(self) -> int:
-        """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
+        """Number of calls in which the tool failed; wrong names and arguments are the policy's fault."""
         return sum(kind not in POLICY_ERRORS for kind in self.error_kinds)
 
     @property
     def failed(self) -> bool:
-        """True: the engine failed it, so it says nothing about the policy."""
+        """True if the engine failed the episode, so that it says nothing about the policy."""
         return self.stop_reason == StopReason.ENGINE_FAILURE
 
     @property
     def answer(self) -> str:
-        """What the policy said last; empty where it did not end the episode by an answer."""
+        """The policy's last message; empty if the episode did not end with an answer."""
         return self.messages[-1].content if self.stop_reason == StopReason.ANSWERED else ""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its longest training sequence, prompt and replies."""
+        """Number of tokens of the longest training sequence, prompt and replies."""
         return max((len(segment.tokens) for segment in self.segments), default=0)
 
 
 @dataclass
 class EpisodeHooks:
-    """`start`, `reward` and `close` of one instance; the first two raise UserError, the last never does."""
+    """Calls the methods of one instance. A failing method raises UserError, but a failing `close` only returns it."""
 
     environment: Environment
     task: Task
@@ -114,13 +114,13 @@ class EpisodeHooks:
         name = type(self.environment).__name__
         if type(self.environment).start is Environment.start:
             self.was_started = True
-            return  # it does nothing
-        starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
+            return  # the base class does nothing
+        starting = asyncio.ensure_future(self._call(self.environment.start, self.task))
         with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. Mend it."):
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
-                # `close` comes next, which must not meet a start that is under way, or is yet to come.
+                # `close` comes next, and must not run beside a `start` that is under way or still waiting.
                 await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
@@ -129,18 +129,18 @@ class EpisodeHooks:
     async def restore(self, messages: Sequence[Message]) -> None:
         name, asked = type(self.environment).__name__, quoted_task(self.task)
         with failing_as(f"{name}.restore must accept what its episodes say, got", f" for {asked}. Mend it."):
-            await self._called(self.environment.restore, self.task, messages)
+            await self._call(self.environment.restore, self.task, messages)
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         with failing_as(f"{name}.reward must return a number, got", f" for {asked}. Mend it."):
-            reward = float(await self._called(self.environment.reward, self.task, messages))
+            reward = float(await self._call(self.environment.reward, self.task, messages))
         if not math.isfinite(reward):
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. Mend it.")
         return reward
 
     async def close(self) -> str | None:
-        """What went wrong, which costs nothing; None: nothing did. Who cancels it waits for its end."""
+        """Close the instance and return what went wrong, if anything. A cancelled caller waits for the end of it."""
         if not self.was_started or type(self.environment).close is Environment.close:
             return None
         limit = self.limits.tool_timeout_s
@@ -150,15 +150,15 @@ class EpisodeHooks:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
             await asyncio.wait([closing])
-            closing.exception()  # looked at: nobody else will
+            closing.exception()  # reading it keeps asyncio from logging it
             raise
         except (UserCodeFailed, UserError) as problem:
             return str(problem)
         return None
 
-    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         def call(*given: Any) -> Any:
-            self.was_started = True  # only now: a place among the threads is waited for
+            self.was_started = True  # set only here, because the call may first wait for a thread
             return method(*given)
 
         waits, limits = inspect.iscoroutinefunction(method), self.limits
@@ -168,7 +168,7 @@ class EpisodeHooks:
 
 
 async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, ask: Ask) -> Episode:
-    """A finished episode; one that ends without an answer has reward 0, and one that the engine failed has NaN."""
+    """Play an episode to its end. Without an answer its reward is 0; where the engine failed, the reward is NaN."""
     try:
         episode = await _played(hooks, context, tools, ask)
     finally:
@@ -177,7 +177,7 @@ async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: Episod
 
 
 async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
-    """From the start of the environment to its reward."""
+    """Play an episode from the environment's start to its reward."""
     environment, task, limits = hooks.environment, hooks.task, hooks.limits
     await hooks.start()
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
@@ -219,7 +219,7 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
 
 @dataclass
 class _Turns:
-    """What an episode does between its first prompt and its end."""
+    """Plays the turns of an episode after its first prompt, and counts them."""
 
     tools: EpisodeTools
     context: ContextManager
@@ -234,10 +234,10 @@ class _Turns:
     reply_seconds: float = 0.0
 
     async def play(self) -> tuple[str, str | None]:
-        """The stop reason, and what was wrong where it does not say."""
+        """Play turns up to an end. Return the stop reason, and a problem where the reason alone does not say it."""
         context, limits = self.context, self.limits
         while True:
-            # An answer to a strategy's question has the strategy's own limit, which `room` knows.
+            # An answer to a strategy's question has the strategy's own limit, which `room` already has.
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
             if budget < 1:
                 return CONTEXT_FULL, None
@@ -255,7 +255,7 @@ class _Turns:
                 return stop_reason, None
 
     async def repeat(self, kept: Sequence[KeptTurn], hooks: EpisodeHooks) -> str | None:
-        """Record turns of a stored episode, and bring the environment to where they led; why not, where it differs."""
+        """Record turns of a stored episode and bring the environment to their state; return the difference, if any."""
         calls_again = repeats(type(hooks.environment))
         for turn in kept:
             tokens, (_, *results) = turn.reply, turn.messages
@@ -288,7 +288,7 @@ class _Turns:
         return stopped or (StopReason.MAX_TURNS if self.number == self.limits.max_turns else None)
 
     async def _answer(self, reply: Reply) -> list[Message]:
-        """Tool results as messages, counted here. A malformed call is answered with what was wrong."""
+        """Call the reply's tools and count their results; a malformed call gets an error message."""
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             unread = Message("tool", text, author="env", name="error", error_kind=MALFORMED)
@@ -300,7 +300,7 @@ class _Turns:
             kind = result.error_kind
             if kind is not None and kind not in POLICY_ERRORS:
                 self.tool_problem = f"{call.name}: {result.problem}"
-            # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
+            # A name that the policy invented may hold any text, so it does not become a message's name.
             name = UNKNOWN_TOOL if kind == UNKNOWN_TOOL else call.name
             answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)
             self._count(answer)
@@ -313,7 +313,7 @@ class _Turns:
 
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:
-    """Show a task's first prompt. Raises UserError where that can't be."""
+    """Begin a context with a task's first prompt. Raises UserError if the prompt can't be shown or is too long."""
     try:
         context.begin(task.messages(), tools, hint=task.hint)
     except RenderError:

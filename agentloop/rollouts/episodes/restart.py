@@ -1,4 +1,4 @@
-"""Where an episode begins that goes on from a stored one (PrefixRL, arXiv 2601.18795)."""
+"""The beginning of an episode that continues a stored one (PrefixRL, arXiv 2601.18795)."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ from context.tokens.token_sequence import TokenSequence
 
 @dataclass(frozen=True)
 class KeptTurn:
-    """A reply of a stored episode, and what followed it."""
+    """A reply of a stored episode with the messages after it."""
 
     reply: TokenSequence
-    """With the log-probs and policy versions it was sampled with."""
+    """The reply's tokens with the log-probs and policy versions of their sampling."""
     messages: tuple[Message, ...]
-    """The reply first."""
+    """The reply, then the tool results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart(StoredTask):
-    """A task whose episodes begin behind these turns of a stored success."""
+    """A task whose episodes begin after these turns of a stored success."""
 
     parent: str
-    """The success's id."""
+    """The id of the stored success."""
     turns: tuple[KeptTurn, ...]

@@ -1,4 +1,4 @@
-"""Many episodes at once, and who waits for whom between their turns."""
+"""Runs many episodes at once, and decides which of them wait for one another between their turns."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,18 +19,18 @@ from agentloop.rollouts.episodes.restart import Restart
 from context import ContextManager
 
 _MOMENT_S = 0.02
-"""For how long requests of agents are gathered: far less than it takes to answer them."""
+"""Seconds in which requests of agents are gathered, far less than an answer takes."""
 
 
 @dataclass(frozen=True)
 class ConcurrentTurns:
-    """Each episode goes on as soon as its own reply is there."""
+    """Lets each episode continue as soon as its own reply is there."""
 
     generator: ConcurrentGenerator
     vocab_size: int
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
-        """A reply that can be recorded. Raises GenerationFailed."""
+        """Get a reply that can be recorded. Raises GenerationFailed."""
         request = GenerationRequest(episode, prompt_ids, max_new_tokens)
         reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
@@ -44,7 +44,7 @@ class ConcurrentTurns:
 
 
 class TogetherTurns:
-    """Running episodes take their turns together, so what is sampled does not depend on which tool was quicker."""
+    """Lets running episodes take turns together, so that samples do not depend on which tool was quicker."""
 
     def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
         self._generator, self._vocab_size, self._running = generator, vocab_size, episodes
@@ -60,12 +60,12 @@ class TogetherTurns:
             self._waiting.pop(episode, None)
 
     def ended(self) -> None:
-        """An episode asks no more."""
+        """Note that an episode will ask no more."""
         self._running -= 1
         self._answer_all()
 
     async def close(self) -> None:
-        """Nobody asks any more on this event loop."""
+        """Do nothing: there is no connection to close."""
 
     def _answer_all(self) -> None:
         if self._waiting and len(self._waiting) >= self._running:
@@ -77,7 +77,7 @@ class TogetherTurns:
         given: Sequence[Completion | Exception]
         try:
             given = replies(self._generator, [request for request, _ in asked], vocab_size=self._vocab_size)
-        except Exception as error:  # noqa: BLE001  raised where the replies are waited for
+        except Exception as error:  # noqa: BLE001  raised again where the replies are awaited
             given = [error] * len(asked)
         for (_, future), reply in zip(asked, given, strict=True):
             if isinstance(reply, Exception):
@@ -87,8 +87,7 @@ class TogetherTurns:
 
 
 class GatheredTurns(TogetherTurns):
-    """Agents ask when they will, several times at once, or for long not at all: what comes together is answered
-    together."""
+    """Answers requests together that come within a moment, because agents ask at any time and any number of times."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -108,7 +107,7 @@ class GatheredTurns(TogetherTurns):
 
 Tried = Callable[[Episode], Awaitable[None]]
 Progress = Callable[[int, int], None]
-"""Called with episodes ended and episodes in all."""
+"""Called with the number of ended episodes and the number of all episodes."""
 
 
 def run_episodes(
@@ -119,9 +118,9 @@ def run_episodes(
     progress: Progress = lambda *_: None,
     tried: Tried | None = None,
 ) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time; yields them in order.
+    """Run one episode per task, `rollout.parallel` at a time, and yield the episodes in order.
 
-    `tried` is awaited with each episode before the next one goes on, for mistakes that all of them would meet.
+    `tried` is awaited with each ended episode before the others continue, to find mistakes that all would meet.
     """
     progress(0, len(tasks))
     with with_gateway(actors, config) as actors:
@@ -156,7 +155,7 @@ async def _run(
             episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
             if tried is not None:
                 await tried(episode)
-            turns.ended()  # after a failure nobody goes on
+            turns.ended()  # not after a failure: then no episode may continue
         ended += 1
         progress(ended)
         return episode
@@ -167,7 +166,7 @@ async def _run(
     finally:
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)  # each closes its environment yet
+        await asyncio.gather(*running, return_exceptions=True)  # each still closes its environment
         threads.close()
         await turns.close()
     for episode in episodes:
@@ -179,8 +178,8 @@ async def _run(
 async def play_episode(
     actors: Actors, task: Task, config: RunConfig, *, ask: AskAny, number: int, threads: WorkerThreads
 ) -> Episode:
-    """One episode of a new instance of the environment, in a context of its own; `number` is no other episode's."""
-    factory = actors.environments.of(task)
+    """Play one episode with a new instance of the environment and a new context; `number` is unique to the episode."""
+    factory = actors.environments.factory_for(task)
     environment = factory.create()
     if isinstance(environment, AgentEnvironment):
         assert actors.gateway is not None
@@ -204,7 +203,7 @@ async def play_episode(
             own.close()
     if episode.close_problem is not None:
         actors.warnings.warn(
-            f"{actors.environments.where}.close must free what an episode holds, got {episode.close_problem} (said "
+            f"{actors.environments.where}.close must free what an episode holds, got {episode.close_problem} (logged "
             "once, counted in rollout/failed_closes). Mend it.",
             reason="failed close",
         )
@@ -212,7 +211,7 @@ async def play_episode(
 
 
 def new_context(actors: Actors, config: RunConfig, *, untrained: int = 0) -> ContextManager:
-    """The context of one episode, so many of whose first replies are not trained."""
+    """Make the context of one episode; its first `untrained` replies are not trained on."""
     control = actors.control
     if untrained:
         control = replace(control, discard_turns=(*control.discard_turns, *range(untrained)))

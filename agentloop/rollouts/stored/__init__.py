@@ -1,1 +1,1 @@
-"""What is asked of episodes that have ended: their turn rewards, what else they solved, which calls they repeat."""
+"""Uses stored episodes again: for turn rewards and states, for hindsight, and as beginnings of new episodes."""

@@ -1,4 +1,8 @@
-"""Ends of failed episodes as successes of tasks that they did solve (Andrychowicz et al. 2017, arXiv 1707.01495)."""
+"""Turns ends of failed episodes into successes at other tasks (Andrychowicz et al. 2017, arXiv 1707.01495).
+
+Example: an episode was asked for the code of "oak" and answered with the code of "elm", after two lookups that began
+at "elm". These lookups and the answer become a row of the task "What is the code of elm?".
+"""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -23,27 +27,27 @@ from replay.storage.validate import summarised
 
 @dataclass(frozen=True)
 class Hindsight:
-    """Asks the environment what failed episodes did solve, and believes what its reward confirms."""
+    """Asks the environment which other tasks failed episodes solved, and accepts those that its reward confirms."""
 
     actors: Actors
     config: RunConfig
     episodes: StoredEpisodes
     held_out: Collection[str]
-    """Hashes of the payloads that no row's task may have."""
+    """Hashes of held-out payloads, which no row's task may have."""
 
     def relabel(self, rows: Sequence[Trajectory], *, iteration: int, attempt: int) -> Collected:
-        """A row per task that one of `rows` solved in hindsight, in the iteration's places after them.
+        """Make a row for each task that one of `rows` solved in hindsight, in the iteration's places after `rows`.
 
-        Asked are episodes that failed though they ended with an answer and made no wrong call. `attempt`: how often the
-        run was resumed.
+        Only failed episodes that ended with an answer and made no wrong call are used. `attempt` is the number of
+        times that the run was resumed.
         """
         found, claimed = Collected(), 0
         failed = [row for row in rows if _may_have_solved_another(row)]
-        for row, episode in zip(failed, self.episodes.of(failed), strict=True):
+        for row, episode in zip(failed, self.episodes.find(failed), strict=True):
             if episode is None:
                 continue
             last = len(episode.turns) - self.config.replay.hindsight.min_turns
-            solved = self.actors.environments.of(episode.task).achieved(episode.task, episode.messages)
+            solved = self.actors.environments.factory_for(episode.task).achieved(episode.task, episode.messages)
             for achieved in (one for one in solved if one.first_turn <= last):
                 claimed += 1
                 slot = len(rows) + len(found.trajectories)
@@ -57,14 +61,14 @@ class Hindsight:
         return found
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
-        """In the place of `row`. None: it is a held-out task, another conversation from there on, or no success."""
+        """Make the row in the place of `row`; None if the task is held out or no success, or the tokens don't fit."""
         environments, task = self.actors.environments, achieved.task
         if content_hash(task.payload) in self.held_out:
             return None
         context = self._rebuilt(row, episode, achieved)
         if context is None:
             return None
-        reward = environments.of(task).reward(task, context.messages)
+        reward = environments.factory_for(task).reward(task, context.messages)
         if reward < self.config.rollout.success_reward:
             return None
         name = environments.task_hash(task)
@@ -92,12 +96,12 @@ class Hindsight:
         return summarised([Trajectory(record, segments, context.messages)], self.actors.authors)[0]
 
     def _rebuilt(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> ContextManager | None:
-        """The new task's conversation, with the sampled tokens; None: it can't be made of them."""
+        """Rebuild the new task's conversation from the sampled tokens; None if they give another conversation."""
         turns, replies = episode.turns, sampled_replies(row.segments, self.actors.authors)
         if len(replies) != len(turns):
             return None
         context = new_context(self.actors, self.config)
-        factory = self.actors.environments.of(achieved.task)
+        factory = self.actors.environments.factory_for(achieved.task)
         open_context(context, achieved.task, factory.tools, asked_by=f"{factory.where}.achieved")
         for (said, *following), tokens in list(zip(turns, replies, strict=True))[achieved.first_turn :]:
             if context.question is not None or len(tokens) > context.room:
@@ -123,18 +127,18 @@ def _may_have_solved_another(row: Trajectory) -> bool:
 
 
 def _words(reply: Message) -> tuple[object, ...]:
-    """What it says, but for the numbers of its calls."""
+    """Return the content of a reply without the ids of its calls."""
     return reply.content, reply.reasoning, [(call.name, call.arguments) for call in reply.tool_calls]
 
 
 def _renumbered(results: Sequence[Message], said: Message, again: Message) -> list[Message]:
-    """Tool results behind the same calls with other numbers."""
+    """Give tool results the ids of the same calls in another reply."""
     numbers = {old.id: new.id for old, new in zip(said.tool_calls, again.tool_calls, strict=True)}
     return [replace(result, tool_call_id=numbers.get(result.tool_call_id, result.tool_call_id)) for result in results]
 
 
 def _without_log_probs(segment: Segment) -> Segment:
-    """A segment without its log-probs, which are those of another context."""
+    """Remove a segment's log-probs, because they belong to another context."""
     unknown = np.full(len(segment.tokens), np.nan, np.float32)
     tokens = replace(segment.tokens, behavior_log_probs=unknown)
     return replace(segment, tokens=tokens, behavior_context="relabelled")

@@ -1,7 +1,7 @@
-"""Fresh groups that begin inside stored successes of the run, each member behind the same first replies.
+"""Begins fresh groups inside stored successes of the run; each member continues after the same first replies.
 
-The replies that are kept are nearly all of them at first, and fewer the more often episodes succeed from there: the
-reverse curriculum of R3 (Xi et al. 2024, arXiv 2402.05808), of what the policy found itself (as CRPS, ACL 2026).
+At first nearly all replies of the success are repeated. The more often episodes succeed from there, the fewer: the
+reverse curriculum of R3 (Xi et al. 2024, arXiv 2402.05808), on the policy's own successes (as CRPS, ACL 2026).
 """
 
 from collections.abc import Collection
@@ -20,15 +20,15 @@ from replay.sampling.restart_curriculum import restartable
 
 @dataclass(frozen=True)
 class RestartFinder:
-    """Finds where groups can begin, by what buffer and checkpoint have alone: a resumed run goes on alike."""
+    """Finds places where groups can begin, from buffer and checkpoint alone, so that a resumed run finds the same."""
 
     episodes: StoredEpisodes
     authors: AuthorTable
     held_out: Collection[str]
-    """Hashes of the payloads that no group's task may have."""
+    """Hashes of held-out payloads, which no group's task may have."""
 
     def choose(self, run: str, count: int, *, without: Collection[str] = ()) -> list[Restart]:
-        """At most `count`, each inside another success: see `restartable`."""
+        """Choose at most `count` restarts, each inside another success; see `restartable`."""
         with self.episodes.store.reading() as connection:
             successes = restartable(connection, run)
         found: list[Restart] = []
@@ -40,16 +40,19 @@ class RestartFinder:
         return found
 
     def behind(self, id: str, kept: int) -> list[Restart]:
-        """Nothing where its task is held out or of another environment, its replies can't be told apart, or a tool that
-        would be called again failed: it may answer now."""
+        """Make the restart after the first `kept` replies of a success; empty where none is possible.
+
+        The task must not be held out or belong to another environment, and the replies must be separable. No tool that
+        would be called again may have failed, because it may succeed now.
+        """
         (row,) = self.episodes.store.read([id])
-        (episode,) = self.episodes.of([row])
+        (episode,) = self.episodes.find([row])
         if episode is None or content_hash(episode.task.payload) in self.held_out:
             return []
         replies, turns = sampled_replies(row.segments, self.authors), episode.turns
         if len(replies) != len(turns):
             return []
-        if repeats(self.episodes.environments.of(episode.task).environment):
+        if repeats(self.episodes.environments.factory_for(episode.task).environment):
             kinds = {message.error_kind for turn in turns[:kept] for message in turn}
             if not kinds <= {None, *POLICY_ERRORS}:
                 return []

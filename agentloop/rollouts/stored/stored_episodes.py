@@ -1,4 +1,4 @@
-"""Trajectories as their environment knows them: the task that was asked, and the whole conversation."""
+"""Rebuilds from stored trajectories what an environment's methods take: the task and the whole conversation."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,22 +19,22 @@ from replay.store import ReplayStore
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """What is known of an episode once its environment's instance is gone."""
+    """A past episode without its environment's instance."""
 
     task: Task
-    """The task that was asked; its prompt is the opening messages."""
+    """The task of the episode; its prompt is the opening messages."""
     messages: tuple[Message, ...]
 
     @property
     def turns(self) -> list[tuple[Message, ...]]:
-        """Each reply with what followed it, behind the opening messages."""
+        """Each reply after the opening messages, with the messages that followed it."""
         messages, after = self.messages, len(self.task.prompt)
         starts = [i for i, message in enumerate(messages) if i >= after and message.author == LLM]
         return [tuple(messages[start:end]) for start, end in pairwise([*starts, len(messages)])]
 
 
 def sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[TokenSequence]:
-    """The tokens of each reply in order: between any two stands something that was not sampled."""
+    """Return the tokens of each reply in order; tokens that were not sampled separate the replies."""
     replies = []
     for tokens in (segment.tokens for segment in segments if segment.reason != "fork"):
         replies += [tokens.part(start, end) for start, end in runs_of(authors.has_behavior(tokens.authors))]
@@ -48,13 +48,13 @@ class StoredEpisodes:
     environments: RunEnvironments
     store: ReplayStore
 
-    def of(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
-        """None for a row of another environment or version, and for one whose messages can't be read."""
+    def find(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
+        """Find each row's episode; None for another environment or version, and where messages can't be read."""
         with self.store.reading() as connection:
             tasks = task_records(connection, [row.record.task for row in rows])
-        return [self._of_one(row, tasks) for row in rows]
+        return [self._find_one(row, tasks) for row in rows]
 
-    def _of_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
+    def _find_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
         factory = self.environments.recorded(record.environment, record.environment_version)
         messages = row.messages
@@ -69,24 +69,24 @@ class StoredEpisodes:
 
 
 def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
-    """Turn rewards of trajectories, asked of their environment again; None where their messages are unknown."""
-
-    def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[float, ...] | None:
-        if episode is None:
-            return None
-        factory = episodes.environments.of(episode.task)
-        return factory.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
-
-    return lambda rows: list(map(of_one, rows, episodes.of(rows)))
+    """Compute the turn rewards of trajectories by their environment; None where the messages are unknown."""
+    return lambda rows: [
+        None
+        if episode is None
+        else episodes.environments.factory_for(episode.task).turn_rewards(
+            episode.task, episode.messages, replies=row.record.num_turns
+        )
+        for row, episode in zip(rows, episodes.find(rows), strict=True)
+    ]
 
 
 def stored_turn_states(episodes: StoredEpisodes) -> TurnStates:
-    """States of trajectories, read off their messages; None where these are unknown."""
-
-    def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[str, ...] | None:
-        if episode is None:
-            return None
-        factory = episodes.environments.of(episode.task)
-        return factory.turn_states(episode.task, episode.messages, task_hash=row.record.task)
-
-    return lambda rows: list(map(of_one, rows, episodes.of(rows)))
+    """Compute the states of trajectories from their messages; None where the messages are unknown."""
+    return lambda rows: [
+        None
+        if episode is None
+        else episodes.environments.factory_for(episode.task).turn_states(
+            episode.task, episode.messages, task_hash=row.record.task
+        )
+        for row, episode in zip(rows, episodes.find(rows), strict=True)
+    ]

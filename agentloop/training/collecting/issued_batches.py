@@ -88,7 +88,7 @@ def issue_groups(
     tasks, records = {}, []
     for number, (task, size) in zip(numbers, groups, strict=True):
         hash = environments.task_hash(task)
-        tasks[hash] = TaskRecord(hash, environments.of(task).name, task.payload)
+        tasks[hash] = TaskRecord(hash, environments.factory_for(task).name, task.payload)
         records += [TicketRecord(run, number, member, hash, iteration, purpose) for member in range(size)]
     tickets.issue(list(tasks.values()), records, plan)
     return numbers

@@ -43,7 +43,9 @@ Script = list[str | Completion | GenerationFailed]
 
 def actors(generator: Generator, environment: str = "Graded") -> Actors:
     kind: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
-    return Actors(RunEnvironments.of_one(kind), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB)
+    return Actors(
+        RunEnvironments.from_factory(kind), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB
+    )
 
 
 def collected(*groups: list[Script]) -> Collected:

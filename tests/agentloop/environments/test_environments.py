@@ -194,7 +194,7 @@ def source(pool: Any, seed: int = 7) -> EnvironmentTasks:
 def test_task_pool_is_gone_through_once_per_epoch_in_a_new_order() -> None:
     tasks = source(5)
     second, first = hashes(tasks, 5, 10), hashes(tasks, 0, 5)
-    assert hashes(source(5), 0, 10) == [*first, *second]  # whatever was asked before
+    assert hashes(source(5), 0, 10) == [*first, *second]  # the order of questions does not matter
     assert len(set(first)) == 5
     assert set(first) == set(second)
     assert first != second
@@ -208,7 +208,7 @@ def test_unlimited_and_held_out_tasks_are_all_new_and_depend_on_the_seed_alone()
     assert len(set(held_out)) == 30
     assert set(held_out).isdisjoint([*tasks, *hashes(source(5), 0, 5)])
     assert held_out[:10] == [factory.task_hash(task) for task in source(5).held_out(10)]
-    # Written out once: neither hash() nor the order of a set may decide.
+    # These values are written out, because neither hash() nor the order of a set may change a task.
     task = source(5).train(3)
     assert (task.payload["key"], task.payload["code"], task.payload["hops"]) == ("boat", "71", 4)
 
@@ -218,7 +218,7 @@ def test_task_messages_are_never_written_by_the_policy() -> None:
     assert [message.author for message in Task(prompt).messages()] == ["initialization", "user", "initialization"]
 
 
-# Several environments in one run: tasks know theirs, and mistakes are said of the right one
+# Several environments in one run: each task names its own, and errors name the right one
 
 
 THREE: dict[str, Any] = {
@@ -236,7 +236,7 @@ def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of
     environments, source = opened()
     tasks = [source.train(number) for number in range(6)]
     assert [task.environment for task in tasks] == ["easy", "hard", "parity"] * 2
-    factories = [environments.of(task) for task in tasks[:3]]
+    factories = [environments.factory_for(task) for task in tasks[:3]]
     assert [factory.name for factory in factories] == ["easy", "hard", "parity"]
     assert [factory.options.get("hops") for factory in factories] == [(1, 2), (3, 3), None]
     hashes = {environments.task_hash(task) for task in tasks}
@@ -253,7 +253,7 @@ def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of
 def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() -> None:
     environments, _ = opened()
     assert environments.source != opened({"easy": THREE["easy"]})[0].source
-    assert environments.recorded("hard", "1") is environments.of(Task("", environment="hard"))
+    assert environments.recorded("hard", "1") is environments.factory_for(Task("", environment="hard"))
     assert environments.recorded("hard", "2") is None
     assert environments.recorded("lookup_chain", "1") is None
     changed = environments.with_version_of("abcdef0123")
@@ -350,4 +350,4 @@ def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tm
     stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"
     assert rows(run / "replay.sqlite", stored) == [(1, "1", 16), (2, version, 12), (3, version, 12)]
     assert open_run_folder(run).environments == (first, second)
-    evaluate_run(run)  # it is what the run had last
+    evaluate_run(run)  # the source is now the run's last one

@@ -62,16 +62,16 @@ def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
     def source(*judges: str) -> str:
         return load_environment("rows", {}, row=ROW, tools=[f"{mine}:act"], judges=judges).source
 
-    def of_agent() -> str:
+    def agents_source() -> str:
         return load_environment("agent", {"agent": f"{judge}:right"}, row=ROW).source
 
-    digests, as_agent = [source(), source(f"{judge}:right")], of_agent()
+    digests, as_agent = [source(), source(f"{judge}:right")], agents_source()
     for file in (mine, judge):
         file.write_text(file.read_text() + "# more\n")
         digests.append(source(f"{judge}:right"))
     assert len(set(digests)) == 4
     assert source(f"{judge}:right") == digests[-1]
-    assert of_agent() != as_agent
+    assert agents_source() != as_agent
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({**ROW, "number": number}) + "\n" for number in range(30)))
     given = {"environment": {"name": "rows", "tools": [f"{mine}:act"]}, "tasks": {"data": str(rows)}}
@@ -110,8 +110,8 @@ def test_prompt_of_a_row_may_be_text_or_messages_and_its_values_dates_and_bytes(
     )
 
 
-def of_agent(agent: str) -> dict[str, Any]:
-    return {"name": "agent", "options": {"agent": agent}}
+def with_agent(agent: str, **options: Any) -> dict[str, Any]:
+    return {"name": "agent", "options": {"agent": agent, **options}}
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,11 @@ def of_agent(agent: str) -> dict[str, Any]:
         ({"tools": [f"{FILE}:undocumented"]}, "must have a docstring that says what the tool does, got none."),
         ({"tools": [f"{FILE}:add"] * 2}, f"got {FILE}:add, named like another one. Rename it."),
         ({"tools": [f"{FILE}:ad"]}, f"environment.tools must name a function of {FILE}, got 'ad'. Did you mean add?"),
-        (of_agent("none.py:solve"), "environment.agent must name a file that exists, got 'none.py'."),
-        (of_agent(f"{FILE}:none"), f"environment.agent must name a function of {FILE}, got 'none'."),
-        (of_agent("python 'x"), 'environment.agent must be a command with its quotes closed, got "python \'x".'),
+        (with_agent("none.py:solve"), "environment.agent must name a file that exists, got 'none.py'."),
+        (with_agent(f"{FILE}:right", sandbox="bubblewrap"), "sandbox must be none for a function, which runs in this "),
+        (with_agent("ls", limits={"processes": 9}), "sandbox must be bubblewrap for limits and read to hold, got none"),
+        (with_agent(f"{FILE}:none"), f"environment.agent must name a function of {FILE}, got 'none'."),
+        (with_agent("python 'x"), 'environment.agent must be a command with its quotes closed, got "python \'x".'),
         ({"row": {"promt": "Why?", "answer": "2"}}, "got 'prompt' for one of tasks.data with 'promt', 'answer'. Did"),
         ({"row": {"prompt": 7}}, "must be a text or a list of messages with a role (system, user, assistant), a cont"),
         ({"row": {"prompt": [{"role": "tool", "content": "2"}]}}, "got {'role': 'tool', 'content': '2'} in row 1."),

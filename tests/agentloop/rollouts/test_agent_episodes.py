@@ -1,4 +1,4 @@
-"""Agents that are programs or functions of their own: what becomes of an episode, however they end."""
+"""Agents that are programs or functions: how their episodes end, whatever the agent does."""
 
 import json
 import math
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from agentloop.errors import UserError
 from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from tests.fakes.agents import looking_up
@@ -57,26 +56,12 @@ def test_tools_that_the_template_hides_are_refused_to_the_agent_and_nothing_is_s
 
 
 def script(tmp_path: Path, text: str) -> str:
-    """A program that asks once, and then does what the text says."""
+    """Write a program that sends one request and then runs the text."""
     path = tmp_path / "agent.py"
     asking = "import json, os, subprocess, sys, time\nfrom openai import OpenAI\nclient = OpenAI(max_retries=0)\n"
     asked = "client.chat.completions.create(model='policy', messages=[{'role': 'user', 'content': 'x'}])\n"
     path.write_text(asking + asked + text)
     return f"{sys.executable} {path}"
-
-
-@pytest.mark.parametrize(
-    ("text", "stop_reason", "reward"),
-    [
-        ("print('{\"reward\": 0.5}')", "answered", 0.5),
-        ("print('{\"reward\": 1}'); sys.exit(3)", "agent_failed", 0.0),
-    ],
-    ids=["says a reward", "fails with a reward"],
-)
-def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, reward: float, tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
-    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
-    assert episode.num_turns == 1
 
 
 @pytest.mark.parametrize(
@@ -126,38 +111,45 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
     assert episode.failed and "HTTP 500" in str(episode.problem)
 
 
-def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, "print('the end'); sys.exit(2)"), lambda prompt: "y")
+@pytest.mark.parametrize(
+    ("text", "output", "stop_reason", "problem"),
+    [
+        ("print('the end')", "the end\n", "answered", NO_REWARD),
+        ("print('the end'); sys.exit(2)", "exit code 2\nthe end\n", "agent_failed", "exit code 2: the end"),
+        (
+            "print('{\"reward\": 1}'); sys.exit(3)",
+            'exit code 3\n{"reward": 1}\n',
+            "agent_failed",
+            'exit code 3: {"reward": 1}',
+        ),
+    ],
+    ids=["no reward", "fails", "fails with a reward"],
+)
+def test_output_and_problem_of_an_agent_end_its_episode(
+    text: str, output: str, stop_reason: str, problem: str, tmp_path: Path
+) -> None:
+    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
     last = episode.messages[-1]
-    assert (last.role, last.name, last.content) == ("tool", "agent", "exit code 2\nthe end\n")
-    assert json.loads(json.dumps(last.content)) == last.content
-    assert (episode.stop_reason, episode.problem) == ("agent_failed", "exit code 2: the end")
-
-
-def test_an_agent_that_says_no_reward_is_told_of(tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, "print('the end')"), lambda prompt: "y")
-    assert (episode.stop_reason, episode.environment_reward, episode.problem) == ("answered", 0.0, NO_REWARD)
+    assert (last.role, last.name, last.content) == ("tool", "agent", output)
+    assert (episode.stop_reason, episode.environment_reward, episode.problem) == (stop_reason, 0.0, problem)
+    assert episode.num_turns == 1
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_program"),
     [
-        "print(dict(os.environ))",
-        "sys.exit(os.environ['OPENAI_API_KEY'])",
-        "print(os.environ['OPENAI_API_KEY'] + 'y' * 3936)",  # of which all but the first digit is kept
-        "print(json.dumps({'rewards': {os.environ['OPENAI_API_KEY']: 1.0}}))",
+        ("print(dict(os.environ))", True),
+        ("sys.exit(os.environ['OPENAI_API_KEY'])", True),
+        ("print(os.environ['OPENAI_API_KEY'] + 'y' * 3936)", True),  # the stored output lacks the key's first digit
+        ("print(json.dumps({'rewards': {os.environ['OPENAI_API_KEY']: 1.0}}))", True),
+        ("def solve(row, url, key): raise ValueError('y' * 250 + key)", False),
+        ("def solve(row, url, key): return {key: 'y'}", False),
     ],
 )
-def test_a_key_that_an_agent_prints_is_not_kept(text: str, tmp_path: Path) -> None:
-    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
-    assert "***" in episode.messages[-1].content
-    assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
-
-
-@pytest.mark.parametrize("ends", ["raise ValueError('y' * 250 + key)", "return {key: 'y'}"])
-def test_a_key_that_a_function_fails_with_is_not_kept(ends: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(f"def solve(row, url, key):\n    {ends}\n")
-    (episode,), _ = play(f"{tmp_path}/agent.py:solve", looks_up)
+def test_a_key_in_what_an_agent_says_is_not_stored(text: str, is_program: bool, tmp_path: Path) -> None:
+    (tmp_path / "function.py").write_text(text)
+    agent = script(tmp_path, text) if is_program else f"{tmp_path}/function.py:solve"
+    (episode,), _ = play(agent, lambda prompt: "y")
     assert "***" in episode.messages[-1].content
     assert not re.search("[0-9a-f]{33}", f"{episode.messages} {episode.problem}")
 
@@ -199,7 +191,7 @@ def contained(
     says: Callable[[str], str] = lambda prompt: "It is 78.",
     **row: Any,
 ) -> Episode:
-    """An episode of a program that asks once in a sandbox, and then does what the text says."""
+    """Play an episode of a program that sends one request in a sandbox and then runs `then`."""
     (folder / "agent.py").write_text(CONTAINED)
     (folder / "shown").write_text("seen")
     row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
@@ -211,7 +203,7 @@ def contained(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that whoever runs in a sandbox may read."""
+    """A folder that the sandbox's user may read."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -255,12 +247,3 @@ def test_the_key_of_an_episode_is_on_no_command_line_of_its_sandbox(folder: Path
 def test_limits_hold_for_a_contained_agent_and_nothing_of_it_is_left(then: str, stop_reason: str, folder: Path) -> None:
     assert contained(then, folder, episode_timeout_s=8.0).stop_reason == stop_reason
     until(lambda: not processes(lambda one: b"60.44" in (one / "cmdline").read_bytes()))
-
-
-def test_a_function_can_not_be_contained_and_nothing_limits_what_is_not() -> None:
-    for agent, options, problem in (
-        (FUNCTION, {"sandbox": "bubblewrap"}, "none for a function, which runs in this program, got bubblewrap"),
-        (PROGRAM, {"limits": {"processes": 9}}, "bubblewrap for limits and read to hold, got none"),
-    ):
-        with pytest.raises(UserError, match=f"environment.options.sandbox must be {problem}"):
-            play(agent, looks_up, options=options)

@@ -1,4 +1,4 @@
-"""How agents end that ask without a client, and what a run makes of it."""
+"""The ends of agents that use no client library, and the episodes that follow."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ def test_an_engine_that_can_not_go_on_ends_the_run_and_not_an_episode(agent: str
 
 
 def run(agent: str, *, timeout_s: float = 60.0) -> AgentEnd:
-    """How an agent ends that asks for nothing."""
+    """Run an agent that sends no request."""
     address, threads = AgentAddress("http://127.0.0.1:1/e/x", "key", ""), WorkerThreads(1)
     return asyncio.run(run_agent(AgentEnvironment(agent), Task((), {}), address, threads, timeout_s=timeout_s))
 
 
 def is_over(name: str) -> bool:
-    """Nothing runs any more that has this word."""
+    """True if no running process has this word in its command."""
     return not processes(lambda one: name.encode() in (one / "cmdline").read_bytes() and stat(one)[0] != "Z")
 
 

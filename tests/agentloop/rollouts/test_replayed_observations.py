@@ -1,4 +1,4 @@
-"""Calls of deterministic tools are answered by what equal ones answered: nothing that is recorded changes by it."""
+"""Calls of deterministic tools are answered from memory, and no record changes by this."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def settings(**rollout: Any) -> RunConfig:
 
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
-    memory = tool_memory(config, RunEnvironments.of_one(factory))
+    memory = tool_memory(config, RunEnvironments.from_factory(factory))
     return scripted_actors(factory, scripts, concurrent=concurrent, memory=memory)
 
 
@@ -55,7 +55,7 @@ def add(n: int) -> str:
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_of_equal_calls_at_the_same_time_one_is_run(concurrent: bool) -> None:
+def test_only_one_of_equal_simultaneous_calls_is_run(concurrent: bool) -> None:
     episodes, runs = play("Pure", [[square(3), square(4), "done"]] * 8, concurrent=concurrent)
     assert sorted(runs) == ["square 3", "square 4"]
     assert [shown(episode) for episode in episodes] == [["9", "16"]] * 8
@@ -64,12 +64,12 @@ def test_of_equal_calls_at_the_same_time_one_is_run(concurrent: bool) -> None:
     assert {episode.num_tool_calls for episode in episodes} == {2}
 
 
-def test_what_was_left_out_is_made_up_for_where_the_answer_depends_on_it() -> None:
-    """One of them has add 1 from memory; its next call is new, and needs the total that add 1 left."""
+def test_calls_answered_from_memory_are_run_before_a_new_call_that_depends_on_them() -> None:
+    """One episode has add 1 from memory; its next call is new and needs the total after add 1."""
     episodes, runs = play("Sums", [[add(1), add(2), add(5), "done"], [add(1), add(3), "done"]])
     assert [shown(episode) for episode in episodes] == [["1", "3", "8"], ["1", "4"]]
     assert runs.count("add 1") == 2
-    # Five calls, one of which is answered from memory and made up for.
+    # One of the five calls is answered from memory and run later.
     assert sum(episode.num_tool_runs for episode in episodes) == 5
     assert sum(episode.num_replayed_calls for episode in episodes) == 1
 
@@ -85,7 +85,7 @@ def test_the_same_call_is_known_by_its_arguments_or_after_the_same_calls() -> No
 
 
 def test_after_a_call_that_failed_everything_is_run() -> None:
-    """Nobody knows what it has changed. Wrong arguments reach no tool, and change nothing."""
+    """A failed call may have changed the state. Wrong arguments reach no tool and change nothing."""
     script = [add(1), call("fail"), add(1), "done"]
     episodes, runs = play("Sums", [script, script])
     assert [shown(episode)[2] for episode in episodes] == ["102", "102"]
@@ -106,7 +106,7 @@ def facts(episode: Episode) -> tuple[Any, ...]:
     ("name", "concurrent"), [("lookup_chain", False), pytest.param(FETCH_PLACE, True, marks=pytest.mark.slow)]
 )
 def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) -> None:
-    """Of each task eight episodes, three of which are alike to the end and the others to some point."""
+    """Each task has eight episodes: three are equal to the end, the others up to some point."""
     factory, tasks, scripts = random_episodes(name, 60)
     rng = random.Random(1)
     each: list[tuple[Task, list[str]]] = []
@@ -143,7 +143,7 @@ def test_answers_are_for_their_task_and_their_environment_alone() -> None:
 
 
 def calls(task: str, *turns: Sequence[int]) -> Trajectory:
-    """One that made these calls, reply by reply."""
+    """Make a trajectory with these calls, reply by reply."""
     messages = [Message("user", "go")]
     for turn in turns:
         made = tuple(ToolCall("look", {"n": n}) for n in turn)

@@ -1,4 +1,4 @@
-"""What episodes are rewarded with, and what whole rewards are charged for the distance to the reference."""
+"""The rewards of episodes, and the KL penalty of whole rewards for the distance to the reference."""
 
 import asyncio
 import math
@@ -160,8 +160,9 @@ def test_overlong_episodes_lose_more_the_longer_they_are(tokens: int, stop_reaso
 # Columns of rows, and the function that says what a success is
 
 
-def judging(*names: str | tuple[str, float], judges: bool = True, **reward: Any) -> RewardScorer:
-    return scorer(judges=judges, functions=named(*names), **reward)
+def judging(*names: str | tuple[str, float], **reward: Any) -> RewardScorer:
+    """A scorer whose first function judges."""
+    return scorer(judges=True, functions=named(*names), **reward)
 
 
 def answered(content: str, answer: str = "42", stop_reason: str = "answered") -> Episode:
@@ -188,7 +189,9 @@ def test_first_function_judges_and_the_others_only_add_up() -> None:
     judged = both.judge([answered("42"), FAILED, answered("41")])
     assert [judged[0].environment_reward, judged[2].environment_reward] == [1.0, 0.0]
     assert judged[1] is FAILED
-    shaped = judging("right", judges=False).score([replace(answered("42"), environment_reward=0.25)])  # beside a class
+    shaped = scorer(functions=named("right")).score(
+        [replace(answered("42"), environment_reward=0.25)]
+    )  # beside a class
     assert (shaped.totals, shaped.episodes[0].environment_reward) == ([1.25], 0.25)
     picky = judging("picky", on_error="drop").judge([answered("bad"), answered("good")])
     assert math.isnan(picky[0].environment_reward) and picky[1].environment_reward == 1.0
@@ -200,11 +203,6 @@ def test_function_that_asks_for_what_no_row_has_is_refused() -> None:
     judging("right", "said", "columns", "awaited").check(answered("42").task)
     rule = "reward.functions must take one argument, the ended episode, and after it columns of the task by name, got "
     assert str(caught.value) == f"{rule}{FILE}:misspelt with 'anser', which is none. Did you mean answer?"
-
-
-def test_function_that_takes_lists_as_trls_do_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"with 'completions', which TRL gives lists of\. It is given one episode"):
-        judging("like_trl")
 
 
 # The KL penalty of whole rewards
@@ -246,7 +244,7 @@ def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
 
 
 def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
-    """Rewards are all 1; the second episode says what the greedy one says, so nothing sets it apart."""
+    """All rewards are 1, and the second episode equals the greedy one, so its advantage is 0."""
     config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])

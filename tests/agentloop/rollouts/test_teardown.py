@@ -29,7 +29,7 @@ def counts(factory: EnvironmentFactory) -> Counter[str]:
 
 
 def loaded(name: str) -> EnvironmentFactory:
-    """A class whose counts begin at nothing: the check before a run has started and closed one."""
+    """Load a class and reset its counts, because the check of the class starts and closes an instance."""
     factory = load_environment(f"{ENVIRONMENTS / 'counted.py'}:{name}", {})
     counts(factory).clear()
     return factory
@@ -41,7 +41,7 @@ def factory(request: pytest.FixtureRequest) -> EnvironmentFactory:
 
 
 def play(factory: EnvironmentFactory, tasks: Sequence[Task], *script: Any, **limits: Any) -> list[Any]:
-    """Episodes with the same script; those of AsyncHolding each go on by themselves."""
+    """Play episodes with one script; episodes of AsyncHolding do not wait for one another."""
     actors = scripted_actors(factory, [script] * len(tasks), concurrent=factory.name.endswith("AsyncHolding"))
     return list(run_episodes(actors, tasks, config(**limits)))
 
@@ -88,7 +88,7 @@ def test_an_environment_whose_start_is_under_way_when_the_run_ends_is_closed_aft
 
 
 def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactory) -> None:
-    """As a worker does that has lost a claim, or is asked to leave."""
+    """A worker cancels an episode after it lost its claim, or when it is asked to leave."""
     actors = scripted_actors(factory, [])
 
     async def cancelled() -> None:
@@ -129,7 +129,7 @@ def test_instances_that_are_started_outside_of_an_episode_are_closed(factory: En
     task = factory.make_task(random.Random(0))
     said = (*task.messages(), Message("assistant", "done", author="llm"))
     assert factory.achieved(task, said) == [] and factory.turn_rewards(task, said, replies=1) is None
-    assert counts(factory) == {}  # who is only asked is not started
+    assert counts(factory) == {}  # these methods do not start an instance
     assert factory.reward(task, said) == 1.0
     assert counts(factory) == {"started": 1, "closed": 1}
     next(demonstrations(factory, seed=0))

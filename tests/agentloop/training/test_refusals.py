@@ -87,7 +87,7 @@ def loaded(qwen2: Path) -> LoadedModel:
 
 
 def check(files: ModelFiles, factory: EnvironmentFactory = FACTORY, **context: Any) -> None:
-    checked_parser(ContextSection.model_validate(context), RunEnvironments.of_one(factory), files)
+    checked_parser(ContextSection.model_validate(context), RunEnvironments.from_factory(factory), files)
 
 
 def with_template(files: LoadedModel, source: str) -> LoadedModel:

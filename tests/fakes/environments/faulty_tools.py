@@ -17,7 +17,7 @@ from context.messages import Message, ToolCall
 
 LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
 PATIENT = ToolLimits(timeout_s=60.0, max_chars=1000)
-"""For tools that answer: a busy machine takes its time."""
+"""Limits for tools that answer, with time for a busy machine."""
 
 
 class Faulty(Environment):
@@ -78,7 +78,7 @@ def _recurse() -> Any:
 
 
 _OVER = threading.Event()
-"""The call is over: what hangs goes on until then, for a thread that spins takes time from all that follows."""
+"""Set when the call is over: a hanging tool ends then, because its thread would slow down later tests."""
 
 
 def _spin_catching() -> None:
@@ -149,7 +149,7 @@ def call(name: str, arguments: Any = None, *, limits: ToolLimits = LIMITS) -> To
 
 
 def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> ToolResult:
-    """One call by itself."""
+    """Call a tool of an environment outside of an episode."""
 
     async def one() -> ToolResult:
         with closing(WorkerThreads(1)) as threads:
@@ -173,7 +173,7 @@ def error(result: ToolResult) -> str:
 
 
 class Graded(Faulty):
-    """An environment that is done with any answer."""
+    """An environment that rewards any answer."""
 
     def make_task(self, rng: random.Random) -> Task:
         return Task("Do something.", {})

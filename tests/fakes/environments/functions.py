@@ -39,7 +39,7 @@ def apart(key: str, task: Task) -> str:
 
 
 def start(a: int) -> int:
-    """Is named like a method of every environment."""
+    """Has the name of a method of every environment."""
     return a
 
 
@@ -52,7 +52,7 @@ def right(episode: Episode, answer: str) -> float:
 
 
 def even(episode: Episode) -> float:
-    """1 for a last message of an even number of characters: a random policy is right half of the time."""
+    """1 for a last message of even length, which a random policy writes half of the time."""
     return float(len(episode.messages[-1].content) % 2 == 0)
 
 
@@ -86,13 +86,13 @@ def brief(episode: Episode) -> float:
 
 
 async def judged(episode: Episode) -> float:
-    """Waits, as for a server; who is asked later can answer first."""
+    """Waits like a request to a server, so that later calls can end first."""
     await asyncio.sleep(0.01 if len(episode.messages[-1].content) % 2 else 0.0)
     return float(len(episode.messages[-1].content))
 
 
 async def crowd(episode: Episode) -> float:
-    """How many are being answered."""
+    """Returns the number of calls under way."""
     global _running
     _running += 1
     seen = _running
@@ -118,7 +118,7 @@ async def waiting(episode: Episode) -> float:
 
 
 def best_of_group(members: Sequence[Member]) -> list[float]:
-    """1 for the best, less for a replayed one; 0 if there is only one."""
+    """1 for the best member, 0.5 if it is replayed; 0 in a group of one."""
     best = max(member.reward for member in members)
     return [(0.5 if one.replayed else 1.0) * (one.reward == best) if len(members) > 1 else 0.0 for one in members]
 
@@ -129,7 +129,3 @@ def too_short(members: Sequence[Member]) -> list[float]:
 
 def not_a_number(members: Sequence[Member]) -> list[float]:
     return [float("nan")] * len(members)
-
-
-def like_trl(completions, **columns):
-    return [1.0 for _ in completions]

@@ -1,4 +1,4 @@
-"""Environments that a model with random weights can earn something in: replies of even length, or of a wanted one."""
+"""Environments in which a model with random weights earns rewards: for replies of even length, or of a wanted one."""
 
 import itertools
 import os
@@ -37,14 +37,14 @@ class RowParity(Environment):
 
 
 class ByTurn(Parity):
-    """Every reply earns by itself, too."""
+    """Each reply also has a reward of its own."""
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float]:
         return [float(len(message.content) % 3 == 0) for message in messages if message.author == "llm"]
 
 
 class NotANumber(Parity):
-    """Goes wrong only once it is under way."""
+    """Gives NaN as a reward after some episodes."""
 
     asked = 0
 
@@ -54,11 +54,11 @@ class NotANumber(Parity):
 
 
 class Moody(Parity):
-    """Its author has bad days; AGENTLOOP_TEST_MOOD says which.
+    """Parity with the fault that AGENTLOOP_TEST_MOOD names.
 
-    `slow`: a reward takes a tenth of a second. `nan`, `raise`: it is no number, or none at all, once the run is
-    under way. `stuck`: an episode does not start, then. Where workers run it, `poison`: a task in four ends its
-    process; `unstarted`: no episode starts; `endless`: none ever does. Else as Parity.
+    `slow`: a reward takes a tenth of a second. `nan` and `raise`: after some episodes the reward is NaN or raises.
+    `stuck`: after some episodes `start` raises. Where workers run it, `poison`: one task in four ends its process;
+    `unstarted`: `start` always raises; `endless`: `start` never returns.
     """
 
     asked = 0
@@ -68,7 +68,7 @@ class Moody(Parity):
         if mood == "stuck" and type(self).asked > 20:
             raise ConnectionError("no\nanswer")
         if threading.current_thread() is threading.main_thread():
-            return  # it is only looked at, before any episode
+            return  # the check before a run
         if mood == "poison" and task.payload["number"] % 4 == 0:
             os._exit(9)
         if mood == "unstarted":
@@ -87,7 +87,7 @@ class Moody(Parity):
 
 
 class Remainder(Parity):
-    """The answer's length must leave a wanted remainder."""
+    """The answer's length modulo 5 must be the wanted remainder."""
 
     def make_task(self, rng: random.Random) -> Task:
         return _remainder(rng.randrange(5), rng.randrange(10**6))
@@ -96,20 +96,20 @@ class Remainder(Parity):
         return float(len(messages[-1].content) % 5 == task.payload["rest"])
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """The remainder that it does leave, by the answer alone."""
+        """The task of the remainder that the answer has."""
         other = _remainder(len(messages[-1].content) % 5, task.payload["number"])
         return (Achieved(other, first_turn=sum(message.author == "llm" for message in messages) - 1),)
 
 
 class Boastful(Remainder):
-    """It says that all was solved that there is, which its reward does not confirm."""
+    """Claims that every remainder was solved, which its reward does not confirm."""
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         return [Achieved(_remainder(rest, task.payload["number"]), first_turn=0) for rest in range(5)]
 
 
 class Confused(Remainder):
-    """What it names is no reply."""
+    """Claims a first turn that does not exist."""
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         return [Achieved(task, first_turn=9)]
@@ -120,7 +120,7 @@ def _remainder(rest: int, number: int) -> Task:
 
 
 class Edited(Parity):
-    """A reply that was corrected by hand, a call that a planner made, and then the question."""
+    """Opens with a reply that was edited by hand and a planner's call, and then asks the question."""
 
     def make_task(self, rng: random.Random) -> Task:
         number = rng.randrange(100, 1000)
@@ -140,14 +140,14 @@ class Edited(Parity):
 
 
 def unlucky(episode: Any) -> float:
-    """A reward function that can't say what some replies earn."""
+    """A reward function that fails for some replies."""
     if len(episode.messages[-1].content) % 2:
         raise LookupError("no reward for this one")
     return 1.0
 
 
 class Pondering:
-    """A parser that finds a thought in every reply, and no answer in any."""
+    """A parser that finds a thought and no answer in every reply."""
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
         reply = HermesParser().parse(text, stopped=stopped)
@@ -163,7 +163,7 @@ class Repeatable(Parity):
 
 
 class Hesitant:
-    """A parser that reads an answer in one reply of three, and what can't be read in the others."""
+    """A parser that reads an answer in one reply of three; it can't read the others."""
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
         reply = HermesParser().parse(text, stopped=stopped)
@@ -173,7 +173,7 @@ class Hesitant:
 
 
 class Moonstruck(Hesitant):
-    """It never says the same again."""
+    """A parser that gives every problem another text."""
 
     moods = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Environments whose tools take their time, or never end."""
+"""Environments whose tools are slow or never end."""
 
 import asyncio
 import random
@@ -49,7 +49,7 @@ class Slow(Environment):
     def wait_for_an_end(self) -> str:
         """Wait until another episode has ended."""
         while ENDED.acquire(blocking=False):
-            pass  # those that ended before
+            pass  # episodes that ended before
         return str(ENDED.acquire(timeout=5))
 
     @tool
@@ -60,7 +60,7 @@ class Slow(Environment):
 
 
 class OneConnection(Slow):
-    """An environment with a connection that only the thread that made it may use."""
+    """An environment with a connection that no other thread may use."""
 
     one_thread = True
 

@@ -1,4 +1,4 @@
-"""What a program in the sandbox tries, and does not get: each way out has a test. Without bubblewrap they fail."""
+"""Programs try to leave the sandbox: each way out has a test. Without bubblewrap these tests fail."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ def attempt(program: str, limits: SandboxLimits | None = None) -> SandboxRun:
 
 
 def printed(program: str) -> str:
-    """Of a program that is to end well."""
+    """Run a program that must succeed, and return its output."""
     run = attempt(program)
     assert run.succeeded, run.observation()
     return run.output.strip()
@@ -101,7 +101,7 @@ def test_files_outside_are_not_there(tmp_path: Path) -> None:
 
 
 def test_nothing_can_be_written_but_two_temporary_places() -> None:
-    """Every folder is tried but those of /proc, whose settings are tried above."""
+    """The program tries every folder except those of /proc, which `REFUSED` covers."""
     written = printed("""
         import os
         for folder, folders, _ in os.walk("/"):
@@ -219,7 +219,7 @@ def counts_memory() -> Iterator[None]:
 @pytest.mark.usefixtures("counts_memory")
 @pytest.mark.parametrize("kind", HOARDS)
 def test_memory_of_all_processes_together_is_bounded_whatever_it_is(kind: str) -> None:
-    """It ends, or what it got is no more than twice the limit: sockets may be counted apart from the rest."""
+    """The program ends, or holds at most twice the limit, because sockets may be counted separately."""
     run = attempt(HOARDS[kind], SandboxLimits(seconds=4, memory_mb=128))
     assert run.stopped == "memory" or (kind == "buffers of sockets" and run.stopped == "time")
     assert sum(map(int, run.output.split())) <= 256 << 20

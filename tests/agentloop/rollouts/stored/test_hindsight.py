@@ -1,4 +1,4 @@
-"""A row of hindsight is, token by token, the episode that the same replies would have made of the new task."""
+"""A row of hindsight equals, token by token, the episode that the same replies would make of the new task."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def in_hindsight(
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
         payloads = frozenset(content_hash(task.payload) for task in held_out)
-        episodes = StoredEpisodes(RunEnvironments.of_one(factory), store)
+        episodes = StoredEpisodes(RunEnvironments.from_factory(factory), store)
         hindsight = Hindsight(scripted_actors(factory, []), settings(**replay), episodes, payloads)
         found = hindsight.relabel(rows.trajectories, iteration=1, attempt=0)
         store.append(found.tasks, found.groups, found.trajectories)
@@ -60,7 +60,7 @@ def in_hindsight(
 
 
 def wrong_trail(task: Task) -> list[str]:
-    """What is asked first, then `see` to another chain, up to its code."""
+    """Replies that look up the key in question and then follow `see` into another chain up to its code."""
     store, key = task.payload["store"], task.payload["key"]
     keys = [key, *chain_of(task, store[key]["see"])]
     looked_up = [call("lookup", f'{{"key": "{key}"}}') for key in keys]
@@ -127,7 +127,7 @@ def careless(environment: Environment, task: Task, rng: random.Random) -> Callab
 
 
 def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
-    """What a careless policy says, with odd calls among it, as it writes it."""
+    """Tasks with the texts of a careless policy's replies, some of them with odd calls."""
     factory = load_environment(name, {})
     tasks, scripts = [], []
     for seed in range(count):
@@ -195,7 +195,7 @@ def test_short_ends_and_held_out_tasks_are_no_rows(tmp_path: Path) -> None:
     assert [row.id for row in without.trajectories] == [row.id for row in all_found.trajectories[1:]]
 
 
-def test_what_succeeded_called_wrongly_or_began_or_ended_otherwise_is_not_asked(tmp_path: Path) -> None:
+def test_rows_that_succeeded_or_erred_or_began_or_ended_otherwise_are_not_relabelled(tmp_path: Path) -> None:
     factory, tasks = lookups(6)
     rows = played(factory, tasks, [wrong_trail(task) for task in tasks])
     changes: list[dict[str, Any]] = [

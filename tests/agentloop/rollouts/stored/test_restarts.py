@@ -1,4 +1,4 @@
-"""An episode that begins inside a stored one goes on as the stored one did, where the same is said again."""
+"""An episode that begins inside a stored one continues as that one did, if the policy gives the same replies."""
 
 import random
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ SETTINGS, AUTHORS = settings(), default_authors()
 
 
 def sums(count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
-    """Episodes that add numbers up, now and then with a call that can't be read, or is wrong."""
+    """Scripts that add numbers up; some calls are unreadable or wrong."""
     factory, scripts, rng = load_environment(RESTORED, {}), [], random.Random(1)
     odd = ["<tool_call>\nnothing\n</tool_call>", call("grow", '{"n": "x"}'), call("shrink", '{"n": 1}')]
     for _ in range(count):
@@ -54,7 +54,7 @@ def sampled_elsewhere(row: Trajectory, rng: np.random.Generator) -> Trajectory:
 def stored(folder: Path, factory: EnvironmentFactory, rows: Collected) -> Iterator[RestartFinder]:
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
-        yield RestartFinder(StoredEpisodes(RunEnvironments.of_one(factory), store), AUTHORS, frozenset())
+        yield RestartFinder(StoredEpisodes(RunEnvironments.from_factory(factory), store), AUTHORS, frozenset())
 
 
 def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
@@ -75,7 +75,7 @@ def assert_goes_on(row: Trajectory, parent: Trajectory, kept: int) -> None:
 @pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE, RESTORED])
 def test_the_same_replies_behind_any_cut_are_answered_as_in_one_episode(name: str, cuts: int, tmp_path: Path) -> None:
     factory, tasks, scripts = sums(200) if name == RESTORED else random_episodes(name, 200)
-    first = tool_memory(SETTINGS, RunEnvironments.of_one(factory))
+    first = tool_memory(SETTINGS, RunEnvironments.from_factory(factory))
     rows = collect(scripted_actors(factory, scripts, memory=first), [(task, 1) for task in tasks], SETTINGS, run=RUN)
     draws, rng = np.random.default_rng(7), random.Random(7)
     rows.trajectories = [sampled_elsewhere(row, draws) for row in rows.trajectories]
@@ -83,7 +83,7 @@ def test_the_same_replies_behind_any_cut_are_answered_as_in_one_episode(name: st
     answered = [] if first is None else first.take_new()
     with stored(tmp_path, factory, rows) as restarts:
         for _ in range(0, cuts, 100):
-            memory = tool_memory(SETTINGS, RunEnvironments.of_one(factory))
+            memory = tool_memory(SETTINGS, RunEnvironments.from_factory(factory))
             if memory is not None:  # some calls of a prefix are known, and some of those behind it
                 memory.add(rng.sample(answered, len(answered) // 2))
             chosen = [(place, rng.randrange(1, len(scripts[place]))) for place in rng.choices(several, k=100)]
@@ -108,25 +108,22 @@ def test_episodes_that_are_answered_otherwise_now_are_left_out_with_the_reason(
     assert "what followed reply 1 of a stored episode must be the same again, got '{}'" in caplog.text
 
 
-def test_a_success_evicted_after_the_search_is_not_begun_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_restart_begins_in_a_held_out_task_or_in_a_success_evicted_after_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     factory, tasks, scripts = sums(2)
     rows = played(factory, tasks, scripts)
     gone, left = (row.id for row in rows.trajectories)
     with stored(tmp_path, factory, rows) as restarts:
+        kept = {rows.trajectories[place].id: len(script) - 1 for place, script in enumerate(scripts)}
+        assert {one.parent: len(one.turns) for one in restarts.choose(RUN, 5)} == kept
+        held_out = {content_hash(tasks[0].payload)}
+        assert [one.parent for one in replace(restarts, held_out=held_out).choose(RUN, 5)] == [left]
         monkeypatch.setattr("agentloop.rollouts.stored.restarts.restartable", lambda *_: [(gone, 1), (left, 1)])
         restarts.episodes.store.prune(rows=condition(f"id == '{gone}'"), dry_run=False)
         assert [one.parent for one in restarts.choose(RUN, 5)] == [left]
         emptied = [replace(row, messages=()) for row in rows.trajectories]
-        assert [episode is None for episode in restarts.episodes.of(emptied)] == [True, False]
-
-
-def test_a_success_of_a_held_out_task_is_not_begun_in(tmp_path: Path) -> None:
-    factory, tasks, scripts = sums(1)
-    rows = played(factory, tasks, scripts)
-    with stored(tmp_path, factory, rows) as restarts:
-        expected = [(rows.trajectories[0].id, len(scripts[0]) - 1)]
-        assert [(one.parent, len(one.turns)) for one in restarts.choose(RUN, 5)] == expected
-        assert replace(restarts, held_out={content_hash(tasks[0].payload)}).choose(RUN, 5) == []
+        assert [episode is None for episode in restarts.episodes.find(emptied)] == [True, False]
 
 
 def test_a_success_is_not_begun_in_behind_a_failed_tool_that_would_be_called_again(tmp_path: Path) -> None:
