@@ -19,7 +19,7 @@ from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
-from replay.sampling.compatibility import names_of, run_mismatches
+from replay.sampling.compatibility import difference_names, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, readable_messages
@@ -140,7 +140,7 @@ def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
         return True
     with store.reading() as connection:
         found = run_mismatches(connection, run, [other])
-    return "tokenizer" not in names_of(found[other])
+    return "tokenizer" not in difference_names(found[other])
 
 
 def record_of(found: Trajectory) -> QueryResult:
