@@ -1,4 +1,4 @@
-"""What a run's page shows, and the page saved as one file (`report.html`), which needs no server and no network."""
+"""The contents of a run's page, and the report: the page as one file that needs no server and no network."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ _STYLES = ("style.css", "vendor/uPlot.min.css", "charts.css", "run.css")
 _SCRIPTS = ("vendor/uPlot.iife.min.js", "scales.js", "charts.js")
 _RECENT = 12
 _NEWEST = 8
-"""Iterations whose mean says how it goes now."""
+"""Number of newest iterations whose mean describes the present."""
 _BY_SOURCE = "batch/source/"
 LEARNING, SOURCES, COST = OVERVIEW
 COLUMNS: Mapping[str, str] = {
@@ -45,11 +45,14 @@ COLUMNS: Mapping[str, str] = {
     "seconds": "time/iteration",
     **{f"sft_{name}": f"sft/{name}" for name in ("loss", "held_out_loss", "grad_norm")},
 }
-"""The metric of each column of the table of iterations."""
+"""The metric of each column in the table of iterations."""
 
 
 def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
-    """Save the page of `run`, or of the only one, at `path`, in place of an older one. `config_text`: for people."""
+    """Save the page of a run (None: the only one) at `path`, and replace an older one.
+
+    `config_text` is the configuration as the page shows it.
+    """
     script, style = _script(), "\n".join(map(_static, _STYLES))
     page = environment().get_template("run.html")
     text = page.render(
@@ -71,7 +74,7 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
 
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
-    """Tiles, panels and newest iterations of a run; a point of a curve is `merged` iterations, of a stretch fewer."""
+    """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
     merged = merging(store, [run.id], within)
     groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
     return {
@@ -99,14 +102,14 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
 
 
 def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
-    """The metrics of the panels, `merged` iterations to a point."""
-    names = _names_read(panel_groups)
+    """Read the metrics of the panels. A point merges `merged` iterations."""
+    names = _find_names_read(panel_groups)
     return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:
-    """The metrics of the tiles, of every iteration."""
-    return metric_series(store, run, names=_names_read(tiles), families=(_BY_SOURCE,))
+    """Read the metrics of the tiles, with a point for every iteration."""
+    return metric_series(store, run, names=_find_names_read(tiles), families=(_BY_SOURCE,))
 
 
 def _static(name: str) -> str:
@@ -114,25 +117,30 @@ def _static(name: str) -> str:
 
 
 def _script() -> str:
-    """The scripts of the page as one, which no other file has to be fetched for."""
+    """Return the scripts of the page joined to one, so that the report needs no other file."""
     lines = "\n".join(map(_static, _SCRIPTS))
     return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", lines, flags=re.M), flags=re.M)
 
 
 class Tile(NamedTuple):
+    """A short answer in large type, with a note and further facts."""
+
     name: str
     words: tuple[tuple[str, str], ...]
-    """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
+    """Each word with its class: `plain`, `unit`, `arrow`, or `rising` for a number that rose."""
     note: str
     facts: Sequence[tuple[str, str]] = ()
-    """Further numbers, by name."""
+    """Further numbers, each with its name."""
     is_wide: bool = False
     streams: tuple[float, float] | None = None
-    """Fresh and replayed, drawn as a bar."""
+    """Numbers of fresh and replayed rows, drawn as a bar."""
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """The answers to the questions of `OVERVIEW`, and what limits the run; of one of sft, held-out loss and cost."""
+    """Make the tiles that answer the questions of `OVERVIEW`, and the one that names the run's limit.
+
+    A run of sft has tiles for held-out loss and cost.
+    """
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
     loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
@@ -145,7 +153,7 @@ def _plain(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `1 min 48 s`, `3 h 12 min`."""
+    """Write seconds as `48 s`, `1 min 48 s` or `3 h 12 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
@@ -254,7 +262,7 @@ def _replay(config: Config) -> str | None:
 
 
 class _Recording(dict[str, Series]):
-    """Metrics of one point each that note which ones are read: a key of this dictionary."""
+    """Metrics that record which names are read. Every metric has one point."""
 
     def get(self, key: str, default: object = None) -> Series:
         self[key] = ((1, 1.0),)
@@ -262,8 +270,8 @@ class _Recording(dict[str, Series]):
 
 
 @cache
-def _names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
-    """The metrics that panels or tiles are made from."""
+def _find_names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
+    """Find the metrics that a function which makes panels or tiles reads."""
     recording = _Recording()
     made(recording, {})
     return tuple(sorted(recording))

@@ -1,4 +1,4 @@
-"""Several runs beside each other: their numbers, their configurations, and how their tasks went."""
+"""Comparison of several runs: their numbers, their configurations, and the success of their tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,16 +8,17 @@ from replay.store import ReplayStore
 
 
 def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
-    """The `numbers` of a run's summary and its `config`, each flat."""
+    """Return the `numbers` of a run's summary and its `config`, both with flattened keys."""
     numbers = _flat(summary(store, run))
     del numbers["database"]
     return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
 
 
 def task_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
-    """`questions.task_success` of several runs beside each other: `rows` by task, None where a run did not try it.
+    """Compare the answers of `questions.task_success` for several runs.
 
-    Those of which the latest success differs most come first, of `tasks` that at least two of the runs tried.
+    `tasks` counts the tasks that at least two runs tried. `rows` has the first `limit` of them by hash, with one entry
+    a run (None: not tried). Tasks whose latest success differs most come first.
     """
     rows = side_by_side(each)
     latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
@@ -27,7 +28,7 @@ def task_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
 
 
 def side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
-    """All values of each name, None where one has none."""
+    """Return the values of each name, one for each answer. None: the answer lacks the name."""
     return {name: [values.get(name) for values in each] for name in dict.fromkeys(name for one in each for name in one)}
 
 

@@ -1,4 +1,4 @@
-"""`replay stats | ls | show | tasks | lineage`: what is there, and which experience fed which update."""
+"""The commands `replay stats | ls | show | tasks | lineage`, which show rows and the updates that used them."""
 
 import json
 import math
@@ -36,9 +36,9 @@ from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
-"""Whoever asks in a terminal waits, and can stop waiting."""
+"""No limit: a user in a terminal can end a search."""
 _LONGEST_PAYLOAD = 2_000
-"""Characters shown; --json has all of them."""
+"""Most characters of a payload that are shown. --json has all of them."""
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
@@ -189,7 +189,7 @@ def _print_tokens(buffer: OpenBuffer, id: str) -> None:
 
 
 def _facts_text(answer: dict[str, Any]) -> str:
-    """A line for each kind of facts; of an evicted row fewer are left."""
+    """Write a line for each kind of fact. An evicted row has fewer."""
     group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
     known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
     payload = known if known is None else json.dumps(known, ensure_ascii=False)
@@ -309,7 +309,10 @@ def lineage(
 
 
 def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
-    """(iteration, run folder) of RUN/checkpoints/000010, RUN/policies/000010, or the model folder in one of these."""
+    """Return (iteration, run folder) for RUN/checkpoints/000010, RUN/policies/000010, or the model folder in either.
+
+    None: WHAT is not a folder.
+    """
     path = Path(what)
     if not os.path.isdir(path):
         return None
@@ -321,8 +324,8 @@ def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
-    """The oldest checkpoint still there whose weights have learned from that iteration."""
-    from agentloop.runs.run_folder import complete_checkpoints  # here: other commands need no configuration
+    """Return the oldest existing checkpoint whose weights have learned from that iteration."""
+    from agentloop.runs.run_folder import complete_checkpoints  # here, because other commands need no configuration
 
     found = [] if folder is None else complete_checkpoints(folder / "checkpoints")
     return next((str(checkpoint) for checkpoint in found if int(checkpoint.name) >= iteration), None)
@@ -383,7 +386,7 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
 
 
 def _origin(row: dict[str, Any]) -> list[str]:
-    """`source restart`, `from 3f9a...`, `5 of its replies kept`."""
+    """Write where a row came from: `source restart`, `from 3f9a...`, `5 of its replies kept`."""
     parts = [f"source {row['source']}"]
     if row["parent"]:
         parts.append(f"from {row['parent']}")
