@@ -41,9 +41,9 @@ Where = str | Sequence[str] | None
 
 
 def open_run(run: str | None = None) -> Buffer:
-    """Open the buffer of a run's folder, a database file or a URL. None: of the newest run under ./runs.
+    """Open the buffer of a run's folder, a database file or a URL, also while the run goes on. Raises ReplayError.
 
-    It may be opened while the run goes on. Raises ReplayError.
+    None: the newest run under ./runs.
     """
     return Buffer(open_buffer(run))
 

@@ -14,10 +14,7 @@ def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
 
 
 class Remainders:
-    """Remainders divide totals call after call and carry over what was rounded off, so that sums follow the shares.
-
-    Example: 3 rows an iteration, half of them replayed, give 1, 2, 1, 2, ... replayed rows.
-    """
+    """Remainders divide totals call after call and carry over what was rounded off, so that sums follow the shares."""
 
     def __init__(self) -> None:
         self._left: dict[str, list[Fraction]] = {}

@@ -119,10 +119,7 @@ class Mixer:
         return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]
 
     def observe_iteration(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
-        """Let the start rule and the controller see what an iteration showed.
-
-        `success_rate` is of its fresh episodes (None: there were none), `ess_by_age` of its replayed rows.
-        """
+        """Tell the start rule an iteration's success rate (None: no fresh episodes), and the controller its ESS."""
         wanted = self.rule.start.success_rate
         if wanted is not None and success_rate is not None and success_rate >= wanted:
             self.success_reached = True
@@ -162,8 +159,7 @@ def add_completing_picks(
 
     `flat` has the task and the reward of each group of equal rewards, `stored` the number of rows by task and reward.
     The row is taken out of a pick of the same task, or else out of the largest pick of any task, so that as many rows
-    are replayed as before. Example: Pick(5) and a group of task "a" with reward 0 give Pick(1, task="a",
-    reward_other_than=0) and Pick(4).
+    are replayed as before.
     """
     left = list(picks)
     taken = Counter[str]()
@@ -310,10 +306,7 @@ class _Composition:
         return dict(zip(self.rule.sources, parts, strict=True))
 
     def _fresh_part(self, whole: int, ruled: int, picks: Sequence[Pick]) -> int:
-        """Count the fresh rows of a batch, or of a group, of `whole` rows.
-
-        `ruled` of them should be replayed by the rule; `picks` are the rows that the buffer has.
-        """
+        """Count the fresh rows of a batch or group of `whole` rows, if the rule wants `ruled` replayed ones."""
         drawn = sum(pick.count for pick in picks)
         if self.rule.mode == "observe":
             return whole

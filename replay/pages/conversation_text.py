@@ -15,28 +15,23 @@ MOST_SHOWN = 20_000
 """Most characters of one text on the page of a conversation. The page of the message has all."""
 
 
-class AuthorStyle(NamedTuple):
-    """The look of an author: a shape, and the kind that sets the colour. The author's name is always shown too."""
-
-    shape: str
-    kind: str
-
-
-_STYLES = {
-    "llm": AuthorStyle("◆", "llm"),
-    "llm(do_not_train)": AuthorStyle("◇", "llm"),
-    "user": AuthorStyle("●", "user"),
-    "env": AuthorStyle("▲", "env"),
-    "memory": AuthorStyle("■", "memory"),
-    "initialization": AuthorStyle("▼", "initialization"),
-    "template": AuthorStyle("∙", "template"),
-    "demonstration": AuthorStyle("★", "demonstration"),
-    "history": AuthorStyle("○", "history"),
+_SHAPES = {
+    "llm": "◆",
+    "llm(do_not_train)": "◇",
+    "user": "●",
+    "env": "▲",
+    "memory": "■",
+    "initialization": "▼",
+    "template": "∙",
+    "demonstration": "★",
+    "history": "○",
 }
 
 
-def style_of(author: str) -> AuthorStyle:
-    return _STYLES.get(author.removesuffix(DISCARD_SUFFIX), AuthorStyle("▷", "other"))
+def style_of(author: str) -> dict[str, str]:
+    """Return the look of an author: a shape, and the kind that sets the colour. The author's name is shown too."""
+    name = author.removesuffix(DISCARD_SUFFIX)
+    return {"shape": _SHAPES.get(name, "▷"), "kind": name.partition("(")[0] if name in _SHAPES else "other"}
 
 
 class Folded(NamedTuple):

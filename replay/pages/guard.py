@@ -46,11 +46,7 @@ def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) 
 
 
 def allow_own_names(app: ASGIApp, *names: str) -> ASGIApp:
-    """Wrap the app so that it answers only requests to this machine's own names, and to these.
-
-    Another site could point its name to this machine's address (DNS rebinding). A browser then still sends that name,
-    and is refused.
-    """
+    """Wrap the app so that it answers only requests to this machine's own names and to these, against DNS rebinding."""
     return TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", *names], www_redirect=False)
 
 

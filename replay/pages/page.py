@@ -68,8 +68,7 @@ def build_app(
 ) -> Starlette:
     """Build the app that serves pages, actions, other routes and static files.
 
-    `place` names the source on every page. `has_buffer` tells whether pages link to the list of a buffer.
-    `naming_damage` is entered for every answer, so that an error names the damaged part of the database.
+    `place` names the source on every page, and `has_buffer` tells whether pages link to the list of a buffer.
     """
     templates = environment()
 

@@ -76,10 +76,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
-    """Return groups of panels as plain values (`groups`), and the same panels by their keys (`charts`).
-
-    A point of a curve merges `merged` iterations.
-    """
+    """Return groups of panels as plain values (`groups`), and the same panels by their keys (`charts`)."""
     plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
     return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 
@@ -192,10 +189,7 @@ def _stop_reasons(panel: Panel, metrics: Metrics) -> Panel:
 
 
 def _family(panel: Panel, metrics: Metrics, *, begins: str, ends: str = "") -> Panel:
-    """Add a curve for each metric whose name begins and ends so, labelled by the part between.
-
-    There are at most as many curves as colours.
-    """
+    """Add a curve for each metric whose name begins and ends so, labelled by the part between, as colours allow."""
     names = sorted(name for name in metrics if name.startswith(begins) and name.endswith(ends))[:COLOURS]
     curves = [
         Curve(name.removeprefix(begins).removesuffix(ends), finite(metrics, name), f"s{place}")

@@ -50,10 +50,7 @@ COLUMNS: Mapping[str, str] = {
 
 
 def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
-    """Save the page of a run (None: the only one) at `path`, and replace an older one.
-
-    `config_text` is the configuration as the page shows it.
-    """
+    """Save the page of a run (None: the only one) at `path`. It shows `config_text` as the configuration."""
     script, style = _script(), "\n".join(map(_static, _STYLES))
     page = environment().get_template("run.html")
     text = page.render(
@@ -137,10 +134,7 @@ class Tile(NamedTuple):
 
 
 def tiles(metrics: Metrics, config: Mapping[str, Any] = MappingProxyType({})) -> tuple[Tile, ...]:
-    """Make the tiles that answer the questions of `OVERVIEW`, and the one that names the run's limit.
-
-    A run of sft has tiles for held-out loss and cost.
-    """
+    """Make the tiles: answers to the questions of `OVERVIEW` and the run's limit, or held-out loss and cost of sft."""
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
     loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)

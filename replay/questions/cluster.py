@@ -73,7 +73,7 @@ _ENGINE = ("state", "label", "adapter", "model", "version", "difference")
 def _participants(
     connection: sa.Connection, run: str, role: str, facts: Sequence[str], *, lease_s: float = math.inf
 ) -> list[QueryResult]:
-    """List the participants that have not left. A participant is `gone` after a lease of silence."""
+    """List the participants that have not left. One that was silent for a lease is `gone`."""
     listed = [
         {
             "id": each.id,

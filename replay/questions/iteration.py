@@ -158,10 +158,7 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """List the kept episodes on one held-out task, oldest first. `task` may be the beginning of the task's hash.
-
-    `messages` are None where they are damaged.
-    """
+    """List the kept episodes on the held-out task whose hash begins so, oldest first. Damaged messages are None."""
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)

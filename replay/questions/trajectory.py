@@ -197,10 +197,9 @@ def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
 def _segment_facts(
     found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
 ) -> list[QueryResult]:
-    """Return the facts of each segment: its length, why it begins, and where it begins to differ from an earlier one.
+    """Return the facts of each segment: its length, why it begins, and where it differs from an earlier one.
 
-    A segment is compared with the conversation's segment before it. In a session it is compared with the earlier
-    segment that has the longest common beginning.
+    The earlier one is the conversation's segment before it, or in a session the segment that begins most like it.
     """
     turns = turns_of(found, authors)
     earlier: list[Segment] = []
@@ -292,8 +291,7 @@ def _lanes(nodes: Sequence[Node]) -> list[str]:
     """Draw the branches of a session, one line per request.
 
     A dot marks the branch of the request, and a stroke every other branch that later requests continue. A branch that
-    has ended leaves its column to the next one. With o and | for them, two conversations in turn give the lines "o",
-    "| o", "o |" and "  o".
+    has ended leaves its column to the next one.
     """
     last = {node.number: node.number for node in nodes}
     last |= {

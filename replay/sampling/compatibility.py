@@ -1,7 +1,4 @@
-"""Rows of other runs are drawn only if they mean the same as the run's own: equal tokens, log-probs of one kind.
-
-A row's differences are kept as bits, one for each name in DIFFERENCES.
-"""
+"""Tells which rows of other runs can be compared with a run's own. Differences are bits, one a name in DIFFERENCES."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ def difference_names(found: int) -> list[str]:
 
 
 def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
-    """Return an SQL expression of the difference bits that a row's own sampling settings cause.
-
-    Log-probs count only as those of the whole distribution, without top-p or top-k, at a temperature above 0.
-    """
+    """Return an SQL expression of the difference bits of a row's sampling settings: top-p, top-k, temperature."""
     known = rows.mean_behavior_log_prob.is_not(None)
     differs = {
         "logprobs_mode": known & (rows.logprobs_mode != "full"),
@@ -69,10 +63,7 @@ def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
 
 
 def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:
-    """Return the difference bits of each of `others` against the run `mine`.
-
-    A run that the database does not know differs in its authors and its tokenizer.
-    """
+    """Return the difference bits of `others` against `mine`. Unknown runs differ in authors and tokenizer."""
     known = read_token_meanings(connection, [mine, *others])
     unknown = difference_bits(("authors", "tokenizer"))
     return {run: known[run].mismatch(known[mine]) if {run, mine} <= known.keys() else unknown for run in others}

@@ -24,10 +24,7 @@ Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 
 
 class RunDraws:
-    """The draws of one run. The rows that it may draw are kept in memory between draws.
-
-    `others` are further runs whose rows may be drawn. Names of sources among them are ignored.
-    """
+    """The draws of one run, from its rows and those of the runs `others`. Rows are kept in memory between draws."""
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         self.run, self.others = run, others
@@ -36,10 +33,7 @@ class RunDraws:
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[BatchRow]:
-        """Draw rows for each pick in turn, and reserve them. Earlier reservations of the request's slots are released.
-
-        `candidates` are measured candidates of a ranked sampler; without them, rows are chosen afresh.
-        """
+        """Draw rows for each pick in turn, and reserve them in place of earlier rows of the request's slots."""
         release(connection, request.run, request.iteration, request.slots, stream=REPLAY)
         self._eligible.refresh(connection, request)
         selection = Selection(self._eligible, request, sampler)

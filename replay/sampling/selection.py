@@ -29,10 +29,7 @@ class SelectedRow:
 
 
 class Selection:
-    """A selection chooses rows for the picks of one request, one pick after another.
-
-    Raises ReplayError if a source's rows can't be compared with the run's own.
-    """
+    """A selection chooses rows for the picks of one request. Raises ReplayError for a source that can't be compared."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self._by_source = eligible.weigh_for_picks(request, sampler)

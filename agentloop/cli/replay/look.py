@@ -22,7 +22,6 @@ from agentloop.cli.text_tables import (
     quoted,
     row_table,
     state_text,
-    table,
     yes_or_no,
 )
 from context.authors import AuthorTable
@@ -309,10 +308,7 @@ def lineage(
 
 
 def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
-    """Return (iteration, run folder) for RUN/checkpoints/000010, RUN/policies/000010, or the model folder in either.
-
-    None: WHAT is not a folder.
-    """
+    """Return (iteration, run folder) for RUN/checkpoints/000010, RUN/policies/000010, or the model folder in either."""
     path = Path(what)
     if not os.path.isdir(path):
         return None
@@ -345,7 +341,6 @@ _FED: dict[str, Cell] = {
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }
-_PARTS = ("p01", "p50", "p99")
 _ITERATIONS: dict[str, Cell] = {
     "iter": "iteration",
     "policy": "policy_version",
@@ -364,13 +359,7 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
-    measured = [
-        [of, stream, *(number(answer["metrics"].get(f"actor/{stream}/{of}_{part}"), 3) for part in _PARTS)]
-        for of in ("ratio", "drift")
-        for stream in ("fresh", "replay")
-        if answer["metrics"].get(f"actor/{stream}/{of}_p50") is not None
-    ]
-    return "\n".join([*lines, "", table(["quantity", "stream", *_PARTS], measured)] if measured else lines)
+    return "\n".join(lines)
 
 
 def _checkpoint_text(answer: dict[str, Any]) -> str:

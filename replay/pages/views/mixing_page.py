@@ -17,10 +17,7 @@ from replay.questions import QueryResult
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
-    """Preview the next batch. The parameter `set` has other settings, such as `fraction=0.25 max_staleness=4`.
-
-    If the database has several runs and the address names none, only the list of runs is shown.
-    """
+    """Preview the next batch of a run, or list the runs. `set` has settings such as `fraction=0.25 max_staleness=4`."""
     run = run_of(source, request)
     if run is None:
         return {"runs": questions.runs(source.store)}

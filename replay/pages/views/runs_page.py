@@ -22,7 +22,7 @@ from replay.pages.addresses import BadQuery, address, read_parameter, read_param
 from replay.pages.page import Page
 from replay.pages.panels import COLOURS, compare_runs, panel_groups, plain_groups
 from replay.pages.report import panel_series
-from replay.questions import QueryResult, compare
+from replay.questions import QueryResult
 from replay.questions.runs import LIVE, Metrics, merged_to
 from replay.store import ReplayStore
 
@@ -109,15 +109,47 @@ def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
 
 def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
     """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
-    facts = [ask(line, "facts", compare.run_facts) for line in shown]
+    facts = [ask(line, "facts", _run_facts) for line in shown]
     tasks = [ask(line, "tasks", questions.task_success) for line in shown]
-    found = {name: compare.side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
+    found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
         name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
         for name, rows in found.items()
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {**different, "same_numbers": same, "tasks": compare.task_success(tasks, _TASKS)}
+    return {**different, "same_numbers": same, "tasks": _compare_success(tasks, _TASKS)}
+
+
+def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
+    """Return the `numbers` of a run's summary and its `config`, both with flattened keys."""
+    numbers = _flat(questions.summary(store, run))
+    del numbers["database"]
+    return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
+
+
+def _compare_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
+    """Compare the answers of `questions.task_success` for several runs.
+
+    `tasks` counts the tasks that at least two runs tried. `rows` has the first `limit` of them by hash, with one entry
+    a run (None: not tried). Tasks whose latest success differs most come first.
+    """
+    rows = _side_by_side(each)
+    latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
+    shared = [hash for hash in rows if len(latest[hash]) > 1]
+    shared.sort(key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash))
+    return {"tasks": len(shared), "rows": {hash: rows[hash] for hash in shared[:limit]}}
+
+
+def _side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
+    """Return the values of each name, one for each answer. None: the answer lacks the name."""
+    return {name: [values.get(name) for values in each] for name in dict.fromkeys(name for one in each for name in one)}
+
+
+def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
+    flat: QueryResult = {}
+    for name, value in answer.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _text(value: object) -> str:

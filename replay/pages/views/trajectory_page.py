@@ -63,7 +63,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "token": read_number(request, "token", -1, least=-1),
         "here": lambda **changes: address("trajectories", id, **changes),
         **(_conversation(found, read_number(request, "turn", 0)) if record and view == "conversation" else {}),
-        "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
+        "styles": {name: style_of(name) for own in names for name in (own, f"{own}(discard)")},
     }
 
 
