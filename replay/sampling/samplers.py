@@ -116,11 +116,8 @@ class DifficultySampler(Sampler):
 
 
 class RewardSampler(Sampler):
-    """A row weighs exp(reward / temperature), so that rows of high reward are replayed most.
-
-    This is RePO's reward-oriented replay (arXiv:2506.09340) with a softmax in place of the maximum. No signal: rows of
-    equal reward weigh the same.
-    """
+    """A row weighs exp(reward / temperature): RePO's reward-oriented replay (arXiv:2506.09340), with a softmax in place
+    of the maximum. No signal: rows of equal reward weigh the same."""
 
     name = "reward"
 
@@ -135,10 +132,8 @@ class RewardSampler(Sampler):
 
 
 class MaxVarianceGroupSampler(Sampler):
-    """A row weighs the reward variance of its group, so that groups of clearly good and bad attempts come back most.
-
-    This is RePO's variance-driven replay (arXiv:2506.09340). No signal: groups of constant reward are never drawn.
-    """
+    """A row weighs the reward variance of its group: RePO's variance-driven replay (arXiv:2506.09340). No signal:
+    groups of constant reward are never drawn."""
 
     name = "max_variance_group"
 
