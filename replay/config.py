@@ -230,7 +230,7 @@ class ReplayConfig(LimitSection, MixSection):
             if getattr(self, key) != right:
                 rule = f"be {right or 'null'} when replay.hindsight.enable is true"
                 _refuse(f"replay.{key}", rule, getattr(self, key), why)
-        if self.schedule.highest(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):
+        if self.schedule.highest_share(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):
             key = "sources" if self.fraction else "fraction"
             rule = "let rows of source hindsight be drawn when replay.hindsight.enable is true"
             remedy = "Set for example replay.fraction: 0.5 and replay.sources: {hindsight: 1.0}."

@@ -224,7 +224,7 @@ def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
     """How many rows are left after each rule, of all stored ones. `gone`: rows of the run that are not eligible."""
-    steps = trial.left()
+    steps = trial.count_left_by_rule()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
     if available.rows < drawable:

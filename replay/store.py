@@ -199,7 +199,7 @@ class ReplayStore:
         if measure is None:
             raise ValueError(f"measure must be given for sampler {sampler.title} by the current policy, got None.")
         with self._database.reading() as connection:
-            ids, whole, corrupt = run_draws.measured(connection, request, sampler)
+            ids, whole, corrupt = run_draws.read_candidates(connection, request, sampler)
         values = measure(list(whole.values())) if whole else []
         scores = {id: sampler.sign * value for id, value in zip(whole, values, strict=True)}
         return Candidates(ids, scores, corrupt)
@@ -208,8 +208,8 @@ class ReplayStore:
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
         """What the run draws from. After an error it is read again: it may have seen what was rolled back."""
         with self._lock:
-            if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named):
-                self._newest = RunDraws(request.run, request.named)
+            if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named_sources):
+                self._newest = RunDraws(request.run, request.named_sources)
             try:
                 yield self._newest
             except BaseException:

@@ -24,7 +24,7 @@ from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.records import Completion
 from context.conversation_tree import Prompt
 from context.tokens.session_nodes import Node
-from replay.pages.guard import LOOPBACK, by_own_names
+from replay.pages.guard import LOOPBACK, allow_own_names
 from replay.pages.serve import address_of, bound_socket, quiet_server
 
 _Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -96,7 +96,7 @@ def serving(app: ASGIApp, *, host: str, port: int, public_url: str | None = None
     open requests have the seconds of `quiet_server` to be answered in.
     """
     if host in LOOPBACK:
-        app = by_own_names(app, *filter(None, [urlsplit(public_url or "").hostname]))
+        app = allow_own_names(app, *filter(None, [urlsplit(public_url or "").hostname]))
     try:
         listening = bound_socket(host, port)
     except OSError as problem:

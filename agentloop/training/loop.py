@@ -203,7 +203,7 @@ class Loop:
         )
         self._store.commit(record, committed, sampler_state=parts.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-        parts.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
+        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
         return metrics
 

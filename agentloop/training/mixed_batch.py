@@ -13,7 +13,7 @@ from agentloop.rollouts.episodes.restart import Restart
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
-from replay.mixing.batch_plan import BatchPlan, Mixer, with_completions
+from replay.mixing.batch_plan import BatchPlan, Mixer, add_completing_picks
 from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.records import FRESH, REPLAY, RESTART, BatchRow, Trajectory
 
@@ -37,7 +37,7 @@ class IterationPlan:
         if not config.replay.complete_zero_variance:
             return self.plan.picks
         same = [(group.task, members[0].record.reward) for group, members in zero_variance_groups(fresh)]
-        return with_completions(self.plan.picks, same, self.available.by_task_reward)
+        return add_completing_picks(self.plan.picks, same, self.available.by_task_reward)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from replay.exchange.stored_rows import ExportReport, bundles, exportable, known
 from replay.exchange.teacher import Teaching, import_chat
 from replay.locate import place as located
 from replay.records import ELIGIBLE
-from replay.sampling.compatibility import bits, meanings, names_of
+from replay.sampling.compatibility import difference_bits, difference_names, read_token_meanings
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
@@ -58,10 +58,10 @@ def attach(
         if other.url == store.url:
             raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
         with store.reading() as connection:
-            mine = meanings(connection, [run])[run]
+            mine = read_token_meanings(connection, [run])[run]
         with other.reading() as connection:
-            others = meanings(connection, [id for id in known_runs(connection) if id != run])
-        allowed = bits(tuple(allow_mismatch))
+            others = read_token_meanings(connection, [id for id in known_runs(connection) if id != run])
+        allowed = difference_bits(tuple(allow_mismatch))
         differing = {id: theirs.mismatch(mine) & ~allowed for id, theirs in others.items()}
         comparable = [id for id, mismatch in differing.items() if not mismatch]
         # The run's own rows may be there too, in a database that both once shared.
@@ -73,7 +73,7 @@ def attach(
             return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(other, ids, read))
 
         if not ids:
-            names = ", ".join(names_of(reduce(or_, differing.values(), 0)))
+            names = ", ".join(difference_names(reduce(or_, differing.values(), 0)))
             raise ExchangeError(
                 f"replay.attach.{name} must hold rows that this run can learn from, got none in {other.url}"
                 + (f" but of another {names}" if names else "")

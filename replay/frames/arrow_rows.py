@@ -1,4 +1,4 @@
-"""Rows of a buffer as Arrow record batches, which pandas, polars, DuckDB and `datasets` take."""
+"""Rows of a buffer as Arrow record batches, which pandas, polars, DuckDB and `datasets` can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ BATCH_ROWS = 10_000
 
 
 class ArrowRows:
-    """Rows that are read whenever they are asked for: each pass sees the buffer as it is at its beginning, and holds
-    one batch in memory. Whatever takes Arrow's C stream takes this: `polars.DataFrame(rows)`, `pyarrow.table(rows)`,
-    `duckdb.sql("select * from rows")`."""
+    """Lazy rows. Each pass reads the buffer as it is when the pass begins, and holds one batch in memory.
+
+    Everything that reads Arrow's C stream can read them: `polars.DataFrame(rows)`, `pyarrow.table(rows)`,
+    `duckdb.sql("select * from rows")`.
+    """
 
     def __init__(self, schema: pyarrow.Schema, batches: Callable[[], Iterator[pyarrow.RecordBatch]]) -> None:
         self.schema = schema
@@ -46,11 +48,11 @@ class ArrowRows:
 
 
 def arrow() -> Any:
-    """The package pyarrow. Raises ReplayError where it is missing."""
+    """Import pyarrow. Raises ReplayError if it is missing."""
     if find_spec("pyarrow") is None:
         raise ReplayError(
             "DataFrames must have pyarrow installed, got none. Install the extra: pip install "
-            "'agentloop-replay[parquet]', or ask with SQL: docs/schema.md."
+            "'agentloop-replay[parquet]', or use SQL: docs/schema.md."
         )
     import pyarrow
 
@@ -66,10 +68,10 @@ def schema_of(columns: Sequence[sa.ColumnElement[Any]]) -> pyarrow.Schema:
 def selected_batches(
     connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], query: sa.Select[Any]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Batches of a query for these labelled columns.
+    """Yield the batches of a query for these labelled columns.
 
-    The driver's own values: SQLAlchemy looks at each of them, which takes longer than to fetch it. A text that no
-    database holds as it is (`ExactText`) stays as it is stored, JSON behind a mark: Arrow could not hold it either.
+    Values are taken as the driver gives them, because SQLAlchemy's conversion takes longer than fetching. A text that
+    no database can hold as it is (`ExactText`) stays JSON behind a mark: Arrow could not hold it either.
     """
     pa, schema = arrow(), schema_of(columns)
     streamed = query.with_only_columns(*map(_as_stored, columns)).execution_options(yield_per=BATCH_ROWS)
@@ -85,5 +87,5 @@ def _as_stored(column: sa.ColumnElement[Any]) -> sa.Label[Any]:
 
 
 def _fitting(values: Sequence[Any], kind: Any) -> Sequence[Any]:
-    """SQLite holds a number for a truth."""
+    """Return values that Arrow accepts. SQLite gives numbers for booleans."""
     return [None if value is None else bool(value) for value in values] if str(kind) == "bool" else values

@@ -1,4 +1,4 @@
-"""`replay.open(RUN)`: a buffer as DataFrames."""
+"""A buffer as DataFrames, opened with `replay.open(RUN)`."""
 
 from __future__ import annotations
 
@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 
 _rows = trajectories.c
 _ORDER = (_rows.run, _rows.iteration, _rows.slot, _rows.id)
-_GROUP = groups.alias("its_group")  # what a filter asks of groups is another one
+_GROUP = groups.alias("its_group")  # an alias, because filters use the table themselves
 _OF_GROUP = {"group_size": _GROUP.c.size, "group_success": _GROUP.c.success_rate, "group_reward": _GROUP.c.reward_mean}
 _MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "tool_call_id", "error_kind", "note")
 _READS = re.compile(r"\s*(select|with|values|explain)\b", re.IGNORECASE)
 Where = str | Sequence[str] | None
-"""A filter, or several that all hold: docs/replay.md#filters."""
+"""A filter, or several that must all hold: docs/replay.md#filters."""
 
 
 def open_run(run: str | None = None) -> Buffer:
-    """The buffer of a run's folder, a database file or a URL; None: of the newest run under ./runs. It is only read,
-    also while the run goes on. Raises ReplayError."""
+    """Open the buffer of a run's folder, a database file or a URL, also while the run goes on. Raises ReplayError.
+
+    None: the newest run under ./runs.
+    """
     return Buffer(open_buffer(run))
 
 
 class Buffer:
-    """Its answers are lazy (`ArrowRows`): `.to_pandas()`, `.to_polars()` or `.to_arrow()` reads them.
+    """A buffer with lazy answers (`ArrowRows`), which `.to_pandas()`, `.to_polars()` or `.to_arrow()` reads.
 
-    Trajectories, messages and tokens are all of the database's, attached and imported ones too (filters know `run` and
-    `source`); groups, draws, iterations, tasks and metrics are those of the run whose folder was opened.
+    Trajectories, messages and tokens are those of the whole database, imported rows included; filters can compare `run`
+    and `source`. Groups, draws, iterations, tasks and metrics are those of the run whose folder was opened.
     """
 
     def __init__(self, opening: AbstractContextManager[OpenBuffer]) -> None:
@@ -68,9 +70,12 @@ class Buffer:
         self.close()
 
     def trajectories(self, where: Where = None, columns: Sequence[str] | None = None) -> ArrowRows:
-        """A row a trajectory, in the order of run, iteration and slot. `columns`: of `v_trajectories`, which are all of
-        them by default, and of tokens (`token_id`, `author`, ...: see `tokens`), each a list; null where a row's tokens
-        are gone. Raises ReplayError, CorruptTrajectory among them."""
+        """Return one row per trajectory, ordered by run, iteration and slot.
+
+        `columns` are columns of `v_trajectories`, which are the default, and columns of tokens (`token_id`, `author`,
+        ...: see `tokens`). A column of tokens has a list per row; null: the row's tokens are gone. Raises ReplayError,
+        and CorruptTrajectory for damaged rows.
+        """
         known = [*TRAJECTORY_COLUMNS, *TOKEN_COLUMNS]
         names = list(TRAJECTORY_COLUMNS) if columns is None else list(columns)
         if not names or isinstance(columns, str):
@@ -98,7 +103,7 @@ class Buffer:
         return ArrowRows(schema, batches)
 
     def tokens(self, where: Where = None) -> ArrowRows:
-        """A row a token of the trajectories that fit, without those whose tokens are gone. Raises CorruptTrajectory."""
+        """Return one row per token. Trajectories whose tokens are gone are left out. Raises CorruptTrajectory."""
         pa = arrow()
         schema = pa.schema([("trajectory", pa.string()), *((name, token_type(name)) for name in TOKEN_COLUMNS)])
 
@@ -114,7 +119,7 @@ class Buffer:
         return ArrowRows(schema, batches)
 
     def messages(self, where: Where = None) -> ArrowRows:
-        """A row a message of the trajectories that fit; `tool_calls` is JSON. Raises ReplayError for damaged ones."""
+        """Return one row per message. `tool_calls` is JSON. Raises CorruptTrajectory for damaged messages."""
         pa = arrow()
         schema = pa.schema(
             [("trajectory", pa.string()), ("position", pa.int64()), *((name, pa.string()) for name in _MESSAGES)]
@@ -128,31 +133,31 @@ class Buffer:
         return ArrowRows(schema, batches)
 
     def draws(self) -> ArrowRows:
-        """A row for each use of a trajectory by an update: `v_draws`."""
+        """Return one row per use of a trajectory by an update: `v_draws`."""
         return self._view("v_draws", "run", "iteration", "slot")
 
     def groups(self) -> ArrowRows:
-        """A row for each group of attempts at a task: `v_groups`."""
+        """Return one row per group of attempts at a task: `v_groups`."""
         return self._view("v_groups", "run", "iteration", "id")
 
     def iterations(self) -> ArrowRows:
-        """`v_iterations`."""
+        """Return one row per iteration: `v_iterations`."""
         return self._view("v_iterations", "run", "iteration")
 
     def tasks(self) -> ArrowRows:
-        """A row for each task, with first, latest and best success: `v_tasks`."""
+        """Return one row per task, with first, latest and best success: `v_tasks`."""
         return self._view("v_tasks", "run", "task")
 
     def metrics(self) -> ArrowRows:
-        """A row for each metric of each iteration: `v_metrics`."""
+        """Return one row per metric and iteration: `v_metrics`."""
         return self._view("v_metrics", "run", "iteration", "name")
 
     def ask(self, question: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """The answer to a function of `replay.questions`, which is given this buffer's store and run."""
+        """Call a function of `replay.questions` with this buffer's store and run, and return its answer."""
         return question(self._buffer.store, self._buffer.own_run, *arguments, **more)
 
     def sql(self, query: str) -> ArrowRows:
-        """What one query answers, all of it at once. docs/schema.md has the views. Raises ReplayError."""
+        """Run one query and return all its rows. docs/schema.md has the views. Raises ReplayError."""
         if not _READS.match(query):
             raise ReplayError(f"query must begin with select, with, values or explain, got {excerpt(query, 60)!r}.")
         if ";" in query.rstrip().rstrip(";"):
@@ -162,11 +167,11 @@ class Buffer:
                 found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
                 names, rows = list(found.keys()), found.fetchall()
             except sa.exc.SQLAlchemyError as error:
-                said = shortened(str(getattr(error, "orig", error)))
-                raise ReplayError(f"query must be SQL that reads, got one that fails: {said}.") from error
+                reason = shortened(str(getattr(error, "orig", error)))
+                raise ReplayError(f"query must be SQL that reads, got one that fails: {reason}.") from error
         pa = arrow()
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        try:  # a server's sums and means are decimals
+        try:  # PostgreSQL gives decimals for sums and means
             arrays = [pa.array([float(v) if isinstance(v, Decimal) else v for v in column]) for column in columns]
         except pa.ArrowException as error:
             raise ReplayError(
@@ -176,7 +181,7 @@ class Buffer:
         return ArrowRows(batch.schema, lambda: iter([batch]))
 
     def label(self, ids: Sequence[str], label: str, note: str | None = None, *, by: str | None = None) -> int:
-        """Label trajectories, all or none; how many. All else here only reads. See `ReplayStore.labels`."""
+        """Label all of these trajectories, or none. Returns their number. See `ReplayStore.labels`."""
         with self._buffer.writing() as store:
             return store.labels.add(ids, label, note, by=by)
 
@@ -195,7 +200,7 @@ class Buffer:
         return ArrowRows(schema_of(columns), batches)
 
     def _chosen(self, connection: sa.Connection, where: Where) -> tuple[sa.Select[Any], dict[str, Any]]:
-        """The trajectories that fit, in order; and columns that take less time than the view's."""
+        """Return a query for the trajectories that fit, in order, and faster expressions for some columns."""
         age = staleness(connection, self._run)
         texts = [where] if isinstance(where, str) else list(where or ())
         parts = conditions(texts, known={"staleness": age})

@@ -1,4 +1,4 @@
-"""Tokens of trajectories as Arrow columns: a list a trajectory, or a row a token."""
+"""Tokens of trajectories as Arrow columns, with one list per trajectory or one row per token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,19 +32,21 @@ TOKEN_COLUMNS: Mapping[str, tuple[str, str]] = {
     "current_log_prob": ("float32", "log-prob by `replay rescore`, in nats; null where it did not score it"),
     "token_drift": ("float64", "current over behavior probability; null where either is unknown"),
 }
-"""Type and meaning of each column of a token. As columns of trajectories they are lists, over all segments in turn."""
+"""The type and meaning of each column of tokens. A column of trajectories has lists over all segments in turn."""
 
 
 class TokenReader:
-    """Reads tokens of trajectories from one connection; the authors of each run are read once."""
+    """Reads tokens of trajectories from one connection. The authors of each run are read once."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._authors: dict[str, AuthorTable] = {}
 
     def read(self, ids: Sequence[str]) -> dict[str, _Arrays]:
-        """TOKEN_COLUMNS by id, [T] each over all segments; ids of rows whose tokens are gone are left out. Raises
-        CorruptTrajectory."""
+        """Read TOKEN_COLUMNS by id, each an array [T] over all segments. Raises CorruptTrajectory.
+
+        Rows whose tokens are gone are left out.
+        """
         found = load(self._connection, ids, with_messages=False)
         for id, reason in found.corrupt.items():
             raise CorruptTrajectory(id, reason)
@@ -69,7 +71,7 @@ class TokenReader:
 
 
 def _segment(segment: Segment, at: int, authors: AuthorTable, current: npt.NDArray[np.float32]) -> _Arrays:
-    """`current`: [T] log-probs, NaN where nobody scored the segment."""
+    """Return the columns of one segment. `current` has its current log-probs [T]; NaN: not scored."""
     tokens, n = segment.tokens, len(segment.tokens)
     codes, places = np.unique(tokens.authors, return_inverse=True)
     names = np.array([authors.name(int(code)) for code in codes], object)
@@ -97,7 +99,7 @@ def _score(scores: Mapping[tuple[str, int], bytes], id: str, position: int, coun
 
 
 def list_arrays(found: Sequence[_Arrays | None], names: Sequence[str]) -> dict[str, Any]:
-    """A list a trajectory, null where its tokens are gone, by column."""
+    """Return columns with one list per trajectory, by name. Null: the trajectory's tokens are gone."""
     pa = arrow()
     offsets = np.concatenate([[0], np.cumsum([0 if each is None else len(each["token_id"]) for each in found])])
     gone = np.array([each is None for each in found])
@@ -111,7 +113,7 @@ def list_arrays(found: Sequence[_Arrays | None], names: Sequence[str]) -> dict[s
 
 
 def column_array(name: str, values: npt.NDArray[Any]) -> Any:
-    """NaN, which stands for what is unknown, is null."""
+    """Make an Arrow column. NaN, which means unknown, becomes null."""
     return arrow().array(values, token_type(name), from_pandas=True)
 
 
@@ -121,7 +123,7 @@ def token_type(name: str) -> Any:
 
 
 def in_chunks(ids: Sequence[str], reader: TokenReader) -> Any:
-    """The tokens of some trajectories at a time, in order; None where they are gone."""
+    """Yield chunks of ids with their tokens, in order. None: the tokens are gone."""
     for chunk in chunked(ids):
         found = reader.read(chunk)
         yield chunk, [found.get(id) for id in chunk]

@@ -1,5 +1,5 @@
-"""How many fresh and replayed trajectories a batch has. Begin with `batch_plan`, which plans one iteration's batch.
+"""Mixing decides how many fresh and replayed trajectories a batch has. Begin with `batch_plan`.
 
-`mix_settings` are the keys of `replay` that it follows, `request` is what it asks of the buffer and what the buffer can
-give, and `apportion` rounds shares so that nothing is lost over a run.
+`mix_settings` has the keys of `replay` that a plan follows, `request` the records in which an iteration asks for rows
+and the buffer answers. `apportion` rounds shares so that nothing is lost over a run.
 """

@@ -1,27 +1,29 @@
-"""Whole parts of a total, exactly: rounded by largest remainder, at once or over many iterations."""
+"""Exact rounding of shares to whole parts by the largest remainder, once or over many iterations."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 
 def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
-    """`total` in whole parts proportional to `shares`, which sum to exactly `total` (Hamilton's largest remainder).
+    """Divide `total` into whole parts in proportion to `shares` (Hamilton's method of the largest remainder).
 
-    Each part is within one of its exact quota; of equal remainders the first is rounded up. Shares need not sum to 1.
+    The parts sum to exactly `total`, and each is within one of its exact quota. Of equal remainders, the first is
+    rounded up. Shares need not sum to 1.
     """
     return _round(total, _quotas(total, shares))
 
 
 class Remainders:
-    """`apportion` again and again, what was rounded off being carried: sums over all calls follow the shares too."""
+    """Remainders divide totals call after call and carry over what was rounded off, so that sums follow the shares."""
 
     def __init__(self) -> None:
         self._left: dict[str, list[Fraction]] = {}
 
     def split(self, name: str, total: int, shares: Sequence[float | Fraction]) -> list[int]:
-        """`total` in whole parts; `name` tells what is divided from what else is.
+        """Divide `total` into whole parts. Calls of the same `name` share their remainders.
 
-        Of two parts each sum stays within 1/2 of its exact one after every call, of more parts within one or two.
+        After every call, the sum of a part stays within 1/2 of its exact value if there are two parts, and within one
+        or two if there are more.
         """
         before = self._left.get(name, [Fraction(0)] * len(shares))
         quotas = [quota + left for quota, left in zip(_quotas(total, shares), before, strict=True)]
@@ -30,7 +32,7 @@ class Remainders:
         return parts
 
     def state(self) -> dict[str, list[str]]:
-        """JSON-able and exact."""
+        """Return the exact remainders as plain JSON values, for the checkpoint."""
         return {name: [str(part) for part in parts] for name, parts in self._left.items()}
 
     def load_state(self, state: Mapping[str, Sequence[str]]) -> None:
@@ -38,7 +40,7 @@ class Remainders:
 
 
 def group_sizes(rows: int, group_size: int) -> list[int]:
-    """Sizes of the ceil(rows / group_size) groups of `rows` trajectories: as even as possible, larger first."""
+    """Divide `rows` trajectories into ceil(rows / group_size) groups, as even as possible, larger ones first."""
     count = -(-rows // group_size)
     return [rows // count + (i < rows % count) for i in range(count)]
 
@@ -51,7 +53,7 @@ def _quotas(total: int, shares: Sequence[float | Fraction]) -> list[Fraction]:
 
 
 def _round(total: int, quotas: Sequence[Fraction]) -> list[int]:
-    """Whole parts >= 0 of `quotas`, which sum to `total`; one with a debt from before may be below 0."""
+    """Round `quotas`, which sum to `total`, to whole parts >= 0. A quota may be negative by a carried debt."""
     parts = [max(0, quota.__floor__()) for quota in quotas]
     while (missing := total - sum(parts)) != 0:
         gap = [quota - part for quota, part in zip(quotas, parts, strict=True)]

@@ -1,6 +1,8 @@
-"""What a batch is made of: one explicit, deterministic function of the rule, the tasks at hand and the buffer's stock.
+"""The plan of one iteration's batch: which groups are collected, and which rows are asked of the buffer.
 
-Nothing here is random and nothing is read: the same calls in the same order give the same batches, on any machine.
+The plan is a deterministic function of the rule, the upcoming tasks and the available rows. The same calls in the same
+order give the same plans on any machine. Example: 24 trajectories in groups of 4 with `replay.fraction: 0.5` and the
+unit `any` give 3 fresh groups and one pick of 12 rows.
 """
 
 from collections import Counter
@@ -15,80 +17,80 @@ from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit, progress_at
 from replay.mixing.request import Availability, Pick
 
 _STATE = {"started": bool, "success_reached": bool, "factor": float, "starved_iterations": int}
-"""What a mixer's state holds next to the unit and the remainders."""
+"""Attributes of a mixer that are part of its state, with their types."""
 _ALL = None
-"""In place of a source's name: whatever the sampler takes."""
+"""Stands for a source's name where rows of any source fit."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One iteration's batch in trajectories: what was configured, what the rule makes of it, what there will be."""
+    """One iteration's batch, counted in trajectories. "Planned" counts ignore what the buffer lacks."""
 
     planned_fresh: int
-    """Ruled: after start, controller and rounding."""
+    """Fresh rows by the rule: after its start, its controller and rounding."""
     planned_replay: int
     planned_sources: Mapping[str, int]
-    """Ruled rows of each declared source."""
+    """Replayed rows of each declared source by the rule."""
     groups: tuple[tuple[int, int], ...]
     """(slot, size) of every group to collect; slots count the iteration's tasks from 0."""
     num_tasks: int
-    """Slots: tasks the iteration goes through. A slot that is replayed whole has no group to collect."""
+    """Number of slots, which is the number of tasks that the iteration uses up. A wholly replayed slot has no group."""
     picks: tuple[Pick, ...]
     starved_groups: int
-    """Groups for which the buffer had fewer members than ruled."""
+    """Number of groups for which the buffer had too few members."""
     fraction: float = 0.0
-    """Configured for this iteration: `replay.fraction` along its schedule."""
+    """`replay.fraction` for this iteration, along its schedule."""
 
     @property
     def fresh(self) -> int:
-        """To be collected."""
+        """Number of trajectories to collect."""
         return sum(size for _, size in self.groups)
 
     @property
     def replay(self) -> int:
-        """To be drawn."""
+        """Number of trajectories to draw."""
         return sum(pick.count for pick in self.picks)
 
     @property
     def shortfall(self) -> int:
-        """Ruled rows the buffer can't give."""
+        """Number of planned replayed rows that the buffer can't give."""
         return self.planned_replay - self.replay
 
 
 class ReplayStarved(ReplayError):
-    """The buffer can't give what the rule asks for, and the rule says to stop then."""
+    """The buffer can't give the planned rows, and `replay.shortfall` is `error`."""
 
     def __init__(self, given: int, ruled: int, iteration: int) -> None:
         super().__init__(
-            f"replay.fraction must be what the buffer can give when replay.shortfall is error, got {given} of {ruled} "
-            f"rows in iteration {iteration}. Begin later (replay.start.buffer), lower replay.fraction, loosen the "
-            "replay limits, or set replay.shortfall: fresh."
+            "replay.fraction must be a share that the buffer can give when replay.shortfall is error, got "
+            f"{given} of {ruled} rows in iteration {iteration}. Begin later (replay.start.buffer), lower "
+            "replay.fraction, loosen the replay limits, or set replay.shortfall: fresh."
         )
 
 
 class Mixer:
-    """Applies one rule, iteration after iteration. Its state belongs in the checkpoint."""
+    """A mixer plans batches by one rule, iteration after iteration. Its state belongs in the checkpoint."""
 
     def __init__(self, rule: MixRule) -> None:
         self.rule = rule
         self.started = False
         self.success_reached = False
         self.factor = 1.0
-        """The controller's: the configured fraction is multiplied by it."""
+        """The controller's factor, which multiplies the configured fraction."""
         self.starved_iterations = 0
         self._remainders = Remainders()
 
     @property
     def num_tasks(self) -> int:
-        """How many upcoming tasks `plan` must be given; 0 for units that don't look at them."""
+        """Number of upcoming tasks that `plan` needs; 0 for units that don't depend on tasks."""
         return self.rule.num_groups if self.rule.unit in SAME_TASK else 0
 
     def plan(self, *, iteration: int, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
-        """The batch of 1-based `iteration`; once per iteration, in order.
+        """Plan the batch of 1-based `iteration`. Call it once per iteration, in order.
 
-        `tasks` are the hashes of the next `num_tasks` tasks. Remainders of all roundings are carried on, so that sums
-        over iterations follow the declared shares; what the buffer lacks is not. Raises ReplayStarved under
-        `shortfall: error`.
+        `tasks` are the hashes of the next `num_tasks` tasks. Remainders of roundings are carried over, so that sums
+        over iterations follow the declared shares. Rows that the buffer lacks are not carried over. Raises
+        ReplayStarved if rows are lacking and `replay.shortfall` is `error`.
         """
         if len(tasks) != self.num_tasks:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
@@ -102,21 +104,22 @@ class Mixer:
         return plan
 
     def plan_replay_alone(self, iteration: int, available: Availability) -> BatchPlan | None:
-        """A whole batch from the buffer, by the sources of the rule; None where it has less, or replay begins later.
+        """Plan a batch of replayed rows alone, by the sources of the rule.
 
-        It takes nothing from what `plan` carries over: the shares of mixed batches stay exact.
+        None: the buffer has too few rows, or replay has not begun. The remainders that `plan` carries over do not
+        change, so that the shares of mixed batches stay exact.
         """
         if not self.started:
             return None
         plan = compose(self.rule, Fraction(1), available, (), Remainders())
         return None if plan.groups or plan.shortfall else replace(plan, fraction=self.rule.fraction_at(iteration))
 
-    def restarts(self, groups: int, share: float) -> int:
-        """How many of so many fresh groups are to begin inside stored successes; remainders are carried on."""
+    def count_restarts(self, groups: int, share: float) -> int:
+        """Return how many of the fresh groups are to continue stored successes. Remainders are carried over."""
         return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]
 
-    def feed(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
-        """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
+    def observe_iteration(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
+        """Tell the start rule an iteration's success rate (None: no fresh episodes), and the controller its ESS."""
         wanted = self.rule.start.success_rate
         if wanted is not None and success_rate is not None and success_rate >= wanted:
             self.success_reached = True
@@ -124,15 +127,15 @@ class Mixer:
             self.factor = self.rule.ess.next_factor(self.factor, ess_by_age)
 
     def state(self) -> dict[str, Any]:
-        """JSON-able and exact."""
+        """Return the exact state as plain JSON values, for the checkpoint."""
         numbers = {name: getattr(self, name) for name in _STATE}
         return {"unit": self.rule.unit, **numbers, "remainders": self._remainders.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for the state of another unit, whose remainders are of something else."""
+        """Restore a saved state. Raises ValueError for a state of another unit, whose remainders differ in meaning."""
         if state["unit"] != self.rule.unit:
             raise ValueError(
-                f"replay.unit must be the one the state was saved by ({state['unit']}), got {self.rule.unit}. "
+                f"replay.unit must be the unit of the saved state ({state['unit']}), got {self.rule.unit}. "
                 f"Set replay.unit: {state['unit']}, or start a new run."
             )
         for name, kind in _STATE.items():
@@ -149,13 +152,14 @@ class Mixer:
         )
 
 
-def with_completions(
+def add_completing_picks(
     picks: Sequence[Pick], flat: Sequence[tuple[str, float]], stored: Mapping[tuple[str, float], int]
 ) -> tuple[Pick, ...]:
-    """`picks`, of as many rows, begun by one row for each group of equal rewards that the buffer can complete.
+    """Put picks of one row first: each completes a fresh group of equal rewards by a stored row of another reward.
 
-    `flat` has the task and the reward of each such group, `stored` the rows by task and reward. A row comes out of a
-    pick of its own task, or of one of any task, the largest first: how much is replayed does not change.
+    `flat` has the task and the reward of each group of equal rewards, `stored` the number of rows by task and reward.
+    The row is taken out of a pick of the same task, or else out of the largest pick of any task, so that as many rows
+    are replayed as before.
     """
     left = list(picks)
     taken = Counter[str]()
@@ -174,16 +178,16 @@ def with_completions(
 
 @dataclass
 class Stock:
-    """What is left of the buffer while one batch is planned; nothing is given twice."""
+    """The rows that are left in the buffer while one batch is planned. No row is given twice."""
 
     available: Availability
     taken: Counter[str | None] = field(default_factory=Counter)
-    """Rows given, by task; None: of any task."""
+    """Number of rows given, by task. None counts rows of any task."""
     taken_from: Counter[tuple[str, str | None]] = field(default_factory=Counter)
-    """Rows given, by source and task."""
+    """Number of rows given, by source and task."""
 
-    def rows(self, source: str | None, task: str | None = None) -> int:
-        """Left of a task, or of any. A row that two sources' names fit, or that a cap keeps back, is there once."""
+    def count_rows(self, source: str | None, task: str | None = None) -> int:
+        """Count the rows that are left of a source (None: any) and a task (None: any). No row is counted twice."""
         stored = self.available
         left = (stored.rows if task is None else stored.by_task.get(task, 0)) - self.taken[task]
         if source is None:
@@ -192,7 +196,7 @@ class Stock:
         return min(left, own - self.taken_from[source, task])
 
     def take_rows(self, wanted: int, source: str | None, task: str | None = None) -> int:
-        given = min(wanted, self.rows(source, task))
+        given = min(wanted, self.count_rows(source, task))
         self.taken[task] += given
         if source is not None:
             self.taken_from[source, task] += given
@@ -210,13 +214,13 @@ class Stock:
 def compose(
     rule: MixRule, share: Fraction, available: Availability, tasks: Sequence[str], remainders: Remainders
 ) -> BatchPlan:
-    """A batch of which `share` is replayed, rounded with what earlier batches left over."""
+    """Plan a batch of which `share` is replayed, rounded with the remainders of earlier batches."""
     composition = _Composition(rule, share, Stock(available), tasks, remainders)
     by_unit: Mapping[Unit, Callable[[], BatchPlan]] = {
-        "any": composition.single_rows,
-        "group": composition.whole_groups,
-        "trajectory": composition.some_of_every_group,
-        "task": composition.some_groups,
+        "any": composition.replay_single_rows,
+        "group": composition.replay_whole_groups,
+        "trajectory": composition.replay_some_of_every_group,
+        "task": composition.replay_some_groups,
     }
     return by_unit[rule.unit]()
 
@@ -229,14 +233,14 @@ class _Composition:
     tasks: Sequence[str]
     remainders: Remainders
 
-    def single_rows(self) -> BatchPlan:
+    def replay_single_rows(self) -> BatchPlan:
         ruled = self._ruled(self.rule.trajectories, self.share)
         sources = self._by_source(ruled)
         picks = _picks(Pick(self.stock.take_rows(count, source), source) for source, count in sources.items())
         sizes = group_sizes(self._fresh_part(self.rule.trajectories, ruled, picks), self.rule.group_size)
         return self._plan(sources, picks, list(enumerate(sizes)), num_tasks=len(sizes))
 
-    def whole_groups(self) -> BatchPlan:
+    def replay_whole_groups(self) -> BatchPlan:
         size = self.rule.group_size
         ruled = self._ruled(self.rule.num_groups, self.share)
         sources = self._by_source(ruled)
@@ -247,8 +251,8 @@ class _Composition:
         starved = ruled - sum(given.values())
         return self._plan(planned, picks, list(enumerate(sizes)), num_tasks=len(sizes), starved_groups=starved)
 
-    def some_of_every_group(self) -> BatchPlan:
-        """Every group has as many replayed members as any other, or one more, which goes where the buffer has one."""
+    def replay_some_of_every_group(self) -> BatchPlan:
+        """Give all groups equally many replayed members. Odd members go to groups whose task has them stored."""
         least, extra = divmod(self._ruled(self.rule.trajectories, self.share), len(self.tasks))
         scarce = Counter[str]()
         rich = []
@@ -258,8 +262,8 @@ class _Composition:
         more = {slot for _, slot in sorted(rich)[:extra]}
         return self._same_task([least + (slot in more) for slot in range(len(self.tasks))])
 
-    def some_groups(self) -> BatchPlan:
-        """`task_members` replayed members in some groups, those first whose task has them stored; else none."""
+    def replay_some_groups(self) -> BatchPlan:
+        """Give some groups `task_members` replayed members, and the others none. Groups with stored rows come first."""
         mixed_members = self.rule.task_members or self.rule.group_size
         mixed_share = min(Fraction(1), self.share * self.rule.group_size / mixed_members)
         mixed = self._ruled(len(self.tasks), mixed_share)
@@ -273,7 +277,7 @@ class _Composition:
         return self._same_task([mixed_members * (slot in chosen) for slot in range(len(self.tasks))])
 
     def _same_task(self, members: Sequence[int]) -> BatchPlan:
-        """Groups of the stated size, `members[slot]` of each replayed."""
+        """Plan groups of the rule's size, of which `members[slot]` are replayed rows of the slot's task."""
         groups: list[tuple[int, int]] = []
         picks: list[Pick] = []
         planned = Counter[str | None]()
@@ -293,7 +297,7 @@ class _Composition:
         return ruled
 
     def _stored(self, task: str) -> int:
-        return sum(self.stock.rows(source, task) for source in self.rule.sources or [_ALL])
+        return sum(self.stock.count_rows(source, task) for source in self.rule.sources or [_ALL])
 
     def _by_source(self, total: int) -> dict[str | None, int]:
         if not self.rule.sources:
@@ -302,13 +306,13 @@ class _Composition:
         return dict(zip(self.rule.sources, parts, strict=True))
 
     def _fresh_part(self, whole: int, ruled: int, picks: Sequence[Pick]) -> int:
-        """The fresh rows of a batch or a group of `whole`; `ruled` should be replayed and `picks` will be."""
+        """Count the fresh rows of a batch or group of `whole` rows, if the rule wants `ruled` replayed ones."""
         drawn = sum(pick.count for pick in picks)
         if self.rule.mode == "observe":
             return whole
         if self.rule.shortfall == "shrink" and whole - ruled + drawn > 0:
             return whole - ruled
-        # Also where shrinking would leave nothing at all: no task of the data set, and no update, is dropped.
+        # A batch or group that would be empty is not shrunk either, so that no task and no update is dropped.
         return whole - drawn
 
     def _plan(

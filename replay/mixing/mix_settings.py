@@ -1,4 +1,4 @@
-"""What is configured about what a batch is made of, and the rule a run has of it."""
+"""The configured keys of `replay` about the composition of batches, and the rule that a run makes of them."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ Step = tuple[NonNegative, Fraction]
 Unit = Literal["any", "trajectory", "task", "group"]
 
 SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
-"""Units whose replayed members have the task of the fresh ones of the batch."""
+"""Units whose replayed rows must have the tasks of the batch's fresh groups."""
 
 
 class Schedule(Section):
-    """From `replay.fraction` to `final` while the run goes from `begin` to `end`; before and after, the nearer one."""
+    """The share goes from `replay.fraction` at `begin` to `final` at `end`, and is constant before and after."""
 
     shape: Literal["constant", "linear", "cosine", "step"] = Field(
         "constant", description="Course of replay.fraction: constant, to `final`, or in `steps`."
     )
     final: Fraction | None = Field(None, description="Share at `end` (linear, cosine).")
     over: Literal["progress", "iterations"] = Field(
-        "progress", description="What places are counted in: 0 to 1 of the run, or iterations from 1."
+        "progress", description="The unit of places: progress of the run from 0 to 1, or iterations from 1."
     )
     begin: NonNegative | None = Field(
         None, description="Where the course leaves replay.fraction (linear, cosine); null: at the first iteration."
@@ -64,8 +64,8 @@ class Schedule(Section):
             )
         return self
 
-    def at(self, first: float, iteration: int, iterations: int) -> float:
-        """The share of 1-based `iteration` of a run of `iterations`, where `replay.fraction` is `first`."""
+    def share_at(self, first: float, iteration: int, iterations: int) -> float:
+        """Return the share of 1-based `iteration` in a run of `iterations`. `first` is `replay.fraction`."""
         place = progress_at(iteration, iterations) if self.over == "progress" else float(iteration)
         if self.shape == "step":
             return next((share for start, share in reversed(self.steps) if place >= start), first)
@@ -77,16 +77,16 @@ class Schedule(Section):
         done = min(1.0, max(0.0, (place - begin) / length)) if length > 0 else float(place > begin)
         if self.shape == "cosine":
             done = (1 - math.cos(math.pi * done)) / 2
-        # Not first + (final - first) * done: at either end the value must be exactly the one asked for.
+        # This form gives exactly `first` and `final` at the ends; first + (final - first) * done does not.
         return first * (1 - done) + self.final * done
 
-    def highest(self, first: float) -> float:
-        """The largest share it ever takes, where `replay.fraction` is `first`."""
+    def highest_share(self, first: float) -> float:
+        """Return the largest share of the whole schedule. `first` is `replay.fraction`."""
         return max(first, *(share for _, share in self.steps), first if self.final is None else self.final)
 
 
 def progress_at(iteration: int, iterations: int) -> float:
-    """Where 1-based `iteration` is in a run of `iterations`: 0 at the first, 1 at the last."""
+    """Return the progress of a run at 1-based `iteration`: 0 at the first, 1 at the last."""
     return min(1.0, (iteration - 1) / max(1, iterations - 1))
 
 
@@ -100,29 +100,30 @@ class StartRule(Section):
 
 
 class EssRule(Section):
-    """Multiplicative: lowered fast, raised slowly, so that the fraction settles under the one that hurts."""
+    """The fraction is lowered fast and raised slowly, by factors, so that it settles below the one that hurts."""
 
     weights: Literal["mean", "sequence", "token"] = Field(
         "token",
-        description="Whose ratios the ESS is over: each token's own, or of each trajectory their product (sequence) or "
-        "their geometric mean (mean), which hardly ever leaves 1.",
+        description="The ratios that the ESS is computed of: those of tokens, or for each trajectory their product "
+        "(sequence) or geometric mean (mean), which hardly ever leaves 1.",
     )
     floor: Fraction = Field(0.5, description="ESS under which an age bucket of the replay stream is too far off.")
     lower_by: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.5, description="The fraction is multiplied by this after an iteration with a bucket under the floor."
     )
     raise_by: Annotated[float, Field(gt=1.0)] = Field(
-        1.1, description="And by this after any other one, up to what is configured."
+        1.1, description="The fraction is multiplied by this after any other iteration, up to the configured one."
     )
     least: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.1, description="The fraction is never lowered below this share of what is configured."
     )
 
     def next_factor(self, factor: float, ess_by_age: Mapping[str, float]) -> float:
-        """The factor of the next iteration's fraction, in [least, 1].
+        """Return the factor of the next iteration's fraction, in [least, 1].
 
-        One bucket under the floor lowers it: the oldest rows go bad first, and a mean over all would hide them. A
-        bucket of one row has ESS 1, and an iteration without replay has no bucket: both let it rise.
+        One bucket under the floor lowers the factor, because the oldest rows go bad first and a mean over all buckets
+        would hide them. A bucket of one row has ESS 1, and an iteration without replay has no bucket. Both let the
+        factor rise.
         """
         if any(ess < self.floor for ess in ess_by_age.values()):
             return max(self.least, factor * self.lower_by)
@@ -135,7 +136,7 @@ class MixSection(Section):
     fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
     schedule: Schedule = Field(default_factory=Schedule, description="How the fraction runs over the run.")
     start: StartRule = Field(
-        default_factory=StartRule, description="No replay before all of this holds; from then on it is not asked."
+        default_factory=StartRule, description="Replay begins once all of this holds, and never stops again."
     )
     controller: Literal["none", "ess"] = Field(
         "none", description="ess: less replay while an age bucket of it has too low an effective sample size."
@@ -153,22 +154,22 @@ class MixSection(Section):
     sources: dict[str, Fraction] = Field(
         default_factory=dict,
         description="Shares of the replayed rows by source, or by the id of another run, summing to 1, e.g. {self: "
-        "0.7, teacher: 0.3}; {}: as the sampler takes the run's own and imported ones.",
+        "0.7, teacher: 0.3}; {}: no shares, the sampler draws from the run's own and imported rows.",
     )
     shortfall: Literal["fresh", "shrink", "error"] = Field(
         "fresh",
-        description="What the buffer can't give: fresh, is collected; shrink, is left out, and the learning rate falls "
-        "as the rows per step do; error, the run stops.",
+        description="If the buffer has too few rows: fresh collects the missing ones, shrink leaves them out and "
+        "lowers the learning rate as the rows per step, error stops the run.",
     )
 
 
 class MixRule(MixSection):
-    """The composition of every iteration's batch. For every unit but `any`, whole groups make up the batch."""
+    """The rule for the composition of every batch. For every unit but `any`, a batch consists of whole groups."""
 
     trajectories: Positive
     group_size: Positive
     iterations: Positive
-    """What the schedule is laid over: the length that the run was begun with."""
+    """The length that the run was begun with, over which the schedule runs."""
 
     @property
     def num_groups(self) -> int:
@@ -176,8 +177,8 @@ class MixRule(MixSection):
 
     @property
     def highest_fraction(self) -> float:
-        return self.schedule.highest(self.fraction)
+        return self.schedule.highest_share(self.fraction)
 
     def fraction_at(self, iteration: int) -> float:
-        """The configured share of 1-based `iteration`."""
-        return self.schedule.at(self.fraction, iteration, self.iterations)
+        """Return the configured share of 1-based `iteration`."""
+        return self.schedule.share_at(self.fraction, iteration, self.iterations)

@@ -1,4 +1,4 @@
-"""What an iteration asks of the buffer, and what the buffer says it can give."""
+"""The records in which an iteration asks the buffer for rows, and the buffer answers what it can give."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ class LimitSection(Section):
 
     successful_only: bool = Field(True, description="Draw successful trajectories only.")
     max_staleness: int | None = Field(
-        None, ge=0, description="Oldest rows drawn, in policy versions; null: however old."
+        None, ge=0, description="Largest staleness of drawn rows, in policy versions; null: any."
     )
     unknown_staleness: Literal["allow", "refuse"] = Field(
-        "allow", description="Rows of other runs, whose staleness nobody knows: drawn, or never."
+        "allow", description="Whether rows of other runs, whose staleness is unknown, may be drawn."
     )
     max_uses: Positive | None = Field(
-        None, description="How often one row is drawn, over all runs of the database; null: any number of times."
+        None, description="Most draws of one row, over all runs of the database; null: any number."
     )
     cooldown: int = Field(0, ge=0, description="Iterations a row rests after it was drawn.")
     per_task: Positive | None = Field(None, description="Most rows of one task in one batch; null: any number.")
@@ -31,55 +31,57 @@ class LimitSection(Section):
     )
     allow_mismatch: tuple[str, ...] = Field(
         (),
-        description="Differences to this run that don't keep a row from being drawn, of: tokenizer, template, "
+        description="Differences to this run that rows may have and still be drawn, of: tokenizer, template, "
         "model_family, vocab_size, logprobs_mode, top_p, top_k.",
     )
 
 
 class Limits(LimitSection):
-    """Which rows a draw may take."""
+    """The limits on the rows that a draw may take."""
 
     sources: tuple[str, ...] | None = None
-    """None: of every source."""
+    """Sources that rows may have. None: any source."""
     hindsight_window: int | None = None
-    """Most iterations since a row of source `hindsight` was made; None: any number."""
+    """Most iterations since a row of source `hindsight` was made. None: any number."""
     max_tokens: int | None = None
-    """Of a training sequence, `context.max_tokens`; None: any number."""
+    """Most tokens of a training sequence (`context.max_tokens`). None: any number."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """So many rows of one kind."""
+    """A pick asks for `count` rows of one kind."""
 
     count: int
     source: str | None = None
-    """A value of `TrajectoryRecord.source`, or the id of another run; None: any."""
+    """A value of `TrajectoryRecord.source`, or the id of another run. None: any source."""
     task: str | None = None
-    """Its hash; None: any."""
+    """The hash of the task. None: any task."""
     unit: Literal["trajectory", "group"] = "trajectory"
-    """group: whole stored groups only, of at most `count` rows together."""
+    """group: only whole stored groups, of at most `count` rows together."""
     size: int | None = None
-    """Members of the groups the rows were collected with; None: any."""
+    """The size of the groups that the rows were collected with. None: any size."""
     reward_other_than: float | None = None
-    """Only rows with another reward; None: any."""
+    """A reward that the rows must not have. None: any reward."""
 
 
 @dataclass(frozen=True)
 class DrawRequest:
+    """A run's request for the replayed rows of one iteration."""
+
     run: str
     iteration: Count
-    """Its own rows are never drawn, nor later ones."""
+    """The drawing iteration. The run's rows of this and later iterations are never drawn."""
     policy_version: Count
-    """The version of the policy that is about to learn; staleness is counted from it."""
+    """The version of the policy that is about to learn, from which staleness is counted."""
     picks: tuple[Pick, ...] = ()
-    """Served in order; a row is drawn once."""
+    """The picks, served in order. A row is drawn once."""
     first_slot: Count = 0
-    """Drawn rows take this slot of the iteration's batch and the ones after it."""
+    """The first of the consecutive slots of the batch that the drawn rows take."""
     limits: Limits = field(default_factory=Limits)
 
     @property
-    def named(self) -> frozenset[str]:
-        """Sources and other runs that rows are asked of by name."""
+    def named_sources(self) -> frozenset[str]:
+        """The sources and other runs that the limits or picks name."""
         return frozenset(self.limits.sources or ()) | {pick.source for pick in self.picks if pick.source is not None}
 
     @property
@@ -91,13 +93,13 @@ class DrawRequest:
         return range(self.first_slot, self.first_slot + self.count)
 
     def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
-        """The iteration's own rows, which take its first slots."""
-        return [BatchRow.drawn(row, self.draw_of(row, slot, FRESH)) for slot, row in enumerate(trajectories)]
+        """Return the iteration's own rows as rows of its batch. They take the first slots."""
+        return [BatchRow.drawn(row, self.record_draw(row, slot, FRESH)) for slot, row in enumerate(trajectories)]
 
-    def draw_of(
+    def record_draw(
         self, trajectory: Trajectory, slot: int, stream: str, *, probability: float | None = None, weight: float = 1.0
     ) -> DrawRecord:
-        """The record of a row in a slot of the iteration's batch."""
+        """Make the record of a row in a slot of the iteration's batch."""
         record = trajectory.record
         staleness = self.policy_version - record.policy_version_min if record.run == self.run else None
         return DrawRecord(self.run, self.iteration, slot, record.id, stream, probability, staleness, weight=weight)
@@ -105,22 +107,23 @@ class DrawRequest:
 
 @dataclass(frozen=True)
 class Availability:
-    """What a draw could take under its limits; rows the sampler gives no weight are none.
+    """The numbers of rows and groups that a draw could take. Rows without a weight are not counted.
 
-    Numbers of rows keep to the caps per task and group, each as if nothing else were drawn; groups and rewards don't.
+    Numbers of rows respect the caps per task and per group, each as if nothing else were drawn. Numbers by group and by
+    reward do not.
     """
 
     rows: int = 0
     by_source: Mapping[str, int] = field(default_factory=dict)
-    """Under every name a pick can give: the rows' sources, and the ids of other runs."""
+    """Number of rows by every name that a pick can give: the sources of rows, and the ids of other runs."""
     by_task: Mapping[str, int] = field(default_factory=dict)
     by_source_task: Mapping[tuple[str, str], int] = field(default_factory=dict)
     groups: Mapping[int, int] = field(default_factory=dict)
-    """Number of complete groups, by size: those of which every member could be drawn."""
+    """Number of complete groups, by size. Every member of a complete group could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Number of complete groups, by source and size."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
-    """Rows that could be drawn if their priority were known."""
+    """Number of rows that could be drawn if their priority were known."""
     incomparable: Mapping[str, int] = field(default_factory=dict)
-    """Rows left out because they differ from the drawing run, by what differs."""
+    """Number of rows that are excluded because they differ from the drawing run, by the name of the difference."""

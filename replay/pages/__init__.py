@@ -1,6 +1,5 @@
-"""A buffer and its runs in a browser: on this machine, without a model. It reads, and writes labels and saved views
-alone (`actions`).
+"""The inspector shows a buffer and its runs in a browser, without a model. It writes only labels and saved views.
 
-`views` say what each page asks of `replay.questions`, `app` puts them under addresses, `guard` keeps others out. The
-page of a run can be saved as one file, its report.
+Each module of `views` makes one page from the answers of `replay.questions`. `app` puts the pages under addresses,
+`guard` keeps others out, `actions` writes. `report` saves the page of a run as one file.
 """

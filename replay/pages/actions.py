@@ -1,4 +1,4 @@
-"""What people may write while they look: labels on trajectories and runs, and lists by name."""
+"""The forms of the inspector, which write labels on trajectories and runs, and saved views of the list."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,34 +7,34 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 
 from replay.open_buffer import OpenBuffer
-from replay.pages.addresses import address, in_path
+from replay.pages.addresses import address, read_path_part
 from replay.pages.page import Action
 from replay.questions import QueryResult
 from replay.storage.labels import Labelled, this_user
 
 VIEW_PARAMETERS = ("run", "sort", "order", "limit", "where")
-"""Of the list's address: what a saved view holds."""
+"""Parameters of the list's address that a saved view holds."""
 Form = Mapping[str, str]
 
 
 def view_address(query: str) -> str:
-    """The list of a saved view, whatever was saved as one."""
+    """Return the address of a saved view. Unknown parameters are dropped, because anybody may have saved the view."""
     given = parse_qs(query)
     return address("buffer", **{name: given.get(name) for name in VIEW_PARAMETERS})
 
 
 def form_of(source: OpenBuffer) -> QueryResult:
-    """Whether labels and views can be changed, and who does unless somebody else says so."""
+    """Return whether labels and views can be changed (`writes`), and the name that forms suggest (`by`)."""
     return {"writes": source.location is not None, "by": this_user()}
 
 
 def label_form(source: OpenBuffer, labels: Sequence[QueryResult], *place: str) -> QueryResult:
-    """The labels of what has this address, and where they are changed."""
+    """Return the labels of the page at this address, and the address that changes them."""
     return {**form_of(source), "labels": labels, "action": address(*place, "labels")}
 
 
 def _change_label(place: str, on: Labelled, source: OpenBuffer, request: Request, form: Form) -> str:
-    id = in_path(request, "id")
+    id = read_path_part(request, "id")
     with source.writing() as store:
         if "remove" in form:
             store.labels.remove([id], form["remove"], on=on)
@@ -45,7 +45,7 @@ def _change_label(place: str, on: Labelled, source: OpenBuffer, request: Request
 
 
 def _change_view(source: OpenBuffer, request: Request, form: Form) -> str:
-    """Save the list as it is, or take a saved one away."""
+    """Save the list under a name, or remove a saved view."""
     query = form.get("query", "")
     with source.writing() as store:
         if "remove" in form:

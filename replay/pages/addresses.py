@@ -1,4 +1,4 @@
-"""What an address asks, and how addresses are made."""
+"""Reads the parameters of an address, and makes addresses."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 _HALVES = "surrogatepass"
-"""Imported ids may hold half of a surrogate pair, which has no UTF-8 of its own."""
+"""How halves of surrogate pairs are quoted. Imported ids may have them, and they have no UTF-8."""
 
 
 class BadQuery(ReplayError):
-    """A parameter that breaks its rule."""
+    """A parameter of an address breaks its rule."""
 
 
-def in_path(request: Request, name: str) -> str:
-    """A part of the path, which was quoted twice."""
+def read_path_part(request: Request, name: str) -> str:
+    """Read a part of the path, which was quoted twice."""
     return unquote(request.path_params[name], errors=_HALVES)
 
 
-def text(request: Request, name: str) -> str | None:
-    """The last value; an empty one, as forms send it, counts as none."""
-    return next(iter(reversed(texts(request, name))), None)
+def read_parameter(request: Request, name: str) -> str | None:
+    """Read the last value of a parameter. None: there is none, or it is empty, as forms send it."""
+    return next(iter(reversed(read_parameters(request, name))), None)
 
 
-def texts(request: Request, name: str) -> list[str]:
+def read_parameters(request: Request, name: str) -> list[str]:
     return [value for value in request.query_params.getlist(name) if value]
 
 
-def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
-    return whole_number(name, text(request, name) or str(default), least=least, most=most)
+def read_number(request: Request, name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
+    return parse_number(name, read_parameter(request, name) or str(default), least=least, most=most)
 
 
-def whole_number(name: str, given: str, *, least: int = 0, most: int = 2**53) -> int:
+def parse_number(name: str, given: str, *, least: int = 0, most: int = 2**53) -> int:
     if not (re.fullmatch("-?[0-9]{1,18}", given) and least <= int(given) <= most):
         upper = f" to {most}" if most < 2**53 else ""
         raise BadQuery(f"{name} must be a whole number from {least}{upper}, got {excerpt(given, 60)!r}.")
     return int(given)
 
 
-def choice(request: Request, name: str, choices: Iterable[str]) -> str:
-    """One of the choices, of which the first one is meant where nothing is given."""
+def read_choice(request: Request, name: str, choices: Iterable[str]) -> str:
+    """Read one of the choices. The first one is the default."""
     known = list(dict.fromkeys(map(str, choices)))
-    given = text(request, name) or known[0]
+    given = read_parameter(request, name) or known[0]
     if given not in known:
         raise BadQuery(f"{name} must be one of {', '.join(known)}, got {excerpt(given, 60)!r}.")
     return given
@@ -62,7 +62,7 @@ _below: ContextVar[str] = ContextVar("below", default="")
 
 @contextmanager
 def addresses_below(path: str) -> Iterator[None]:
-    """Let all addresses that are made meanwhile begin with this path, as those of a run among others."""
+    """Let all addresses that are made within the block begin with this path, such as /in/FOLDER."""
     before = _below.set(path)
     try:
         yield
@@ -71,9 +71,10 @@ def addresses_below(path: str) -> Iterator[None]:
 
 
 def address(*parts: object, **parameters: object) -> str:
-    """The path of some parts, with a query: lists give a parameter several times, None and empty ones are left out.
+    """Make the address of some parts and parameters.
 
-    A part is quoted twice, for servers read %2F in a path as a slash.
+    A list gives its parameter several times. None and empty values are left out. A part is quoted twice, because
+    servers read %2F in a path as a slash.
     """
     path = "/" + "/".join(_quoted(_quoted(part, ":@,=+$!~*'()"), ":@,=+$!~*'()") for part in parts)
     pairs = []

@@ -1,4 +1,4 @@
-"""The inspector of one buffer; and of a folder of runs, with the pages of each below /in/FOLDER."""
+"""The inspector of one buffer, and the inspector of a folder of runs, which has each run's pages below /in/FOLDER."""
 
 from functools import partial
 from urllib.parse import unquote
@@ -12,7 +12,7 @@ from replay.open_buffer import OpenBuffer
 from replay.pages.actions import ACTIONS
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
-from replay.pages.page import Page, app_of
+from replay.pages.page import Page, build_app
 from replay.pages.views import (
     buffer_page,
     iteration_page,
@@ -24,7 +24,7 @@ from replay.pages.views import (
 from replay.pages.views.runs_page import OpenedRuns
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
-    runs_page.OF_DATABASE,
+    runs_page.DATABASE_RUNS,
     run_page.PAGE,
     run_page.CLUSTER,
     iteration_page.PAGE,
@@ -44,25 +44,25 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
 
 
 def create_app(source: OpenBuffer, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """The inspector of one buffer, for any ASGI server. It reads, and writes labels and saved views alone."""
-    return guarded(_of_buffer(source), token=token, host=host)
+    """Make the inspector of one buffer, for any ASGI server."""
+    return guarded(_build_buffer_app(source), token=token, host=host)
 
 
 def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """The inspector of a folder of runs, for any ASGI server. It reads, and writes labels and saved views alone."""
-    of_each = Mount("/in/{folder}", app=partial(_of_one_run, runs))
-    app = app_of((runs_page.OF_FOLDER,), runs, of_each, place=str(runs.folder), has_buffer=False)
+    """Make the inspector of a folder of runs, for any ASGI server."""
+    of_each = Mount("/in/{folder}", app=partial(_serve_run, runs))
+    app = build_app((runs_page.FOLDER_RUNS,), runs, of_each, place=str(runs.folder), has_buffer=False)
     return guarded(app, token=token, host=host)
 
 
-def _of_buffer(source: OpenBuffer) -> ASGIApp:
+def _build_buffer_app(source: OpenBuffer) -> ASGIApp:
     damage = source.store.naming_damage
-    return app_of(PAGES, source, actions=ACTIONS, place=source.store.url, naming_damage=damage)
+    return build_app(PAGES, source, actions=ACTIONS, place=source.store.url, naming_damage=damage)
 
 
-async def _of_one_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:
     name = unquote(scope["path_params"]["folder"])
-    app = await to_thread.run_sync(partial(runs.app, name, _of_buffer))
+    app = await to_thread.run_sync(partial(runs.app, name, _build_buffer_app))
     if app is None:
         raise HTTPException(404)
     with addresses_below(address("in", name)):

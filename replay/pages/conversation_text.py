@@ -1,4 +1,4 @@
-"""A conversation as people read it: who speaks, which messages make a turn, what of a long text is folded away."""
+"""A conversation as pages show it: the looks of authors, the messages of each turn, and long texts folded."""
 
 import json
 from typing import NamedTuple
@@ -10,46 +10,41 @@ _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
 _HEAD = 800
 _HEAD_LINES = 12
-"""What of a folded text stays in sight."""
+"""Characters and lines of a folded text that stay visible."""
 MOST_SHOWN = 20_000
-"""Characters of one text on a page of many; the rest has an address of its own."""
+"""Most characters of one text on the page of a conversation. The page of the message has all."""
 
 
-class AuthorStyle(NamedTuple):
-    """How an author is distinguished from others: by a shape, a colour, and always by its name."""
-
-    shape: str
-    kind: str
-
-
-_STYLES = {
-    "llm": AuthorStyle("◆", "llm"),
-    "llm(do_not_train)": AuthorStyle("◇", "llm"),
-    "user": AuthorStyle("●", "user"),
-    "env": AuthorStyle("▲", "env"),
-    "memory": AuthorStyle("■", "memory"),
-    "initialization": AuthorStyle("▼", "initialization"),
-    "template": AuthorStyle("∙", "template"),
-    "demonstration": AuthorStyle("★", "demonstration"),
-    "history": AuthorStyle("○", "history"),
+_SHAPES = {
+    "llm": "◆",
+    "llm(do_not_train)": "◇",
+    "user": "●",
+    "env": "▲",
+    "memory": "■",
+    "initialization": "▼",
+    "template": "∙",
+    "demonstration": "★",
+    "history": "○",
 }
 
 
-def style_of(author: str) -> AuthorStyle:
-    return _STYLES.get(author.removesuffix(DISCARD_SUFFIX), AuthorStyle("▷", "other"))
+def style_of(author: str) -> dict[str, str]:
+    """Return the look of an author: a shape, and the kind that sets the colour. The author's name is shown too."""
+    name = author.removesuffix(DISCARD_SUFFIX)
+    return {"shape": _SHAPES.get(name, "▷"), "kind": name.partition("(")[0] if name in _SHAPES else "other"}
 
 
 class Folded(NamedTuple):
-    """A text of which the beginning is in sight. The parts follow each other without a gap."""
+    """A text of which only the beginning is visible. `head` and `rest` follow each other without a gap."""
 
     head: str
     rest: str
     characters: int
     left: int
-    """Characters that are not on the page at all."""
+    """Number of characters that are not on the page."""
 
 
-def folded(text: str) -> Folded:
+def fold_text(text: str) -> Folded:
     if len(text) <= _FOLDED_FROM and text.count("\n") < _FOLDED_LINES:
         return Folded(text, "", len(text), 0)
     head = "\n".join(text[:_HEAD].split("\n", _HEAD_LINES)[:_HEAD_LINES])
@@ -60,10 +55,10 @@ def folded(text: str) -> Folded:
 _ONE_LINE = 80
 
 
-def indented(text: str) -> str | None:
-    """JSON with a line per value; None for what is no object or list, and for what one line does for.
+def indent_json(text: str) -> str | None:
+    """Return JSON with a line per value. None: the text is not a JSON object or list, or is short enough for one line.
 
-    Numbers are written as Python reads them, and of a key that stands twice the last one counts.
+    Numbers are written as Python reads them. If a key occurs twice, its last value counts.
     """
     if not _ONE_LINE < len(text) <= MOST_SHOWN or not text.lstrip().startswith(("{", "[")):
         return None
@@ -73,12 +68,12 @@ def indented(text: str) -> str | None:
         return None
 
 
-def spans(found: QueryResult, first: int, last: int) -> list[tuple[int | None, int, int]]:
-    """(number, begin, end) of the messages of turns `first` to `last` of a conversation, or of requests of a session;
-    without a number, of what opened the conversation, or what the agent's program wrote behind its last request.
+def find_spans(found: QueryResult, first: int, last: int) -> list[tuple[int | None, int, int]]:
+    """Return (number, begin, end) of the messages of each turn from `first` to `last`, or of each request of a session.
 
-    A turn is a reply with what came back. The last `num_turns` messages of an action author are the replies; what was
-    spoken before is the opening's. A request has what it added to the conversation that it goes on from.
+    A turn is a reply with the messages that answer it. The replies are the last `num_turns` messages of action authors;
+    earlier messages are the opening, whose number is None. A request has the messages that it added to the conversation
+    that it continues. Messages that the agent's program wrote behind its last request have the number None too.
     """
     messages, asked = found["messages"], found["requests"]
     if asked:
@@ -95,17 +90,17 @@ def spans(found: QueryResult, first: int, last: int) -> list[tuple[int | None, i
 
 
 def shown_message(message: QueryResult, position: int) -> QueryResult:
-    """A message with its `texts`, each with a label; none: the message itself, whose JSON is laid out in lines."""
+    """Prepare a message for a template. Each of its `texts` has a label; that of the message's content is empty."""
     content, texts = message["content"], []
     if message["reasoning"]:
         texts.append(("reasoning", message["reasoning"]))
     if content or not (message["tool_calls"] or message["reasoning"]):
-        texts.append(("", indented(content) or content))
+        texts.append(("", indent_json(content) or content))
     if message["note"]:
         texts.append(("note", message["note"]))
     for call in message["tool_calls"]:
         given = json.dumps(call["arguments"], ensure_ascii=False)
-        texts.append((f"calls {call['name']}", indented(given) or given))
+        texts.append((f"calls {call['name']}", indent_json(given) or given))
     named = {name: message[name] for name in ("author", "role", "name", "error_kind")}
-    parts = [{"label": label, "shown": folded(text)} for label, text in texts]
+    parts = [{"label": label, "shown": fold_text(text)} for label, text in texts]
     return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}

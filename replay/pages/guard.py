@@ -1,7 +1,7 @@
-"""Who may look, and what a browser may do with what it gets.
+"""Decides who may open the inspector, and what a browser may do with its pages.
 
-Pages show what agents said and saw. Without a token only this machine is answered, by its own names. With a token,
-whoever brings it.
+Pages show what agents said and saw. Without a token, the inspector answers only requests to this machine's own names.
+With a token, it answers whoever brings the token.
 """
 
 from hmac import compare_digest
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "token"
-"""The parameter that brings the token once."""
+"""The parameter that brings the token with the first request."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # Without any, a browser would not say either that a form is one of ours: see `is_own_form`.
+    # Under no-referrer, browsers would not send a form's Origin, which `is_own_form` needs.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -29,8 +29,8 @@ _HEADERS = {
 
 
 def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """The app that answers only whom it may, each answer with the headers. `host` is what the server listens on."""
-    inner = by_own_names(app, host) if token is None else _with_token(app, token)
+    """Wrap the app so that only allowed requests are answered, with the headers. `host` is the server's own name."""
+    inner = allow_own_names(app, host) if token is None else _with_token(app, token)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -45,20 +45,19 @@ def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) 
     return answer
 
 
-def by_own_names(app: ASGIApp, *names: str) -> ASGIApp:
-    """The app that answers to this machine's own names and these: a page of another site could bind its name to this
-    address, but a browser then still asks for that name."""
+def allow_own_names(app: ASGIApp, *names: str) -> ASGIApp:
+    """Wrap the app so that it answers only requests to this machine's own names and to these, against DNS rebinding."""
     return TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", *names], www_redirect=False)
 
 
 def is_own_form(headers: Headers) -> bool:
-    """Whether a page of this inspector sent it: another site's pages can send a form, and can't say that it is ours."""
+    """Whether a page of this inspector sent the form. Other sites can send forms, but can't set their Origin."""
     host = headers.get("host")
     return headers.get("origin") in (f"http://{host}", f"https://{host}")
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:
-    """The app, asked only with the token: as a parameter once, from then on as a cookie."""
+    """Wrap the app so that requests need the token: as a parameter once, and as a cookie from then on."""
 
     def fits(given: str | None) -> bool:
         return given is not None and compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
@@ -66,16 +65,18 @@ def _with_token(app: ASGIApp, token: str) -> ASGIApp:
     def answering(request: Request) -> ASGIApp:
         cookie = _cookie_name(request.headers)
         if fits(request.query_params.get(TOKEN)):
-            # The address that is kept, or shown to others, goes without it.
+            # The token leaves the address, which may be kept or shown to others.
             rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN])
             path = "/" + quote(request.scope["path"].lstrip("/\\"))
             response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
-            # Lax: a link that is followed from elsewhere brings it, a request of another site does not.
+            # Lax: the browser sends the cookie if a link is followed, but not with requests of other sites' pages.
             response.set_cookie(cookie, token, httponly=True, samesite="lax")
             return response
         if fits(request.cookies.get(cookie)):
             return app
-        return PlainTextResponse("A token is needed. Open the address that agentloop inspect printed.\n", 401)
+        return PlainTextResponse(
+            "The token is missing or wrong. Open the address that agentloop inspect printed.\n", 401
+        )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await (answering(Request(scope)) if scope["type"] == "http" else app)(scope, receive, send)
@@ -84,5 +85,5 @@ def _with_token(app: ASGIApp, token: str) -> ASGIApp:
 
 
 def _cookie_name(headers: Headers) -> str:
-    """Browsers keep cookies by host alone: inspectors of several runs, each on its port, would take each other's."""
+    """Return a name with the port: browsers keep cookies by host, and inspectors on other ports have other tokens."""
     return "agentloop_inspector_" + headers.get("host", "").rpartition("]")[2].partition(":")[2]

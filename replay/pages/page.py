@@ -1,4 +1,4 @@
-"""What a page is: an address, what it shows, and the template that shows it; and the app of some pages."""
+"""Pages and forms of the inspector, and the app that serves them."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,42 +20,44 @@ from context.wording import excerpt
 from replay import questions
 from replay.errors import DatabaseFailed, DatabaseRefused, InvalidRecord, ReplayError
 from replay.open_buffer import OpenBuffer, ReadOnly
-from replay.pages.addresses import BadQuery, text
+from replay.pages.addresses import BadQuery, read_parameter
 from replay.pages.guard import is_own_form
 from replay.pages.templating import environment
 from replay.questions.filters import WrongFilter
 
 Source = TypeVar("Source")
-"""What pages ask: a buffer that was opened, or a folder of runs."""
+"""The source of a page's contents: an opened buffer, or a folder of runs."""
 _JSON = ".json"
 _LONGEST_MESSAGE = 1000
-"""Characters: a message holds what was asked, which may be long."""
+"""Characters of an error message. Messages quote parameters, which may be long."""
 _LONGEST_FORM = 64 << 10
 _THREADS = 3
-"""Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
+"""Threads that answer requests. Each one keeps a database connection, and more of them would not be faster."""
 
 
 @dataclass(frozen=True)
 class Page(Generic[Source]):
+    """An address with the function that answers it, and the template that shows the answer."""
+
     path: str
-    """With parameters in braces."""
+    """The path, with its parameters in braces."""
     template: str | None
-    """None: scripts ask for it, and what `shows` gives is sent as JSON."""
+    """None: a script asks for the page, and the values are sent as JSON."""
     shows: Callable[[Source, Request], dict[str, Any] | Response]
-    """The values of the template; or another answer, such as a redirect."""
+    """Returns the values of the template, or another response such as a redirect."""
     tab: str = ""
 
 
 @dataclass(frozen=True)
 class Action(Generic[Source]):
-    """What a form of a page does."""
+    """An address that a form is sent to, with the function that carries it out."""
 
     path: str
     does: Callable[[Source, Request, Mapping[str, str]], str]
-    """Given the fields of the form: the address to go on at."""
+    """Takes the fields of the form, and returns the address that the browser opens next."""
 
 
-def app_of(
+def build_app(
     pages: Sequence[Page[Source]],
     source: Source,
     *others: BaseRoute,
@@ -64,15 +66,15 @@ def app_of(
     has_buffer: bool = True,
     naming_damage: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Starlette:
-    """The pages under their addresses, `others`, and the static files.
+    """Build the app that serves pages, actions, other routes and static files.
 
-    `place` names the source on every page; `has_buffer`: there is a buffer to be listed.
+    `place` names the source on every page, and `has_buffer` tells whether pages link to the list of a buffer.
     """
     templates = environment()
 
     def rendered(template: str, values: dict[str, Any], *, tab: str = "", status: int = 200) -> Response:
         common = {"place": place, "has_buffer": has_buffer, "tab": tab, "run": None}
-        # A lone surrogate, which models do write, has no UTF-8.
+        # Models write halves of surrogate pairs, which have no UTF-8.
         shown = templates.get_template(template).render(**{**common, **values})
         return HTMLResponse(shown.encode("utf-8", "replace"), status)
 
@@ -85,7 +87,7 @@ def app_of(
 
     async def act(action: Action[Source], request: Request) -> Response:
         if not is_own_form(request.headers):
-            raise ReadOnly("A form must be sent by a page of this inspector, got one of another site or program.")
+            raise ReadOnly("A form must be sent by a page of this inspector, got one from another site or program.")
         form = await _form(request)
         return RedirectResponse(await to_thread.run_sync(action.does, source, request, form), 303)
 
@@ -104,7 +106,7 @@ def app_of(
 
 
 class _StaticFiles(StaticFiles):
-    """Kept by the browser from page to page, but hardly longer than a new version takes to be installed."""
+    """Static files that a browser keeps for a minute, so that it does not fetch them again for every page."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
         response = super().file_response(*args, **more)
@@ -113,7 +115,7 @@ class _StaticFiles(StaticFiles):
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; raises BadQuery for more of it than a person writes."""
+    """Read the fields of a form. Raises BadQuery for a form that is too long."""
     body = b""
     async for part in request.stream():
         body += part
@@ -130,9 +132,9 @@ async def _few_threads(app: Starlette) -> AsyncIterator[None]:
 
 def _problem(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException):
-        return error.status_code, "There is no such page. The links above lead to those there are."
+        return error.status_code, "This page does not exist. The links above lead to all pages."
     if not isinstance(error, ReplayError):
-        # The server prints the error; it may hold what nobody else should read.
+        # Only the terminal shows the error, which may hold text that others must not read.
         return 500, "The inspector failed to answer; its terminal says why. Other pages may work."
     if isinstance(error, BadQuery | WrongFilter | InvalidRecord):
         return 400, str(error)
@@ -142,13 +144,13 @@ def _problem(error: Exception) -> tuple[int, str]:
 
 
 def _json(answer: dict[str, Any], status: int = 200) -> Response:
-    # ASCII: a lone surrogate is written as it was stored.
+    # ASCII keeps halves of surrogate pairs as they are stored.
     return Response(json.dumps(answer, allow_nan=False), status, media_type="application/json")
 
 
 def run_of(source: OpenBuffer, request: Request) -> str | None:
-    """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
-    given = text(request, "run") or source.run
+    """Return the run that a page is about: the run in the address, the opened one, or the only one. None: all runs."""
+    given = read_parameter(request, "run") or source.run
     if given == "*":
         return None
     if given is not None:

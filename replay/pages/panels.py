@@ -1,4 +1,4 @@
-"""Charts as data: curves over iterations, in panels that `panels.yaml` lists; of one run or of several."""
+"""The charts of one or several runs as data: panels of curves over iterations. `panels.yaml` lists the panels."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,51 +11,50 @@ import yaml
 
 from replay.questions.runs import STOPS, Metrics, Series, finite
 from replay.records import ESS_BY_AGE, StopReason, age_order
-from replay.records import stored_setting as stored
 
-Config = Mapping[str, Any]
-"""A run's configuration as it is stored."""
 COLOURS = 7
-"""Roles `s0` to `s6`."""
+"""Number of colours for curves of one kind: the roles `s0` to `s6`."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart, or one layer of its bars."""
+    """A line of a chart, or a layer of its bars."""
 
     label: str
     points: Series
     role: str
-    """The colour, by its name in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
+    """The name of the colour in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
     dashed: bool = False
     marker: Literal["circle", "square"] = "circle"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The vertical axis; the horizontal one counts iterations."""
+    """The vertical axis of a panel. The horizontal axis counts iterations."""
 
     unit: str = ""
     percent: bool = False
-    """True: shares, shown in percent."""
+    """Whether values are shares, shown in percent."""
     whole: bool = False
-    """True: fixed from 0 to 1, so that runs can be compared at a glance."""
+    """Whether the axis always goes from 0 to 1, so that runs can be compared at a glance."""
     from_zero: bool = False
     reference: float | None = None
-    """A thin horizontal line: the value that means that nothing happened, or a limit."""
+    """The value of a thin horizontal line: a limit, or the value that means that nothing happened."""
     least_span: float = 0.0
-    """The scale never spans less, so that rounding noise does not look like a signal."""
+    """The smallest range of the axis, so that rounding noise does not look like a signal."""
     log_if_wide: bool = False
-    """True: logarithmic where the values span more than a factor of 10."""
+    """Whether the axis is logarithmic if the values span more than a factor of 10."""
 
 
 @dataclass(frozen=True)
 class Panel:
+    """A chart with its title and a sentence on how to read it."""
+
     title: str
     how: str
-    """One line on how to read it."""
+    """The sentence on how to read the chart."""
     curves: Sequence[Curve]
-    """Curves without a point are listed as not measured."""
+    """The curves. Those without a point are listed as not measured."""
     axis: Axis = Axis()
     kind: Literal["lines", "bars"] = "lines"
     steps: Curve | None = None
@@ -67,7 +66,7 @@ PanelGroups = Mapping[str, Sequence[Panel]]
 
 
 def number(value: float, *, percent: bool = False) -> str:
-    """A value for people: three significant digits, thousands apart; a share is 100 % only when nothing is missing."""
+    """Write a value with three significant digits. A share is written as 100 % only if it is exactly that."""
     if percent:
         rounded = f"{100 * value:.3g}"
         return f"{100 * value:.5g} %" if rounded == "100" else f"{rounded} %"
@@ -77,7 +76,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
-    """`groups` of panels as JSON, and `charts`, the same panels by their keys; `merged` iterations to a point."""
+    """Return groups of panels as plain values (`groups`), and the same panels by their keys (`charts`)."""
     plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
     return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 
@@ -103,7 +102,7 @@ def _why_absent(curve: Curve) -> str | None:
 
 
 def _in_words(panel: Panel) -> str:
-    """The chart for people who can't see it."""
+    """Describe the chart in words, for people who can't see it."""
     found = []
     for curve in panel.curves:
         if curve.points:
@@ -114,36 +113,35 @@ def _in_words(panel: Panel) -> str:
 
 
 _STREAMS = ("fresh", "replay", "held-out", "ink")
-"""Roles of curves that every run has; what it has several of is coloured by place."""
+"""Roles of curves that every run has. Curves of which a run has several are coloured by their place."""
 _ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
 FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
-"""Beginnings of the names of metrics that are shown whatever comes after."""
+"""Prefixes of metrics. All metrics with one of these prefixes are shown."""
 OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
-"""What the first screen of a run's page answers: in numbers, and each in one panel."""
+"""The questions that the first screen of a run's page answers, each by a tile and a panel."""
 DEMONSTRATIONS = "Is it learning what was demonstrated?"
 _SOME_RUNS = "One by one"
-"""The panels here are left out where they have no curve."""
+"""The group of panels that are left out if they have no curve."""
 
 
 @cache
 def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
     text = files("replay.pages").joinpath("panels.yaml").read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in Python takes 50 ms of somebody's first page
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in Python would delay the first page by 50 ms
     listed: dict[str, list[dict[str, Any]]] = yaml.load(text, loader)  # noqa: S506
     return listed
 
 
-def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
-    """All panels, in reading order: the overview, how episodes go, is the update sound, how old is the data, what went
-    in; last, what the run has several of. A run of sft has its own."""
-    groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
+def panel_groups(metrics: Metrics) -> PanelGroups:
+    """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations."""
+    groups = {question: [_panel(spec, metrics) for spec in specs] for question, specs in _listed().items()}
     some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
     return groups | ({_SOME_RUNS: some} if some else {})
 
 
-def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
+def _panel(spec: Mapping[str, Any], metrics: Metrics) -> Panel:
     steps = _curves(spec.get("steps", {}), metrics)
     panel = Panel(
         spec["title"],
@@ -153,11 +151,11 @@ def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
         kind=spec.get("kind", "lines"),
         steps=steps[0] if steps else None,
     )
-    return _MADE[spec["made_by"]](panel, metrics, config) if "made_by" in spec else panel
+    return _MADE[spec["made_by"]](panel, metrics) if "made_by" in spec else panel
 
 
 def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> list[Curve]:
-    if isinstance(spec, str):  # a metric of both streams on shared axes
+    if isinstance(spec, str):  # a metric that both streams have
         return [
             Curve("fresh", finite(metrics, f"actor/fresh/{spec}"), "fresh"),
             Curve("replay", finite(metrics, f"actor/replay/{spec}"), "replay", marker="square"),
@@ -168,27 +166,8 @@ def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> li
     ]
 
 
-def _policy_loss(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    aggregation, how = stored(config, "loss.aggregation", str), panel.how
-    if stored(config, "replay.successful_only", bool) and panel.curves[1].points:
-        # Without a word, the orange line looks like the fault that the sentence before warns of.
-        how += " Here replay lies below 0 as it should: only successes are drawn, and their advantages are positive."
-    return replace(panel, how=how, axis=replace(panel.axis, unit=f"loss, {aggregation}" if aggregation else "loss"))
-
-
-def _gradient_norm(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    limit, series = stored(config, "optimizer.max_grad_norm", float), panel.curves[0].points
-    if limit is None:
-        return panel
-    # A limit far above the curve would press it flat, so it is named in words and not drawn.
-    near = any(value > limit / 2 for _, value in series)
-    words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
-    how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {panel.how}"
-    return replace(panel, how=how, axis=replace(panel.axis, reference=limit if near else None))
-
-
-def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
+def _ess_by_age(panel: Panel, metrics: Metrics) -> Panel:
+    """Add a curve for each age bucket, the youngest first. If there are too many, the oldest are kept."""
     ages = sorted((n.removeprefix(ESS_BY_AGE) for n in metrics if n.startswith(ESS_BY_AGE)), key=age_order)[-COLOURS:]
     curves = [
         Curve(age, finite(metrics, ESS_BY_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
@@ -197,20 +176,20 @@ def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     return replace(panel, curves=curves or [Curve("replay", (), "replay")])
 
 
-def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    """Answered episodes are left out: they are nearly all, and would press the others flat."""
+def _stop_reasons(panel: Panel, metrics: Metrics) -> Panel:
+    """Add a layer for each stop reason but `answered`, whose large share would flatten the others."""
     shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
     cut = sorted(shares.keys() - {StopReason.ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
-    # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.
+    # A reason is logged only if it occurred. Otherwise its share is 0.
     layers = {reason: [(i, shares[reason].get(i, 0.0)) for i in iterations] for reason in cut[:6]}
     if cut[6:] or not cut:
         layers["other"] = [(i, sum(shares[reason].get(i, 0.0) for reason in cut[6:])) for i in iterations]
     return replace(panel, curves=[Curve(name, layers[name], f"s{place}") for place, name in enumerate(layers)])
 
 
-def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
-    """The metrics whose names begin and end so, as many as there are colours, each called by what stands between."""
+def _family(panel: Panel, metrics: Metrics, *, begins: str, ends: str = "") -> Panel:
+    """Add a curve for each metric whose name begins and ends so, labelled by the part between, as colours allow."""
     names = sorted(name for name in metrics if name.startswith(begins) and name.endswith(ends))[:COLOURS]
     curves = [
         Curve(name.removeprefix(begins).removesuffix(ends), finite(metrics, name), f"s{place}")
@@ -219,14 +198,12 @@ def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends
     return replace(panel, curves=curves)
 
 
-def _turn_seconds(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, config, begins=_TOOL)
+def _turn_seconds(panel: Panel, metrics: Metrics) -> Panel:
+    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, begins=_TOOL)
     return replace(found, curves=[Curve("reply", replies, "fresh"), *found.curves]) if found.curves else found
 
 
-_MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
-    "policy_loss": _policy_loss,
-    "gradient_norm": _gradient_norm,
+_MADE: Mapping[str, Callable[[Panel, Metrics], Panel]] = {
     "ess_by_age": _ess_by_age,
     "stop_reasons": _stop_reasons,
     "reward_parts": partial(_family, begins=_PART),
@@ -236,13 +213,14 @@ _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
         for figure in ("held_out_success", "success", "episodes")
     },
 }
-"""What completes a panel, by `made_by`."""
+"""The functions that complete panels, by their name in `made_by`."""
 
 
-def compared(runs: Mapping[str, PanelGroups]) -> PanelGroups:
-    """The panels of several runs, by their names: each line of a run's page in a panel of its own, with all runs.
+def compare_runs(runs: Mapping[str, PanelGroups]) -> PanelGroups:
+    """Make panels that compare runs. `runs` has the panels of each run, by its name.
 
-    Limits and plans, which a page dashes, and bars are left out.
+    Each solid curve of a run's page becomes a panel with a curve for each run. Dashed curves, which are limits and
+    plans, and bars are left out.
     """
     found: dict[str, dict[str, Panel]] = {}
     for place, (name, groups) in enumerate(runs.items()):

@@ -1,4 +1,4 @@
-"""What a run's page shows, and the page saved as one file (`report.html`), which needs no server and no network."""
+"""The contents of a run's page, and the report: the page as one file that needs no server and no network."""
 
 import base64
 import hashlib
@@ -9,13 +9,14 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from context.wording import share
 from replay.diagnosis import regime
-from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
+from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
 from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
@@ -28,7 +29,7 @@ _STYLES = ("style.css", "vendor/uPlot.min.css", "charts.css", "run.css")
 _SCRIPTS = ("vendor/uPlot.iife.min.js", "scales.js", "charts.js")
 _RECENT = 12
 _NEWEST = 8
-"""Iterations whose mean says how it goes now."""
+"""Number of newest iterations whose mean describes the present."""
 _BY_SOURCE = "batch/source/"
 LEARNING, SOURCES, COST = OVERVIEW
 COLUMNS: Mapping[str, str] = {
@@ -45,11 +46,11 @@ COLUMNS: Mapping[str, str] = {
     "seconds": "time/iteration",
     **{f"sft_{name}": f"sft/{name}" for name in ("loss", "held_out_loss", "grad_norm")},
 }
-"""The metric of each column of the table of iterations."""
+"""The metric of each column in the table of iterations."""
 
 
 def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
-    """Save the page of `run`, or of the only one, at `path`, in place of an older one. `config_text`: for people."""
+    """Save the page of a run (None: the only one) at `path`. It shows `config_text` as the configuration."""
     script, style = _script(), "\n".join(map(_static, _STYLES))
     page = environment().get_template("run.html")
     text = page.render(
@@ -71,15 +72,14 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
 
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
-    """Tiles, panels and newest iterations of a run; a point of a curve is `merged` iterations, of a stretch fewer."""
+    """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
     merged = merging(store, [run.id], within)
-    groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
+    groups = panel_groups(panel_series(store, run.id, merged, within))
     return {
         "run": run.id,
         "name": run.name,
         "code_version": run.code_version,
         "merged": merged,
-        "setting": setting(run.config),
         "tiles": tiles(tile_series(store, run.id), run.config),
         **plain_groups(groups, merged=merged),
         "overview": [question for question in OVERVIEW if question in groups],
@@ -99,14 +99,14 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
 
 
 def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
-    """The metrics of the panels, `merged` iterations to a point."""
-    names = _names_read(panel_groups)
+    """Read the metrics of the panels. A point merges `merged` iterations."""
+    names = _find_names_read(panel_groups)
     return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:
-    """The metrics of the tiles, of every iteration."""
-    return metric_series(store, run, names=_names_read(tiles), families=(_BY_SOURCE,))
+    """Read the metrics of the tiles, with a point for every iteration."""
+    return metric_series(store, run, names=_find_names_read(tiles), families=(_BY_SOURCE,))
 
 
 def _static(name: str) -> str:
@@ -114,25 +114,27 @@ def _static(name: str) -> str:
 
 
 def _script() -> str:
-    """The scripts of the page as one, which no other file has to be fetched for."""
+    """Return the scripts of the page joined to one, so that the report needs no other file."""
     lines = "\n".join(map(_static, _SCRIPTS))
     return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", lines, flags=re.M), flags=re.M)
 
 
 class Tile(NamedTuple):
+    """A short answer in large type, with a note and further facts."""
+
     name: str
     words: tuple[tuple[str, str], ...]
-    """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
+    """Each word with its class: `plain`, `unit`, `arrow`, or `rising` for a number that rose."""
     note: str
     facts: Sequence[tuple[str, str]] = ()
-    """Further numbers, by name."""
+    """Further numbers, each with its name."""
     is_wide: bool = False
     streams: tuple[float, float] | None = None
-    """Fresh and replayed, drawn as a bar."""
+    """Numbers of fresh and replayed rows, drawn as a bar."""
 
 
-def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """The answers to the questions of `OVERVIEW`, and what limits the run; of one of sft, held-out loss and cost."""
+def tiles(metrics: Metrics, config: Mapping[str, Any] = MappingProxyType({})) -> tuple[Tile, ...]:
+    """Make the tiles: answers to the questions of `OVERVIEW` and the run's limit, or held-out loss and cost of sft."""
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
     loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
@@ -145,7 +147,7 @@ def _plain(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `1 min 48 s`, `3 h 12 min`."""
+    """Write seconds as `48 s`, `1 min 48 s` or `3 h 12 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
@@ -229,32 +231,8 @@ def _rows(metrics: Metrics) -> Tile:
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 
 
-def setting(config: Config) -> str:
-    """What makes this run this run, in one line."""
-    seed, target = stored(config, "run.seed", int), stored(config, "run.stop_at_success", float)
-    environment, data = stored(config, "environment.name", str), stored(config, "sft.data", str)
-    learned = f"{data}, from {stored(config, 'model.path', str) or 'a new built-in model'}" if data else None
-    parts = [
-        environment or learned,
-        None if seed is None else f"seed {seed}",
-        _replay(config),
-        None if target is None else f"ends at {number(target, percent=True)} held-out success twice in a row",
-    ]
-    return " \u00b7 ".join(part for part in parts if part).replace(" %", "\u00a0%")
-
-
-def _replay(config: Config) -> str | None:
-    fraction, sampler = stored(config, "replay.fraction", float), stored(config, "replay.sampler", str)
-    if fraction is None:
-        return None
-    if not (fraction or stored(config, "replay.schedule.final", float)):
-        return "no replay"
-    words = f"replay {number(fraction, percent=True)}" + (f", {sampler} sampler" if sampler else "")
-    return words + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
-
-
 class _Recording(dict[str, Series]):
-    """Metrics of one point each that note which ones are read: a key of this dictionary."""
+    """Metrics that record which names are read. Every metric has one point."""
 
     def get(self, key: str, default: object = None) -> Series:
         self[key] = ((1, 1.0),)
@@ -262,8 +240,8 @@ class _Recording(dict[str, Series]):
 
 
 @cache
-def _names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
-    """The metrics that panels or tiles are made from."""
+def _find_names_read(made: Callable[[Metrics], object]) -> tuple[str, ...]:
+    """Find the metrics that a function which makes panels or tiles reads."""
     recording = _Recording()
-    made(recording, {})
+    made(recording)
     return tuple(sorted(recording))

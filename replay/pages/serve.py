@@ -1,4 +1,4 @@
-"""Listens, tells the address, and opens a browser."""
+"""Serves the inspector: listens on a port, prints the address, and opens a browser."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ _SHORTEST_TOKEN = 16
 
 
 def serve(app: ASGIApp, shown: str, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
-    """Serve an app that shows `shown` until it is interrupted. `port` None: the usual one, or the next that is free."""
+    """Serve an app until it is interrupted. `shown` names its contents. `port` None: the first free port from 7717."""
     listening = listen(host, port)
     address = address_of(listening, token)
     print(f"{shown} is shown at {address}", flush=True)
@@ -28,23 +28,23 @@ def serve(app: ASGIApp, shown: str, *, host: str, port: int | None, token: str |
     if browser and _has_screen():
         threading.Timer(0.3, webbrowser.open, [address]).start()
     server = quiet_server(app)
-    # What is there by now stays: to look for garbage in it took 50 ms, now and then, of somebody's request.
+    # Objects that exist now are exempt from garbage collection, which delayed some requests by 50 ms.
     gc.collect()
     gc.freeze()
     server.run(sockets=[listening])
 
 
 def quiet_server(app: ASGIApp) -> uvicorn.Server:
-    """Says only what went wrong."""
+    """Make a server that prints only errors."""
     config = uvicorn.Config(
         app,
         log_level="warning",
-        # Addresses may hold the token, and what people search for.
+        # Addresses may hold the token and searched texts, which must not be logged.
         access_log=False,
         server_header=False,
-        # Nothing stands before it whose word about a request would count.
+        # There is no proxy whose headers could be trusted.
         proxy_headers=False,
-        # What is refused must not depend on which parsers other packages have brought.
+        # The parser is fixed, so that refusals do not depend on the packages that are installed.
         http="h11",
         ws="none",
         loop="asyncio",
@@ -57,13 +57,15 @@ def quiet_server(app: ASGIApp) -> uvicorn.Server:
 def check_token(host: str, token: str | None) -> None:
     if token is None and host not in LOOPBACK:
         raise ReplayError(
-            f"--host must be a loopback address without --token, got {host}. Whoever reaches it could read every "
-            "trajectory: give --token, or forward a port: ssh -L 7717:localhost:7717 MACHINE"
+            f"--host must be a loopback address without --token, got {host}. Everybody who reaches it could read every "
+            "trajectory. Give --token, or forward a port: ssh -L 7717:localhost:7717 MACHINE"
         )
     if token is not None and len(token) < _SHORTEST_TOKEN:
-        raise ReplayError(f"--token must have at least {_SHORTEST_TOKEN} characters, got {len(token)}. Or give: auto")
+        raise ReplayError(
+            f"--token must have at least {_SHORTEST_TOKEN} characters, got {len(token)}. Use a longer one, or: auto"
+        )
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise ReplayError("--token must be of printable ASCII characters, which a cookie can hold. Or give: auto")
+        raise ReplayError("--token must be of printable ASCII characters, got others. Use such characters, or: auto")
 
 
 def listen(host: str, port: int | None) -> socket.socket:
@@ -76,17 +78,17 @@ def listen(host: str, port: int | None) -> socket.socket:
             problem = error
     raise ReplayError(
         f"--host and --port must be free to listen on, got {problem} for {host} port {wanted[-1]}. "
-        "Give --port 0 for any."
+        "Use --port 0 for any free port."
     ) from problem
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A port that was left a moment ago can be taken again at once; `::` is also listened to as 0.0.0.0."""
+    """Listen on a port, even if it was released a moment ago. The host `::` includes 0.0.0.0."""
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     listening = socket.create_server(where, family=family, backlog=128, dualstack_ipv6=both)
-    # Accepted connections inherit it. Without it a body waits some 40 ms behind its headers for the client's
-    # acknowledgement; asyncio sets it only on sockets that were made with the protocol's number.
+    # Accepted connections inherit this option. Without it, a body is sent only after the client has acknowledged the
+    # headers, some 40 ms later. asyncio sets it only on sockets that were made with the protocol's number.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
@@ -100,7 +102,7 @@ def address_of(listening: socket.socket, token: str | None) -> str:
 
 
 def _has_screen() -> bool:
-    """Without one, Python would open a browser in this terminal."""
+    """Whether there is a screen. Without one, Python would open a text browser in this terminal."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""Templates, and how values are shown in them."""
+"""The environment of the templates, and the filters that write values in them."""
 
 import re
 from functools import partial
@@ -15,10 +15,9 @@ _DASH = "\u2013"
 
 
 def environment() -> Environment:
-    """Every value is escaped; a name that a page does not give is an error, not a gap.
+    """Make the environment of the templates. Every value is escaped, and a missing value is an error.
 
-    What can't be seen is written out wherever a template does not ask for a value as it is (`| e`), as the fields of
-    a form must have it.
+    Invisible characters are written out. Only the fields of forms need values as they are, and use `| e`.
     """
     templates = Environment(
         loader=PackageLoader("replay.pages"),
@@ -42,9 +41,9 @@ def environment() -> Environment:
 
 
 def visible_text(text: str) -> str:
-    """The text as a page shows it: what can't be seen, or would change how the rest is read, is written out.
+    """Write out characters that are invisible, or change the direction of text. Line breaks and tabs stay.
 
-    Line breaks and tabs stay. `static/scales.js` does the same.
+    `static/scales.js` has the same function for scripts.
     """
     if text.isprintable():
         return text
@@ -56,5 +55,5 @@ def _seen(value: Any) -> Any:
 
 
 def digits(value: float | None, places: int = 3, *, sign: str = "-") -> str:
-    """A fixed number of decimals, the minus as wide as a plus, which `sign` may ask for; a dash for what is unknown."""
+    """Write a number with fixed decimals and a wide minus. `sign="+"` writes a plus too. None becomes a dash."""
     return _DASH if value is None else f"{value:{sign},.{places}f}".replace("-", "\u2212")

@@ -1,4 +1,4 @@
-"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN."""
+"""Read-only questions about a buffer. Answers are plain JSON values: None is unknown, and no number is NaN."""
 
 from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, RowCondition, Sort, chosen

@@ -1,4 +1,4 @@
-"""A run that workers collect: its learner, workers and engines, and why episodes ended without a row."""
+"""Who collects a run: its learner, workers and engines, and the reasons why episodes failed."""
 
 import math
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from replay.storage.statements import seconds_now
 from replay.store import ReplayStore
 
 _LEASE_S = 60.0
-"""Seconds: the lease where a configuration does not say."""
+"""Seconds of a lease if the configuration names none."""
 _MOST_REASONS = 20
 _LONGEST_TEXT = 300
-"""Characters of a reason; those that begin alike are counted together."""
+"""Characters of a reason. Reasons that begin with the same characters are counted together."""
 
 
 def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
-    """Who takes part in a run, those that have been silent for longest first, and the `reasons` why episodes failed.
+    """List the participants of a run, the longest silent first, and the `reasons` why episodes failed.
 
-    `counts` are of training episodes; `lost` ones among them are done and have no row.
-    Ages are in seconds by the database's clock. `leader`: its `lease_s` is below 0 where the lease is over.
+    `counts` are of training episodes; `lost` episodes are done and have no row. Ages are in seconds by the database's
+    clock. The leader's `lease_s` is below 0 if its lease is over.
     """
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
     left: Any = sa.type_coerce(runs.c.leader_due - seconds_now(), sa.Double)
@@ -48,7 +48,7 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
 
 
 def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
-    """True if anybody but the training process collects the run. The process's own engines report themselves too."""
+    """Whether workers collect the run. Engines prove nothing: those of a single training process report as well."""
     if stored_setting(run.config, "collection.by", str) == "workers":
         return True
     with store.reading() as connection:
@@ -67,13 +67,13 @@ def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 _WORKER = ("host", "state", "pid", "concurrency", "in_flight", "done", "failed", "tool_errors")
 _ENGINE = ("state", "label", "adapter", "model", "version", "difference")
-"""`difference`: root mean square of probed log-probs, in nats: the proof of the weights that are served."""
+"""`difference` is the root mean square difference of probed log-probs, in nats. It proves which weights are served."""
 
 
 def _participants(
     connection: sa.Connection, run: str, role: str, facts: Sequence[str], *, lease_s: float = math.inf
 ) -> list[QueryResult]:
-    """All that did not leave; they are `gone` after a lease of silence."""
+    """List the participants that have not left. One that was silent for a lease is `gone`."""
     listed = [
         {
             "id": each.id,

@@ -1,4 +1,4 @@
-"""One update: what it planned and got, every row that fed it, what it did to them; and the episodes of evaluations."""
+"""One iteration: its plan, every row that its update used, and its metrics. Also the episodes of evaluations."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from context.messages import Message, plain_message
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.summary import total
-from replay.questions.trajectory import NONE, in_few_words
+from replay.questions.trajectory import NONE, shorten_conversation
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.rows import readable_messages
@@ -21,10 +21,10 @@ from replay.store import ReplayStore
 
 
 def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
-    """What one update learned from, its metrics, the policy it made (None: never published), and its neighbours."""
+    """Return what one update learned from, its metrics, its policy (None: never published), and its neighbours."""
     with store.reading() as connection:
-        record = committed(connection, run, number)
-        rows = fed(connection, run, first=number, last=number)
+        record = find_iteration(connection, run, number)
+        rows = committed_draws(connection, run, first=number, last=number)
         newest = sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)
         last = connection.scalar(newest) or number
         same = (policies.c.run == run) & (policies.c.version == record["makes_policy_version"])
@@ -43,8 +43,8 @@ def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
         }
 
 
-def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
-    """The record of an iteration; raises ReplayError for one that has not been committed."""
+def find_iteration(connection: sa.Connection, run: str, number: int) -> QueryResult:
+    """Return the record of an iteration. Raises ReplayError if the iteration has not been committed."""
     mine = iterations.c.run == run
     query = sa.select(iterations).where(mine, iterations.c.iteration == number)
     found = connection.execute(query).mappings().one_or_none()
@@ -54,24 +54,24 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
     return {**found, "makes_policy_version": found["policy_version"] + 1}
 
 
-def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
-    """Every draw that the updates from one iteration to another learned from, with what its row was collected with."""
+def committed_draws(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
+    """List the draws that the updates of some iterations used, with facts about the collection of each row."""
     query = (
         sa.select(draws, *COLLECTED)
         .select_from(with_collected(draws, draws.c.trajectory))
         .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
         .order_by(draws.c.iteration, draws.c.slot)
     )
-    # Both tables have a state; the row's is the one to know, all of these draws being committed.
+    # Both tables have a `state`. The row's comes last and stays, since all of these draws are committed.
     names = [str(column.key) for column in (*draws.c, *COLLECTED)]
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 
 def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[QueryResult]:
-    """The groups of the rows, in the order of their first slots.
+    """List the groups of the rows, in the order of their first slots.
 
-    `degenerate`: there was nothing to compare in it when it was collected. `teaches`: a row of it had an advantage in
-    the update, which a row of a degenerate group can have too, by another baseline or a stored member completing it.
+    `degenerate`: the group had nothing to compare when it was collected. `teaches`: one of its rows had an advantage
+    in the update. A degenerate group can teach too, by another baseline or because a stored row completed it.
     """
     members: dict[str, list[QueryResult]] = {}
     for row in rows:
@@ -90,12 +90,12 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
 
 
 def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:
-    """What the weights after `iteration` have learned from, one line per iteration, and every draw behind them."""
+    """Return what the weights after `iteration` have learned from: all iterations up to it, and all their draws."""
     with store.reading() as connection:
-        last = committed(connection, run, iteration) if iteration else None
+        last = find_iteration(connection, run, iteration) if iteration else None
         query = sa.select(iterations).where(iterations.c.run == run, iterations.c.iteration <= iteration)
         found = connection.execute(query.order_by(iterations.c.iteration)).mappings()
-        used = fed(connection, run, first=1, last=iteration)
+        used = committed_draws(connection, run, first=1, last=iteration)
         return {
             "run": run,
             "iteration": iteration,
@@ -120,11 +120,11 @@ def held_out(
     after: int | None = None,
     limit: int = 50,
 ) -> QueryResult:
-    """At most `limit` episodes of the evaluation after `iteration` (the newest when left out), in its order.
+    """List at most `limit` episodes of the evaluation after `iteration` (None: the newest), in their order.
 
-    `success`: only such; `after`: only those behind the episode of this number. Each of the `rows` has its `prompt` and
-    last `answer` in few words; `next` is the number to go on after, None where there is nothing further. Raises
-    ReplayError for an evaluation of which no episodes are kept.
+    `success` lists only successful or only failed episodes, `after` only those behind the episode of this number. Each
+    of the `rows` has a short `prompt` and a short last `answer`. `next` is the `after` of the following page; None:
+    there is none. Raises ReplayError for an evaluation whose episodes are not kept.
     """
     with store.reading() as connection:
         made = _evaluations(connection, run)
@@ -135,19 +135,22 @@ def held_out(
         if asked not in kept:
             raise ReplayError(
                 f"iteration must be one whose evaluation's episodes are kept ({', '.join(map(str, kept)) or 'none'}), "
-                f"got {asked}. evaluation.keep_episodes says how many are."
+                f"got {asked}. evaluation.keep_episodes sets for how many evaluations they are."
             )
         query = _QUERY.where(episodes.c.run == run, episodes.c.iteration == asked)
         query = query if success is None else query.where(episodes.c.success == success)
         query = query if after is None else query.where(episodes.c.number > after)
         found = connection.execute(query.order_by(episodes.c.number).limit(limit + 1)).mappings().all()
-    rows = [{**facts, **(NONE if said is None else in_few_words(said))} for facts, said in map(_kept, found[:limit])]
+    rows = [
+        {**facts, **(NONE if said is None else shorten_conversation(said))}
+        for facts, said in map(_split_row, found[:limit])
+    ]
     following = rows[-1]["number"] if len(found) > limit else None
     return {"run": run, "iteration": asked, "evaluations": made, "rows": rows, "next": following}
 
 
 def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
-    """The evaluations of which episodes are kept, oldest first."""
+    """List the evaluations whose episodes are kept, oldest first."""
     successes = total(sa.cast(episodes.c.success, sa.Integer)).label("successes")
     query = sa.select(episodes.c.iteration, sa.func.count().label("episodes"), successes)
     mine = query.where(episodes.c.run == run).group_by(episodes.c.iteration).order_by(episodes.c.iteration)
@@ -155,7 +158,7 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """Kept episodes on one held-out task, by the beginning of its hash, oldest first; damaged `messages` are None."""
+    """List the kept episodes on the held-out task whose hash begins so, oldest first. Damaged messages are None."""
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)
@@ -165,10 +168,10 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
             raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
         query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
         found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
-    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in map(_kept, found)]
+    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in map(_split_row, found)]
     return {"run": run, "task": hashes[0], "episodes": shown}
 
 
-def _kept(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:
-    """What is known of an episode, and what was said: None where the messages are damaged."""
+def _split_row(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:
+    """Split a row into the facts of an episode and its messages. None: the messages are damaged."""
     return {name: row[name] for name in FACTS}, readable_messages(*(row[name] for name in SAID))

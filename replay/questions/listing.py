@@ -1,7 +1,7 @@
-"""Trajectories, a line each, a page at a time.
+"""Lists of trajectories, page by page; also lists of labels and saved views.
 
-Pages are found by the last row of the one before (keyset paging): rows appended meanwhile move nothing, and the
-thousandth page takes as long as the first.
+A page begins behind the last row of the page before (keyset paging). Rows that are added meanwhile do not shift pages,
+and the thousandth page takes as long as the first.
 """
 
 import sys
@@ -26,7 +26,7 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _GREATEST = 2**62
-"""Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
+"""A number beyond every staleness. Stalenesses can be negative: a resume may orphan rows of later policies."""
 
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
@@ -41,7 +41,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to look for what was said: every conversation must be read."""
+    """The limits of a search in messages, which must read every conversation."""
 
     rows: int = 10_000
     seconds: float = 0.2
@@ -56,29 +56,33 @@ def page(
     before: str | None = None,
     patience: Patience = Patience(),
 ) -> QueryResult:
-    """At most `limit` rows that come `after` the row of that id, or `before` it, and where the pages around it begin.
+    """List at most `limit` rows that come `after` the row of that id, or `before` it.
 
-    Where filters ask what was said: `searched`, how many rows were looked at, and `complete`: False where patience
-    ended before the page was full; then `after` (or `before`) goes on from there.
+    The answer's `after` and `before` lead to the pages around it. If filters ask about messages, `searched` counts the
+    rows that were searched. `complete` is False if patience ended before the page was full; the search then continues
+    at `after` (or `before`).
     """
     backwards = before is not None
     rising = query.ascending is not backwards
     with store.reading() as connection:
         age = staleness(connection, query.run)
         parts = conditions(query.filters, known={"staleness": age})
-        place = _place(query, age)
+        place = _sort_columns(query, age)
         statement = sa.select(_rows.id).where(parts.columns, run_is(query.run, _rows.run))
         start = before if backwards else after
         if start is not None:
-            mine, theirs = sa.tuple_(*place), _place_of(connection, place, start, "before" if backwards else "after")
+            mine, theirs = (
+                sa.tuple_(*place),
+                _sort_values_of(connection, place, start, "before" if backwards else "after"),
+            )
             statement = statement.where(mine > theirs if rising else mine < theirs)
         statement = statement.order_by(*(column.asc() if rising else column.desc() for column in place))
         if parts.messages is None:
             ids = list(connection.scalars(statement.limit(limit + 1)))
             found = _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
         else:
-            found = _searched(connection, statement, parts.messages, limit, patience)
-        rows = _lines(connection, found.ids[::-1] if backwards else found.ids, age)
+            found = _search_messages(connection, statement, parts.messages, limit, patience)
+        rows = _row_facts(connection, found.ids[::-1] if backwards else found.ids, age)
     back = found.ids[0] if found.ids and start is not None else None
     return {
         "rows": rows,
@@ -93,13 +97,13 @@ def page(
 class _Found:
     ids: list[str]
     further: str | None
-    """The id of the row to go on from; None: there is nothing further."""
+    """The id of the row behind which the list continues. None: the list ends here."""
     searched: int | None = None
     complete: bool = True
 
 
-def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[Any]]:
-    """What rows are sorted by, then iteration, slot, run and id; unknown values come last in either direction."""
+def _sort_columns(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[Any]]:
+    """Return the expressions that sort the rows. Unknown values become numbers that come last in the query's order."""
     sort, last = query.sort, 1 if query.ascending else -1
     run = [_rows.run] if query.run is None else []
     columns: list[sa.ColumnElement[Any]] = [_rows.iteration, _rows.slot, *run, _rows.id]
@@ -114,18 +118,18 @@ def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[An
     return [field.expression, *columns]
 
 
-def _place_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[Any]], id: str, name: str) -> sa.Tuple:
-    """Where a row stands in the list, also one that the filters leave out."""
+def _sort_values_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[Any]], id: str, name: str) -> sa.Tuple:
+    """Return the values that a row is sorted by, even if the filters exclude the row."""
     found = connection.execute(sa.select(*place).where(_rows.id == id)).one_or_none()
     if found is None:
         raise ReplayError(f"{name} must be the id of a stored row, got {id[:80]!r}. Begin at the first page.")
     return sa.tuple_(*(sa.literal(value, column.type) for value, column in zip(found, place, strict=True)))
 
 
-def _searched(
+def _search_messages(
     connection: sa.Connection, statement: sa.Select[Any], says: sa.ColumnElement[bool], limit: int, patience: Patience
 ) -> _Found:
-    """The first rows in order of which something was said, as far as patience reaches."""
+    """Find the first rows whose messages fit, as far as patience allows."""
     ends = time.monotonic() + patience.seconds
     candidates = list(connection.scalars(statement.limit(patience.rows)))
     hits: list[str] = []
@@ -142,7 +146,7 @@ def _searched(
     return _Found(hits, None if complete else candidates[searched - 1], searched, complete=complete)
 
 
-def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
+def _row_facts(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
     columns = (*_SHOWN, age.label("staleness"))
     found = {row.id: dict(zip(row._fields, row, strict=True)) for row in selected(connection, columns, _rows.id, ids)}
     said = excerpts_of(connection, ids)
@@ -151,13 +155,13 @@ def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[
 
 
 def ids_of(store: ReplayStore, run: str | None, filter: str | None) -> list[str]:
-    """The ids of all rows of a run, or of all runs, that a filter holds for."""
+    """Return the ids of all rows of a run (None: of all runs) that a filter holds for."""
     with store.reading() as connection:
         return list(connection.scalars(sa.select(_rows.id).where(chosen(run, filter))))
 
 
 class SampledRow(NamedTuple):
-    """A row, and the policies that sampled its oldest and its newest token."""
+    """A row's id, and the versions of the policies that sampled its oldest and its newest token."""
 
     id: str
     oldest_version: int
@@ -167,7 +171,7 @@ class SampledRow(NamedTuple):
 def sampled_rows(
     store: ReplayStore, run: str | None, filter: str | None, *, limit: int | None = None
 ) -> list[SampledRow]:
-    """Rows whose stored log-probs can be computed again: some tokens were sampled, at a temperature above 0."""
+    """List rows whose stored log-probs can be computed again: they have tokens sampled at a temperature above 0."""
     columns = (_rows.id, _rows.policy_version_min, _rows.policy_version_max)
     wanted = (_rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0, _rows.temperature > 0)
     query = sa.select(*columns).where(chosen(run, filter), *wanted)
@@ -177,7 +181,7 @@ def sampled_rows(
 
 
 def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult]:
-    """Each label of a run and of its trajectories, or of all, and how many have it."""
+    """Count the trajectories and runs that have each label, in one run or in all."""
     mine, of, count = schema.trajectory_labels.c, schema.run_labels.c, sa.func.count()
     rows = sa.select(mine.label, count).join(schema.trajectories).where(run_is(run, _rows.run)).group_by(mine.label)
     of_runs = sa.select(of.label, count).where(run_is(run, of.run)).group_by(of.label)
@@ -193,7 +197,7 @@ def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:
 
 
 def views(store: ReplayStore) -> list[QueryResult]:
-    """Saved views by their names."""
+    """List the saved views, ordered by name."""
     query = sa.select(schema.saved_views).order_by(schema.saved_views.c.name)
     with store.reading() as connection:
         return [dict(row) for row in connection.execute(query).mappings()]

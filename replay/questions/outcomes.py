@@ -1,4 +1,4 @@
-"""What failed episodes have in common, beside the successful ones."""
+"""Failed episodes compared with successful ones, to show what failures have in common."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,15 @@ FAILED, SUCCESSFUL = "failed", "successful"
 _MEANS = ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens", "reward")
 
 _Counts = Mapping[str, Counter[str]]
-"""By outcome."""
+"""Counts by name, by outcome."""
 
 
 def outcomes(store: ReplayStore, run: str | None = None, filters: Sequence[str] = ()) -> QueryResult:
-    """Failed and successful episodes of a run (None: of all), or those that all filters hold for, beside each other.
+    """Compare the failed and the successful episodes of a run (None: of all) that all filters hold for.
 
-    `episodes` of each outcome; `means`; the share of each outcome's episodes by `stop_reasons`, and by `error_kinds`
-    with at least one such tool call. Rows that a resume undid are left out.
+    `episodes` counts the episodes of each outcome, and `means` has their means. `stop_reasons` and `error_kinds` have
+    the share of each outcome's episodes with that reason, or with at least one failed tool call of that kind. Rows that
+    a resume undid are left out.
     """
     mine = sa.and_(run_is(run, _rows.run), _rows.state != ORPHANED, *map(condition, filters))
     reasons, kinds, sums = ({FAILED: Counter[str](), SUCCESSFUL: Counter[str]()} for _ in range(3))
@@ -59,7 +60,7 @@ def _by_episode(name: str, sums: _Counts, episodes: Mapping[str, int]) -> QueryR
 
 
 def _shares(counts: _Counts, episodes: Mapping[str, int]) -> list[QueryResult]:
-    """The share of each outcome's episodes by name; what sets failures apart most comes first."""
+    """Return the share of each outcome's episodes by name. Names that set failures apart most come first."""
     names = sorted({name for each in counts.values() for name in each})
     found = [_by_episode(name, counts, episodes) for name in names]
     return sorted(found, key=lambda row: (row[SUCCESSFUL] or 0.0) - (row[FAILED] or 0.0))

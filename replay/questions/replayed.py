@@ -1,4 +1,4 @@
-"""What replay did: how much of the updates it was, how tasks went after it, and where tokens have drifted most."""
+"""The effect of replay: its share of updates, the success of tasks after it, and the tokens that drifted most."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
@@ -21,15 +21,15 @@ from replay.store import ReplayStore
 
 _REPLAYED = sa.func.count().filter(draws.c.stream == REPLAY).label("replayed")
 _SCORED = 1_000
-"""Rows with current log-probs that are read, those with the largest gaps in updates first."""
+"""Most scored rows that are read. Rows with the largest gaps in updates are read first."""
 
 
 def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
-    """What replay was of each update: `rows`, its share of the batch, and `advantage`, its share of the sum of
-    |advantage x weight| of the batch's rows.
+    """Return replay's share of each update: `rows` is its share of the batch's rows, `advantage` its share of the sum
+    of |advantage x weight| over them.
 
-    That is how hard rows push, not the norm of a gradient, which is stored of both streams together: `replay.weight`,
-    the number of tokens and the clip are not in it. None where the sum is 0.
+    The second share measures how hard rows push. It is not a share of the gradient, whose norm is stored for both
+    streams together: `replay.weight`, the number of tokens and the clip do not enter it. None: the sum is 0.
     """
     push = sa.func.sum(sa.func.abs(draws.c.advantage * draws.c.weight))
     query = sa.select(draws.c.iteration, draws.c.stream, sa.func.count(), push)
@@ -47,14 +47,15 @@ def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
 
 
 def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
-    """How the next fresh group of a task went, by whether rows of the task were replayed since the one before.
+    """Compare consecutive fresh groups of a task, by whether rows of the task were replayed between them.
 
-    There is a line per `before` and `replayed`. `before` says whether none, some or all of the earlier group were
-    successful: else tasks that are replayed because they succeed would be compared with hard ones. A line has the
-    number of `pairs` of groups, the share whose success was `better`, and the mean change of `success` and `reward`.
+    The answer has a line for each combination of `before` and `replayed`. `before` tells whether none, some or all of
+    the earlier group succeeded: tasks that are replayed because they succeed must not be compared with hard ones. A
+    line has the number of `pairs` of groups, the share of pairs whose success was `better`, and the mean changes of
+    `success` and `reward`.
 
-    It says what followed, not what replay caused: samplers choose tasks for how they went. Updates that were made while
-    the later group was collected count as before it.
+    The numbers show what followed replay, not what it caused, because samplers choose tasks by their success. Updates
+    that were made while the later group was collected count as made before it.
     """
     with store.reading() as connection:
         attempts, replays = _attempts(connection, run), _replays(connection, run)
@@ -72,11 +73,11 @@ def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
 
 
 class _Attempt(NamedTuple):
-    """The fresh groups of a task in one iteration."""
+    """The fresh groups of a task in one iteration, taken together."""
 
     iteration: int
     success: float
-    """Share of members."""
+    """The share of successful members."""
     reward: float
 
     @property
@@ -85,7 +86,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
-    """By task, in the order of time."""
+    """Return the attempts of each task, by its hash, in the order of iterations."""
     size = sa.func.sum(groups.c.size)
     means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
     query = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, OF_ATTEMPTS)
@@ -97,7 +98,7 @@ def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
 
 
 def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
-    """The iterations whose updates replayed a task, by task."""
+    """Return the iterations whose updates replayed each task, by its hash."""
     used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
     query = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))
     found: dict[str, list[int]] = {}
@@ -107,18 +108,18 @@ def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
 
 
 def _changes(pairs: Sequence[tuple[float, float]]) -> QueryResult:
-    """What a line says of these changes of success and reward."""
+    """Summarise changes of success and reward as a line's numbers."""
     success, reward = zip(*pairs, strict=True) if pairs else ((), ())
     better, *means = (fmean(each) if pairs else None for each in ([one > 1e-9 for one in success], success, reward))
     return {"pairs": len(pairs), "better": better, "success": means[0], "reward": means[1]}
 
 
 def token_gaps(store: ReplayStore, run: str | None = None, *, limit: int = 20) -> QueryResult:
-    """The largest gaps between a token's log-prob when it was sampled and later, either way, in nats.
+    """List the largest differences between a token's log-prob when it was sampled and later, in either direction.
 
-    `rows`: trajectories by the largest gap of a token of theirs in an update, over every update of the run (None: of
-    all); which token it was is not stored. `tokens`: single tokens under the policy that `replay rescore` scored them
-    with, of `scored` rows that were read, of `of_scored` there are.
+    Gaps are in nats. `rows` are the trajectories with the largest gap of a token in any update of the run (None: of all
+    runs); the token itself is not stored. `tokens` are single tokens under the policy of `replay rescore`. They come
+    from the `scored` rows that were read, out of `of_scored` rows with scores.
     """
     largest = sa.func.max(draws.c.token_gap_max)
     measured = (draws.c.state == COMMITTED) & draws.c.token_gap_max.is_not(None)
@@ -143,7 +144,7 @@ def token_gaps(store: ReplayStore, run: str | None = None, *, limit: int = 20) -
 
 
 def _gaps_of(connection: sa.Connection, ids: Sequence[str], limit: int) -> Iterator[QueryResult]:
-    """The largest gaps of the tokens of each row; rows and scores that are damaged are left out."""
+    """Yield the largest gaps of the tokens of each row. Damaged rows and scores are left out."""
     whole = load(connection, ids, with_messages=False).whole
     for score in selected(connection, [*token_scores.c], token_scores.c.trajectory, list(whole)):
         behavior = whole[score.trajectory].segments[score.position].tokens.behavior_log_probs

@@ -1,4 +1,4 @@
-"""The runs of a database: a line each, whether one still goes on, and its curves."""
+"""The runs of a database: a summary of each, whether it still goes on, and its metrics as curves."""
 
 import math
 import os
@@ -22,7 +22,7 @@ _SUCCESS = "eval/success"
 
 
 def runs(store: ReplayStore) -> list[QueryResult]:
-    """Every run: its newest iteration, its last held-out success, and how many trajectories it has stored."""
+    """List all runs with their newest iteration, their last held-out success, and their number of stored rows."""
     run = schema.runs.c
     newest = sa.select(sa.func.max(schema.iterations.c.iteration)).where(schema.iterations.c.run == run.id)
     stored = sa.select(sa.func.count()).where(schema.trajectories.c.run == run.id)
@@ -42,7 +42,7 @@ def runs(store: ReplayStore) -> list[QueryResult]:
 
 
 def run_names(store: ReplayStore) -> dict[str, str]:
-    """The names of all runs by id, in the same order, without a look at what they have stored."""
+    """Return the names of all runs by id, in the order of `runs`. It takes less time, as no row is counted."""
     run = schema.runs.c
     with store.reading() as connection:
         return {row.id: row.name for row in connection.execute(sa.select(run.id, run.name).order_by(run.name, run.id))}
@@ -51,17 +51,20 @@ def run_names(store: ReplayStore) -> dict[str, str]:
 LIVE, FINISHED, STOPPED, IMPORTED = "live", "finished", "stopped", "imported"
 _SECONDS, _GAVE_UP = "time/iteration", "run/stopped"
 _LATE = 4.0
-"""A run that has written nothing for so many of its longest iterations, evaluations included, has stopped;"""
+"""A run has stopped if it wrote nothing for this many times its longest iteration, evaluations included."""
 _LEAST_SECONDS = 20.0
-"""but never one that wrote so lately."""
+"""A run that wrote within these seconds has not stopped."""
 
 
 def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> QueryResult:
-    """`state` live, finished, stopped or imported; how far it came, of how many; seconds since it last wrote.
+    """Return the progress of a run: its `state`, its newest iteration of all planned ones, and when it last wrote.
 
-    Imported: nothing was trained. Finished: it has made its iterations, or reached its held-out success twice in a row.
-    Live: a process holds the lock of its `folder`, or it wrote a short while ago, as one on another machine does.
-    `logged` is the newest place with metrics (0: before training, -1: none), `mark` changes with every metric there.
+    - imported: the run was not trained here.
+    - finished: the run has made its iterations, or reached its target of held-out success twice in a row.
+    - live: a process holds the lock of the run's `folder`, or the run wrote a short while ago.
+    - stopped: none of these.
+
+    `logged` is the newest iteration with metrics (0: before training, -1: none). `mark` changes with every metric.
     """
     with store.reading() as connection:
         logged, count = _newest_metrics(connection, run.id)
@@ -96,20 +99,20 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
 
 
 def newest_logged(store: ReplayStore, run: str) -> int:
-    """The newest iteration with metrics (0: before training, -1: none)."""
+    """Return the newest iteration with metrics (0: before training, -1: none)."""
     with store.reading() as connection:
         return _newest_metrics(connection, run)[0]
 
 
 def _newest_metrics(connection: sa.Connection, run: str) -> tuple[int, int]:
-    """The newest iteration with metrics and their number; they come with its update, and after its evaluation."""
+    """Return the newest iteration with metrics, and their number. An evaluation adds metrics after the update."""
     query = sa.select(metrics.c.iteration, sa.func.count()).where(metrics.c.run == run).group_by(metrics.c.iteration)
     found = connection.execute(query.order_by(metrics.c.iteration.desc()).limit(1)).one_or_none()
     return (-1, 0) if found is None else (found[0], found[1])
 
 
 def _iterations(connection: sa.Connection, run: str) -> tuple[int, float, bool]:
-    """The newest whole one, the longest one's seconds, and whether training could not go on after it."""
+    """Return the newest finished iteration, the seconds of the longest, and whether training gave up afterwards."""
     query = sa.select(metrics.c.name, sa.func.max(metrics.c.iteration), sa.func.max(metrics.c.value))
     query = query.where(metrics.c.run == run, metrics.c.name.in_((_SECONDS, _GAVE_UP))).group_by(metrics.c.name)
     found = {name: (iteration, value) for name, iteration, value in connection.execute(query)}
@@ -122,17 +125,17 @@ def _last_published(connection: sa.Connection, run: str) -> float | None:
     try:
         return datetime.fromisoformat(connection.scalar(query) or "").timestamp()
     except ValueError:
-        return None  # there is none, or it is of an import, that says something else
+        return None  # there is no policy, or an import gave no readable time
 
 
 def _last_written(folder: Path) -> float | None:
-    """A database on a server leaves its run's metrics in the folder."""
+    """Return when the run last wrote to its folder. If the database is on a server, the folder has the metrics."""
     names = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl")
     return max(((folder / name).stat().st_mtime for name in names if (folder / name).is_file()), default=None)
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process of this machine holds it. To try for the lock would keep a trainer from it for a moment."""
+    """Whether a process of this machine holds the lock. Trying to take it could get in the way of a trainer."""
     try:
         about = path.stat()
         held = Path("/proc/locks").read_text(encoding="ascii")
@@ -148,11 +151,11 @@ Metrics = Mapping[str, Series]
 
 ALL = range(2**53)
 MOST_POINTS = 256
-"""The most points of a curve that is shown in merged ones."""
+"""Most points of a curve. A longer run is shown in merged points."""
 STOPS = "rollout/stop/"
-"""Begins the names of shares of episodes, by stop reason; those that are 0 are not logged."""
+"""The prefix of the metrics that count episodes by stop reason. A share of 0 is not logged."""
 
-# NaN is above every number on a server, and so is infinity.
+# On PostgreSQL, NaN and infinity are above every number.
 _KNOWN = metrics.c.value.between(-sys.float_info.max, sys.float_info.max)
 
 
@@ -165,11 +168,11 @@ def metric_series(
     within: range = ALL,
     merged: int = 1,
 ) -> dict[str, list[tuple[int, float]]]:
-    """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
+    """Return metrics as ordered points (iteration, value), by name. Unknown values are left out.
 
-    Of these `names`, and of those that begin like one of `families`; of all where neither is given. Each point is
-    `merged` iterations, named by the first, whole where it stands half within. Its value is their mean, and the largest
-    of metrics that are largest values (`..._max`).
+    The metrics are those of `names` and those that begin with one of `families`; without either, all. The points are of
+    iterations `within`. A point merges `merged` iterations and is named by the first; a point that is partly within is
+    returned whole. Its value is the mean of its iterations, or the largest of metrics named `..._max`.
     """
     iteration = metrics.c.iteration
     place: sa.ColumnElement[int] = iteration
@@ -192,7 +195,7 @@ def metric_series(
 
 
 def finite(metrics: Metrics, name: str) -> Series:
-    """A metric's points, without those that are no numbers; empty where it was never logged."""
+    """Return the finite points of a metric. There are none if the metric was never logged."""
     return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
 
 
@@ -203,7 +206,7 @@ def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
     ends = sa.case((point.place < 1, point.place), (end > newest, newest), else_=end)
     known = sa.case(
         (point.name.endswith("_max", autoescape=True), sa.func.max(point.value)),
-        # Where a share was 0 it was not logged: the sum counts for every iteration that there was.
+        # A share of 0 was not logged, so the sum is divided by the number of all iterations of the point.
         (point.name.startswith(STOPS, autoescape=True), sa.func.sum(point.value) / (ends - point.place + 1)),
         else_=sa.func.avg(point.value),
     )
@@ -212,12 +215,12 @@ def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
 
 
 def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int:
-    """How many iterations to show as one point, for curves of these runs to stay short: a power of two, mostly 1."""
+    """Return how many iterations to merge into one point, so that curves of these runs stay short: a power of two."""
     with store.reading() as connection:
         newest = connection.scalar(sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run.in_(runs))) or 0
     return merged_to(min(within.stop - 1, newest) - max(1, within.start) + 1)
 
 
 def merged_to(iterations: int) -> int:
-    """How many of so many iterations to show as one point."""
+    """Return how many iterations to merge into one point of a curve over so many iterations."""
     return 1 << (max(1, math.ceil(iterations / MOST_POINTS)) - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The buffer in numbers; and how the rows of a query are spread: bars to click on, and what there is to choose from."""
+"""A summary of the buffer in numbers, and the distributions of a query's rows as bars and counted choices."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ _rows = schema.trajectories.c
 
 
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-    """PostgreSQL makes sums and means of whole numbers decimals, which are no JSON."""
+    """Return the sum of a column as a whole number. PostgreSQL would make it a decimal, which is not JSON."""
     return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
 
 
@@ -42,14 +42,14 @@ _SUMS = {
 
 
 def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
-    """The buffer in numbers, over every stored row of a run (None: of all) and by state and source.
+    """Summarise the stored rows of a run (None: of all), in total, by state and by source.
 
-    `filter`: over the rows it holds for (`replay.questions.filters`), their groups, tasks and draws. Rows that were
-    `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
+    A `filter` restricts the summary to the rows it holds for, with their groups, tasks and draws. `reclaimed` counts
+    evicted rows, of which only a few numbers are left. The filter does not apply to it.
     """
     rows = chosen(run, filter)
     with store.reading() as connection:
-        kinds = _kinds(connection, rows)
+        kinds = _sums_by_kind(connection, rows)
         age = staleness(connection, run)
         return {
             "database": store.url,
@@ -59,8 +59,8 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
             "policies": _count(connection, run, policies.c.run),
             **_groups(connection, run, filter),
             **_totals(kinds.values()),
-            "states": _by_part(kinds, 0, STATES),
-            "sources": _by_part(kinds, 2, sorted({source for *_, source in kinds})),
+            "states": _totals_by_part(kinds, 0, STATES),
+            "sources": _totals_by_part(kinds, 2, sorted({source for *_, source in kinds})),
             "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
             "staleness": buffer_staleness(connection, age, rows),
@@ -71,7 +71,7 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
 def buffer_staleness(
     connection: sa.Connection, age: sa.ColumnElement[int], rows: sa.ColumnElement[bool]
 ) -> QueryResult:
-    """Mean and largest staleness `age` of the rows that can be drawn, and of how many it is `known`."""
+    """Return the mean and the largest staleness of the rows that can be drawn, and for how many it is `known`."""
     known = sa.select(
         sa.func.avg(sa.cast(age, sa.Double)).label("mean"),
         sa.cast(sa.func.max(age), sa.BigInteger).label("max"),
@@ -81,7 +81,7 @@ def buffer_staleness(
 
 
 def _reclaimed(connection: sa.Connection, run: str | None) -> int:
-    """Rows that were evicted for good, and so are none of those that a filter asks."""
+    """Count the evicted rows, which filters can't ask about."""
     query = sa.select(sa.func.count()).select_from(reclaimed)
     if run is not None:
         query = query.join(groups, groups.c.id == reclaimed.c.group).where(groups.c.run == run)
@@ -103,12 +103,12 @@ def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> Q
 
 
 _Kinds = dict[tuple[str, str, str], QueryResult]
-"""Sums by state, stop reason and source, from which follows all that is said of the rows: they are looked at once."""
+"""Sums by state, stop reason and source. One query reads them, and all other sums follow from them."""
 
 
-def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
+def _sums_by_kind(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
     sums = (value.label(name) for name, value in _SUMS.items())
-    # The more telling one first: rows are sorted for it by SQLite, which looks further where they are equal.
+    # The column with the most values comes first, which makes SQLite's sort faster.
     kind = (_rows.stop_reason, _rows.state, _rows.source)
     query = sa.select(*kind, *sums).where(rows).group_by(*kind)
     found = map(dict, connection.execute(query).mappings())
@@ -122,8 +122,8 @@ def _totals(sums: Collection[QueryResult]) -> QueryResult:
     return {**found, "reward_mean": means[0], "turns_mean": means[1]}
 
 
-def _by_part(kinds: _Kinds, part: int, order: Sequence[str]) -> QueryResult:
-    """The totals of each state, or of each source: the part of the key that is asked."""
+def _totals_by_part(kinds: _Kinds, part: int, order: Sequence[str]) -> QueryResult:
+    """Return the totals by one part of the key, such as the state or the source."""
     there = {key[part] for key in kinds}
     totals = {name: [sums for key, sums in kinds.items() if key[part] == name] for name in order if name in there}
     return {name: _totals(sums) for name, sums in totals.items()}
@@ -137,12 +137,12 @@ def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
 
 
 def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
-    """Rows that fed updates, by stream, and how old the replayed ones were."""
+    """Count the draws that updates used, by stream, and describe the replayed ones."""
     mine = run_is(run, draws.c.run)
     if filter is not None:
         mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(filter)))
     committed = draws.c.state == COMMITTED
-    # Most draws are fresh and committed: no sum looks at them, and an index alone counts all there are.
+    # Most draws are fresh and committed. They follow from the count of all draws, which an index answers.
     others = sa.select(
         sa.func.count().label("others"),
         sa.func.count().filter(committed).label("replay"),
@@ -163,20 +163,21 @@ def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) ->
 
 
 FIELDS_SHOWN = ("reward", "num_tokens", "staleness", "uses", "group_success", "num_turns")
-"""Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
+"""Fields that are shown as bars. `group_success` tells how hard the task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason", "run")
 _BARS = 12
 _KINDS = 200
-"""Combinations of these texts that are counted, the most frequent ones."""
+"""Most combinations of CHOICES that are counted. The most frequent ones are."""
 _FETCHED = 200
-"""Rows that are fetched at once: too few for Python's garbage collector to begin, which looks at all a server holds."""
+"""Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
 
 
 def distributions(store: ReplayStore, query: Query) -> QueryResult:
-    """The values of all rows a query is about, whatever its order.
+    """Return the distributions of all rows of a query.
 
-    `total`; `fields`, each with the count of `unknown` and `bars` (see `bars_of`); `choices` with counts; `staleness`
-    of those that can be drawn. All None where filters ask what was said: counting would read every conversation.
+    `total` counts the rows. `fields` has the `bars` of each field (see `bars_of`) and its number of `unknown` values.
+    `choices` counts texts. `staleness` is of the rows that can be drawn. All are None if filters ask about messages,
+    because counting would read every conversation.
     """
     with store.reading() as connection:
         age = staleness(connection, query.run)
@@ -196,18 +197,18 @@ def distributions(store: ReplayStore, query: Query) -> QueryResult:
 def _values(
     connection: sa.Connection, mine: sa.ColumnElement[bool], age: sa.ColumnElement[int]
 ) -> npt.NDArray[np.float64]:
-    """[rows, fields]; NaN where a value is unknown."""
+    """Read the values [rows, fields]. NaN: the value is unknown."""
     columns = (_rows.reward, _rows.num_tokens, age, _rows.uses, groups.c.success_rate, _rows.num_turns)
     query = sa.select(*(sa.cast(column, sa.Double) for column in columns)).where(mine)
     joined = query.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
-    # By columns: NumPy reads plain tuples several times as fast as rows.
+    # Arrays are made of columns, because NumPy reads plain tuples several times as fast as database rows.
     parts = connection.execute(joined).partitions(_FETCHED)
     found = [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
     return np.concatenate([np.empty((len(FIELDS_SHOWN), 0)), *found], axis=1).T
 
 
 def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:
-    """The bars of a field, and how many values are unknown."""
+    """Return the bars of a field, and the number of unknown values."""
     known, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     bars = bars_of(name, known.tolist())
     places = np.searchsorted([bar["low"] for bar in bars[1:]], known, side="right")
@@ -217,8 +218,8 @@ def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:
 
 
 def _choices(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> dict[str, dict[str, int]]:
-    """The count of each text there is, the most frequent first."""
-    # The more telling column first: SQLite sorts the rows, and looks further where they are equal.
+    """Count each text of the columns CHOICES, the most frequent first."""
+    # The column with the most values comes first, which makes SQLite's sort faster.
     kind, number = [_rows[name] for name in reversed(CHOICES)], sa.func.count().label("number")
     query = sa.select(*kind, number).where(mine).group_by(*kind).order_by(sa.desc("number"), *kind).limit(_KINDS)
     found: dict[str, dict[str, int]] = {name: {} for name in CHOICES}
@@ -229,10 +230,10 @@ def _choices(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> dict[st
 
 
 def bars_of(field: str, values: Sequence[float]) -> list[QueryResult]:
-    """`low`, `high` and `filter` of one bar for each of a few values; else of bars of one round width, side by side.
+    """Return `low`, `high` and `filter` of the bars for different, ascending `values`.
 
-    `values` are different and ascending. A bar holds what is at least `low` and below `high`; the first and the last
-    one also what rounding has put beyond them.
+    Each of a few values has its own bar. Many values share adjacent bars of one round width: a bar holds values of at
+    least `low` and below `high`. The first and the last bar also hold values that rounding has put beyond them.
     """
     if len(values) <= _BARS:
         numbers = map(_number, values)
@@ -247,13 +248,13 @@ def bars_of(field: str, values: Sequence[float]) -> list[QueryResult]:
 
 
 def _round_width(least: Decimal, *, whole: bool) -> Decimal:
-    """1, 2 or 5 times a power of ten; of whole numbers at least 1."""
+    """Return the next width that is 1, 2 or 5 times a power of ten. For whole numbers it is at least 1."""
     power = Decimal(10) ** math.floor(least.log10())
     width = next(power * times for times in (1, 2, 5, 10) if power * times >= least)
     return max(width, Decimal(1)) if whole else width
 
 
 def _number(value: float) -> float:
-    """JSON has no infinity: the largest number stands for it. Whole numbers are shown as such."""
+    """Return a number for JSON: infinity becomes the largest number, and whole numbers become integers."""
     value = min(max(value, -sys.float_info.max), sys.float_info.max)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value

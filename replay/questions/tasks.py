@@ -1,4 +1,4 @@
-"""One task: how it was tried over time, what is stored of it, how hard it has been; and the list of all tasks."""
+"""One task: its attempts over time, its stored rows, and its difficulty. Also the list of all tasks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
-"""The newest are listed one by one; of the others there is only what they add up to."""
+"""Most groups that are listed, the newest first. All groups count in the totals."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kinds", "state")),
@@ -35,7 +35,7 @@ _LISTED = (
 
 
 _TRIED = _rows.state != ORPHANED
-"""Attempts of iterations that were undone count for nothing; they are listed with their state."""
+"""Excludes attempts of undone iterations, which are listed with their state but not counted."""
 _COUNTS = (
     sa.func.count().label("attempts"),
     total(sa.cast(_rows.success, sa.Integer)).label("successes"),
@@ -44,17 +44,17 @@ _COUNTS = (
 
 
 def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit: int = 50) -> QueryResult:
-    """What is known of one task, in one run or in all of the database.
+    """Return what is known of one task, in one run (None: in all). `hash_prefix` is the beginning of its hash.
 
-    Attempts are the members of its groups as they were collected, whatever became of them, but for groups that a resume
-    undid. `versions`: success of stored rows by the policies that tried it. `difficulty`: groups by successes among so
-    many members. `trajectories`: the newest `limit` of them; `more`: there are others.
+    Attempts are the members of the task's groups when they were collected; groups that a resume undid do not count.
+    `versions` has the success of stored rows by policy, `difficulty` the groups by their number of successes.
+    `trajectories` are the newest `limit` rows, and `more` tells whether there are others.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
         mine = _rows.task == found["hash"]
         if run is not None:
-            # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
+            # An expression keeps the database from using the index of the run, which has more rows than the task.
             mine = mine & (_rows.run.concat("") == run)
         tried = _groups_of(connection, found["hash"], run, mine)
         rows = connection.execute(sa.select(*_LISTED).where(mine).order_by(*_NEWEST_FIRST).limit(limit + 1))
@@ -103,7 +103,7 @@ def _totals(tried: Sequence[QueryResult]) -> QueryResult:
 
 
 def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult] | None:
-    """What the newest attempt that still has its messages was asked: all before the first reply."""
+    """Return the messages before the first reply, from the newest attempt that still has messages."""
     columns = (messages.c.num_messages, messages.c.said, messages.c.checksum)
     query = sa.select(*columns).join_from(schema.trajectories, messages, _rows.id == messages.c.trajectory).where(mine)
     row = connection.execute(query.order_by(*_NEWEST_FIRST).limit(1)).one_or_none()
@@ -114,7 +114,7 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """Success by run and policy."""
+    """Return the task's success by run and policy version."""
     version = _rows.policy_version_min
     query = sa.select(_rows.run, version.label("version"), *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
     return [dict(row) for row in connection.execute(query.order_by(_rows.run, version)).mappings()]
@@ -122,7 +122,7 @@ def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Q
 
 _NEWEST_FIRST = (_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
 _GROUP = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
-# An import's iteration was another database's; a live run's newest may not be committed yet.
+# Not every group's iteration is a committed one: an import's was in another database, a live run's newest is under way.
 _MADE = (
     sa.exists()
     .where(iterations.c.run == groups.c.run, iterations.c.iteration == groups.c.iteration)
@@ -134,7 +134,7 @@ _MADE = (
 def _groups_of(
     connection: sa.Connection, task: str, run: str | None, mine: sa.ColumnElement[bool]
 ) -> list[QueryResult]:
-    """The task's groups, the newest first; `mine`: its stored rows."""
+    """List the task's groups, the newest first. `mine` is the condition for its stored rows."""
     drawable = dict(map(tuple, connection.execute(_by_group(mine, _rows.state == ELIGIBLE))))
     used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
@@ -159,7 +159,7 @@ def _by_group(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
-    """By (successes, size): groups, rows that can be drawn, and draws; `newest`: where the last group fell."""
+    """Count groups, drawable rows and replays by (successes, size). `newest` marks the bucket of the newest group."""
     buckets: dict[tuple[int, int], QueryResult] = {}
     for group in tried:
         new = {"size": group["size"], "successes": group["successes"], "groups": 0, "newest": not buckets}
@@ -171,8 +171,10 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
 
 
 class TaskSort(StrEnum):
+    """The orders of the list of tasks. The greatest values come first."""
+
     unsolved = "unsolved"
-    """Those that never succeeded, of these the most tried; then by the share of their successes."""
+    """Tasks of the lowest success rate come first. Of equal ones, the most tried come first."""
     replayed = "replayed"
     drift = "drift"
     attempts = "attempts"
@@ -192,19 +194,19 @@ def task_list(
     ascending: bool = False,
     limit: int = 50,
 ) -> QueryResult:
-    """How many tasks were tried and how many of them never solved, and `limit` of them in order.
+    """List `limit` tasks in order; `tasks` counts all that were tried, `never_solved` those without a success.
 
-    Attempts are counted as `questions.task` counts them. `first_success`, `latest_success` and `best_success`: shares
-    of successful members of one group, the first of its iteration, as in `v_tasks`; `trend`: latest less first, None
-    where one iteration alone tried it; `course`: [iteration, share] of the newest. `groups_without_signal`: those of
-    its `num_groups` whose rewards are all equal, whatever they are. `replayed`: draws of its rows that fed updates, of
-    those that were evicted since too, with their mean and their largest `drift`; `latest_iteration`: the newest that
-    tried it.
+    Attempts are counted as in `questions.task`. `first_success`, `latest_success` and `best_success` are success rates
+    of groups; of several groups in one iteration, the first counts, as in `v_tasks`. `trend` is the latest minus the
+    first rate; None: only one iteration tried the task. `course` has [iteration, rate] of the newest iterations.
+    `groups_without_signal` counts groups of equal rewards among all `num_groups`. `replayed` counts draws of the task's
+    rows that updates used, evicted rows included, with their mean drift and their largest gap. `latest_iteration` is
+    the newest iteration that tried the task.
     """
     with store.reading() as connection:
-        found = _tried(connection, run)
-        rows = sorted(found.values(), key=lambda row: _order(row, sort, ascending))
-        shown = _named(connection, rows[:limit], run)
+        found = _tried_tasks(connection, run)
+        rows = sorted(found.values(), key=lambda row: _sort_key(row, sort, ascending))
+        shown = _add_names(connection, rows[:limit], run)
     return {
         "run": run,
         "sort": sort.value,
@@ -215,13 +217,13 @@ def task_list(
 
 
 def task_success(store: ReplayStore, run: str) -> dict[str, QueryResult]:
-    """How every task of a run came out, by its hash: see `task_list`."""
+    """Return the success of every task of a run, by its hash, as in `task_list`."""
     with store.reading() as connection:
-        return _success(connection, run)
+        return _task_outcomes(connection, run)
 
 
-def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any, ...]:
-    """The greatest first, or the least, and what is unknown last."""
+def _sort_key(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any, ...]:
+    """Return the key that sorts a row. Unknown values come last in both directions."""
     sign = 1 if ascending else -1
     if sort is TaskSort.unsolved:
         return -sign * row["successes"] / row["attempts"], sign * row["attempts"], row["hash"]
@@ -230,14 +232,14 @@ def _order(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any
 
 
 _COLUMNS = {TaskSort.drift: ("drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
-"""What the others sort by has their name; of equal ones the most tried come first."""
+"""Columns of the orders that are not named like their column. Ties go to the most tried task."""
 _UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
-"""Iterations of a task's course, the newest ones."""
+"""Most iterations of a task's course. The newest ones are kept."""
 
 
-def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
-    """How every task that was tried at least once came out, by its hash."""
+def _task_outcomes(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
+    """Return the success of every task that was tried, by its hash."""
     columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
     query = sa.select(*columns).where(OF_ATTEMPTS, run_is(run, groups.c.run))
     found = {}
@@ -265,8 +267,8 @@ def _success(connection: sa.Connection, run: str | None) -> dict[str, QueryResul
     return found
 
 
-def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
-    """By hash, of every task that was tried at least once."""
+def _tried_tasks(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
+    """Return every task that was tried, by its hash, with its stored rows and its replays."""
     eligible = sa.select(_rows.task.label("hash"), sa.func.count().label("eligible"))
     eligible = eligible.where(_rows.state == ELIGIBLE, run_is(run, _rows.run)).group_by(_rows.task)
     used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
@@ -277,7 +279,7 @@ def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]
         sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
-    found = {hash: {**_UNTRIED, **row} for hash, row in _success(connection, run).items()}
+    found = {hash: {**_UNTRIED, **row} for hash, row in _task_outcomes(connection, run).items()}
     for query in (eligible, drawn):
         for row in connection.execute(query).mappings():
             if row["hash"] in found:
@@ -285,8 +287,8 @@ def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]
     return found
 
 
-def _named(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
-    """With their environments, and what the newest stored attempt was asked."""
+def _add_names(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
+    """Add the environment of each task, and the prompt of its newest stored attempt."""
     hashes = [row["hash"] for row in rows]
     environments = {row.hash: row.environment for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
     place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")

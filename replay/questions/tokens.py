@@ -1,4 +1,4 @@
-"""The tokens of a trajectory, stretch by stretch: text, author, masks, log-probs, drift, advantage, version, turn."""
+"""The tokens of a trajectory: text, author, masks, log-probs, drift, advantage, policy version and turn of each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,19 +22,19 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 MOST_TOKENS = 16_384
-"""The most tokens of one answer."""
+"""Most tokens in one answer."""
 _DIGITS = 6
 """Digits of log-probs and drift after the point."""
 _NO_TURN = -1
 LOG_RATIO_BOUND = 20.0
-"""Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
+"""Log drifts are clamped to this many nats, as in `agentloop.algorithms.log_probs`."""
 
 CodecOf = Callable[[str], Decoder | None]
-"""The tokenizer of a run's rows; None: it is not there, or not known to be theirs."""
+"""A function that returns the tokenizer of a run's rows. None: it is missing, or may not be the right one."""
 
 
 def no_codec(run: str) -> None:
-    """Without tokenizers, tokens are ids."""
+    """Stand in for `CodecOf` if there are no tokenizers. Tokens are then shown as ids."""
 
 
 def tokens(
@@ -46,13 +46,18 @@ def tokens(
     count: int = MOST_TOKENS,
     codec_of: CodecOf = no_codec,
 ) -> QueryResult:
-    """Up to `count` tokens of a segment from token `first` on, one list per quantity; entry t is of token first + t.
+    """Return up to `count` tokens of a segment from token `first` on, as one list per quantity.
 
-    texts: None for a token that is part of the character before, and as a whole without a tokenizer.
-    authors: positions in `author_names`. log-probs in nats; None where no policy sampled the token. current_log_probs
-    and drift = exp(clamp(current - behavior, -20, 20)): None as a whole where `replay rescore` has not scored the
-    segment. advantages: at the last draw or else within the group, on trained tokens. turns: None for what the policy
-    did not say. Raises CorruptTrajectory and ContentGone where there are no tokens to show.
+    Entry t of a list is of token first + t.
+    - texts: None for a token that continues the character before it. The whole list is None without a tokenizer.
+    - authors: positions in `author_names`.
+    - behavior_log_probs: in nats; None for tokens that no policy sampled.
+    - current_log_probs, drift = exp(clamp(current - behavior, -20, 20)): None as a whole if `replay rescore` has not
+      scored the segment.
+    - advantages: of trained tokens, from the last draw, or else from the row's group.
+    - turns: None for tokens that the policy did not sample.
+
+    Raises CorruptTrajectory or ContentGone if there are no tokens to show.
     """
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
@@ -89,8 +94,8 @@ def tokens(
         "score_problem": problem,
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
         "advantage": advantage,
-        "policy_versions": _unless(whole.policy_versions[part], NOT_SAMPLED),
-        "turns": _unless(turns_of(found, authors)[segment][part], _NO_TURN),
+        "policy_versions": _without(whole.policy_versions[part], NOT_SAMPLED),
+        "turns": _without(turns_of(found, authors)[segment][part], _NO_TURN),
     }
 
 
@@ -104,10 +109,10 @@ def _scorer(score: sa.RowMapping | None) -> QueryResult | None:
 
 
 def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
-    """What the trajectory's last update multiplied its tokens with; where there was none, the one it is stored with."""
+    """Return the advantage in the last update that used the trajectory, or else the stored one."""
     used = (draws.c.trajectory == found.id) & (draws.c.state == COMMITTED) & draws.c.advantage.is_not(None)
     query = sa.select(draws.c.advantage, draws.c.run, draws.c.iteration).where(used)
-    # The run's own draws first: other runs count their iterations for themselves.
+    # The run's own draws come first, because iterations of other runs can't be compared with its own.
     order = (draws.c.run == found.record.run).desc(), draws.c.iteration.desc(), draws.c.run, draws.c.slot
     last = connection.execute(query.order_by(*order).limit(1)).one_or_none()
     if last is None:
@@ -116,7 +121,7 @@ def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
 
 
 def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.float32] | None, str | None]:
-    """[T] and None, or None and what is wrong with the stored scores."""
+    """Return the current log-probs [T] (None: not scored, or damaged), and the problem of damaged scores."""
     if score is None:
         return None, None
     try:
@@ -126,22 +131,22 @@ def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.fl
 
 
 def drift_of(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """exp(clamp(current - behavior, -20, 20)), NaN where either is."""
+    """Return exp(clamp(current - behavior, -20, 20)). NaN: one of the two is NaN."""
     return np.exp(np.clip(current.astype(np.float64) - behavior, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[float | None]:
-    """None for what is unknown. No zero has a sign."""
+    """Return rounded numbers for JSON. Unknown values are None, and -0.0 becomes 0.0."""
     rounded = np.round(values.astype(np.float64), _DIGITS) + 0.0
     return [known(value) for value in rounded.tolist()]
 
 
-def _unless(values: npt.NDArray[Any], absent: int) -> list[int | None]:
+def _without(values: npt.NDArray[Any], absent: int) -> list[int | None]:
     return [None if value == absent else value for value in values.tolist()]
 
 
 def _texts(ids: npt.NDArray[np.int32], first: int, last: int, codec: Decoder) -> list[str | None]:
-    """What a range spells does not depend on where it begins: pieces are cut from some tokens before and after it."""
+    """Return the texts of a range of tokens. Tokens around the range are decoded too, so that characters stay whole."""
     begin = max(0, first - 2 * MOST_TOKENS_OF_A_CHARACTER)
     texts: list[str | None] = [None] * (last - first)
     for at, _, text in pieces(ids[begin : last + MOST_TOKENS_OF_A_CHARACTER].tolist(), codec):
@@ -151,11 +156,11 @@ def _texts(ids: npt.NDArray[np.int32], first: int, last: int, codec: Decoder) ->
 
 
 def turns_of(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int32]]:
-    """[T] per segment: the turn of each token, -1 for none, and everywhere if there are fewer replies than turns.
+    """Return the turn of each token, an array [T] for each segment. -1: the token belongs to no turn.
 
-    A reply is a maximal run of action tokens in a segment of the conversation itself; the last ones are the turns, and
-    what stands before the first was spoken in the policy's place. Of an agent's session: the number of the request that
-    was answered so, in each sequence that shows the whole reply.
+    A reply is a maximal run of action tokens in a segment of the conversation. The last `num_turns` replies are the
+    turns; earlier ones were given in the policy's place. If there are fewer replies than turns, all entries are -1. In
+    an agent's session, the entry is the number of the answered request, in each sequence that has the whole reply.
     """
     if found.nodes:
         return [_turns_of_path(found.nodes, path) for path in sequences_of(found.nodes).values()]
@@ -181,15 +186,8 @@ def _turns_of_path(nodes: Sequence[Node], path: Path) -> npt.NDArray[np.int32]:
     return np.concatenate(turns)
 
 
-def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
-    """How many tokens two sequences begin with in common."""
-    shorter = min(len(first), len(second))
-    differs = first[:shorter] != second[:shorter]
-    return int(np.argmax(differs)) if differs.any() else shorter
-
-
 def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[QueryResult]:
-    """Every token of every segment, for programs: numbers as they are stored, without text."""
+    """Return every token of every segment as stored numbers, without text."""
     scores = _scores_of(connection, found.id)
     return [_whole(found, position, authors, scores.get(position)) for position in range(len(found.segments))]
 

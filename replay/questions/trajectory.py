@@ -1,4 +1,4 @@
-"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words."""
+"""One trajectory: its facts, its group and task, every update that used it, and its prompt and answer in short."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +17,9 @@ from context.tokens.token_sequence import Decoder, Segment
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
-from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
+from replay.questions.tokens import CodecOf, no_codec, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
-from replay.sampling.compatibility import names_of, run_mismatches
+from replay.sampling.compatibility import difference_names, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, readable_messages
@@ -34,13 +34,13 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 _MOST_MEMBERS = 256
 _MOST_EARLIER = 32
-"""Segments of a session before another one that it is compared with."""
+"""Most earlier segments of a session that a segment is compared with."""
 _SHOWN = 12
-"""Tokens shown where a segment parts from the one before."""
+"""Tokens that are shown where a segment begins to differ from an earlier one."""
 
 
 def find(store: ReplayStore, id_prefix: str) -> str:
-    """The one trajectory whose id is this, or begins so."""
+    """Find the one trajectory with this id, or whose id begins with it. Raises ReplayError for none or several."""
     found: list[str] = []
     with store.reading() as connection:
         for id in (_rows.id, reclaimed.c.id):
@@ -59,19 +59,19 @@ def find(store: ReplayStore, id_prefix: str) -> str:
 
 
 def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> QueryResult:
-    """All but the tokens, whatever state the row is in.
+    """Return everything about a trajectory but its tokens, in whatever state the row is.
 
-    `problem` is None, or says why there are no tokens: of a corrupt row nothing is shown that can't be trusted, and
-    `record`, `group` and `task` are None; of an evicted one `record` is None and `reclaimed` says what is left.
-    `iteration_committed`: whether the iteration it was collected in can be asked for; that of an import can't.
-    `requests`: those of an agent's session.
+    `problem` tells why there are no tokens; None: there are. A corrupt row has no `record`, `group` and `task`, because
+    they can't be trusted. An evicted row has no `record`; `reclaimed` has the facts that are left.
+    `iteration_committed` tells whether `iteration` can answer for the iteration that collected the row; it can't for an
+    import. `requests` are those of an agent's session.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
         loaded = load(connection, [id])
         answer = {**_NOTHING, "id": id, "uses": _uses(connection, id), "children": _children(connection, id)}
         if id in loaded.gone.keys() - loaded.without_tokens:
-            return answer | _left(connection, id)
+            return answer | _evicted_facts(connection, id)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
         labels = [vars(label) for label in labels_of(connection, [id]).get(id, ())]
         answer |= {"state": state, "state_reason": reason, "labels": labels}
@@ -80,13 +80,14 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         found = loaded.without_tokens.get(id) or loaded.whole[id]
         authors = author_table(connection, found.record.run)
         scores = _scores(connection, id)
-        answer |= _around(connection, found)
+        answer |= _surroundings(connection, found)
+    facts = vars(found.record)
     return {
         **answer,
         "problem": {"kind": "gone", "reason": reason} if id in loaded.gone else None,
-        "record": record_of(found),
+        "record": {name: known(value) if isinstance(value, float) else value for name, value in facts.items()},
         "authors": [vars(author) for author in authors.authors],
-        "segments": _parts(found, authors, scores, codec_of(found.record.run)),
+        "segments": _segment_facts(found, authors, scores, codec_of(found.record.run)),
         "scored": max(scores.values(), key=lambda score: int(score["policy_version"]), default=None),
         "messages": [*map(plain_message, found.messages)],
         "requests": requests_of(found.nodes),
@@ -101,20 +102,20 @@ _NOTHING: QueryResult = {
 
 
 def _children(connection: sa.Connection, id: str) -> list[str]:
-    """Rows that were made from it, and are stored."""
+    """List the stored rows that were made from this one."""
     query = sa.select(_rows.id).where(_rows.parent == id).order_by(_rows.iteration, _rows.slot, _rows.id)
     return list(connection.scalars(query.limit(_MOST_CHILDREN)))
 
 
-def _left(connection: sa.Connection, id: str) -> QueryResult:
-    """What is left of an evicted row, whose run, iteration and task are its group's."""
+def _evicted_facts(connection: sa.Connection, id: str) -> QueryResult:
+    """Return the facts that are left of an evicted row. Its run, iteration and task are those of its group."""
     names = (*FACTS, "state_reason")
     row = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
     left = dict(zip(names, row, strict=True))
     group = _row_of(connection, groups.c.id, left["group"])
     run, iteration = group["run"], group["iteration"]
     return {
-        **_collected(connection, id, run, iteration, group["task"], reclaimed.c),
+        **_collection_facts(connection, id, run, iteration, group["task"], reclaimed.c),
         "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
         "state": EVICTED,
         "state_reason": left["state_reason"],
@@ -124,7 +125,7 @@ def _left(connection: sa.Connection, id: str) -> QueryResult:
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """One trajectory whole, every token as numbers; CorruptTrajectory where they are not what was written."""
+    """Return the overview of a trajectory with every token as numbers. Raises CorruptTrajectory for damaged tokens."""
     answer = overview(store, id_prefix)
     if answer["problem"] is None or answer["problem"]["kind"] == "corrupt":
         with store.reading() as connection:
@@ -135,16 +136,12 @@ def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
 
 
 def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
-    """Whether the tokens of two runs spell the same text; those of a run that does not say may be anything."""
+    """Whether two runs have the same tokenizer. False if one of them does not state it."""
     if run == other:
         return True
     with store.reading() as connection:
         found = run_mismatches(connection, run, [other])
-    return "tokenizer" not in names_of(found[other])
-
-
-def record_of(found: Trajectory) -> QueryResult:
-    return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
+    return "tokenizer" not in difference_names(found[other])
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> QueryResult:
@@ -152,7 +149,7 @@ def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Query
 
 
 def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:
-    """Every draw that fed an update, in order; `more`: columns of the policy that the update made."""
+    """List the draws of a trajectory that updates used, in order. `more` adds columns of the policy that each made."""
     made = iterations.c.policy_version + 1
     same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
     published = (policies.c.run == draws.c.run) & (policies.c.version == made)
@@ -164,20 +161,22 @@ def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[Que
     return [dict(row) for row in found]
 
 
-def _around(connection: sa.Connection, found: Trajectory) -> QueryResult:
-    """Where it stands: its group with the members of it that are stored, its task, how stale it is."""
+def _surroundings(connection: sa.Connection, found: Trajectory) -> QueryResult:
+    """Return a row's group with its stored members, its task and its staleness."""
     record = found.record
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
     return {
-        **_collected(connection, record.id, record.run, record.iteration, record.task, _rows),
+        **_collection_facts(connection, record.id, record.run, record.iteration, record.task, _rows),
         "group": _row_of(connection, groups.c.id, record.group),
         "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
     }
 
 
-def _collected(connection: sa.Connection, id: str, run: str, iteration: int, task: str, kept: Any) -> QueryResult:
-    """`kept`: the columns of the table that the row is in."""
+def _collection_facts(
+    connection: sa.Connection, id: str, run: str, iteration: int, task: str, kept: Any
+) -> QueryResult:
+    """Return a row's task and staleness. `kept` has the columns of the table that the row is in."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
     collected = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
     age = sa.select(publishes_since(newest.scalar_subquery(), kept)).where(kept.id == id).scalar_subquery()
@@ -195,18 +194,20 @@ def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
     return {position: {"run": run, "policy_version": version} for position, run, version in found}
 
 
-def _parts(
+def _segment_facts(
     found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
 ) -> list[QueryResult]:
-    """A line per segment: how long, why begun, and where it parts from what the policy had seen before: of the segments
-    of a session, from the one that begins most like it."""
+    """Return the facts of each segment: its length, why it begins, and where it differs from an earlier one.
+
+    The earlier one is the conversation's segment before it, or in a session the segment that begins most like it.
+    """
     turns = turns_of(found, authors)
     earlier: list[Segment] = []
     answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
         tokens = segment.tokens
         sampled = np.unique(turn[turn >= 0]).tolist()
-        before = max(earlier, key=lambda one: _same(one, segment), default=None)
+        before = max(earlier, key=lambda one: _common_start(one, segment), default=None)
         answers.append(
             {
                 "position": position,
@@ -217,7 +218,7 @@ def _parts(
                 "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
                 "turns": [sampled[0], sampled[-1]] if sampled and not found.nodes else None,
                 "requests": sampled if found.nodes else [],
-                "parted": None if before is None else _parting(before, segment, codec),
+                "parted": None if before is None else _find_parting(before, segment, codec),
                 "scored_by": scores.get(position),
             }
         )
@@ -228,14 +229,18 @@ def _parts(
     return answers
 
 
-def _same(one: Segment, other: Segment) -> int:
-    return same_start(one.tokens.token_ids, other.tokens.token_ids)
+def _common_start(one: Segment, other: Segment) -> int:
+    """Count the tokens that two segments have in common at their beginning."""
+    first, second = one.tokens.token_ids, other.tokens.token_ids
+    shorter = min(len(first), len(second))
+    differs = first[:shorter] != second[:shorter]
+    return int(np.argmax(differs)) if differs.any() else shorter
 
 
-def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResult:
-    """The first token that differs from the segment of the conversation before, and some tokens from there on."""
+def _find_parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResult:
+    """Return the first token that differs between two segments, with some tokens before and behind it."""
     was, becomes = before.tokens.token_ids, now.tokens.token_ids
-    index = _same(before, now)
+    index = _common_start(before, now)
     ids = {
         "same": was[max(0, index - _SHOWN) : index].tolist(),
         "was": was[index : index + _SHOWN].tolist(),
@@ -246,8 +251,11 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
 
 
 def requests_of(nodes: Sequence[Node]) -> list[QueryResult]:
-    """A line per request. `begins`: what it goes on from, or why it forks. `segment`: the training sequence in which
-    its reply is trained; None: it is in none. `first_message`: where its messages begin among those of all."""
+    """Return the facts of each request of a session.
+
+    `begins` names the request that it continues, or the reason for a fork. `segment` is the training sequence that
+    trains its reply; None: none does. `first_message` is the position of its first message among those of all requests.
+    """
     sequence = trained_in(nodes)
     starts = accumulate((len(node.messages) for node in nodes), initial=0)
     return [
@@ -280,8 +288,11 @@ def _begins(node: Node) -> str:
 
 
 def _lanes(nodes: Sequence[Node]) -> list[str]:
-    """A line per request of a drawing of the branches: \u25cf where it stands, \u2502 for each that later ones go on
-    from. A branch that has ended leaves its place to the next."""
+    """Draw the branches of a session, one line per request.
+
+    A dot marks the branch of the request, and a stroke every other branch that later requests continue. A branch that
+    has ended leaves its column to the next one.
+    """
     last = {node.number: node.number for node in nodes}
     last |= {
         node.place.parent: node.number for node in nodes if node.place.fork is None and node.place.parent is not None
@@ -301,7 +312,7 @@ def _lanes(nodes: Sequence[Node]) -> list[str]:
 
 
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """Where a trajectory, also an evicted one, came from, every update that used it, and the policies these made."""
+    """Return where a trajectory came from, every update that used it, and their policies. It may be an evicted one."""
     id = find(store, id_prefix)
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
@@ -315,56 +326,51 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
 
 
 MOST_SHORT = 200
-"""Characters of a prompt or an answer in few words."""
+"""Most characters of a short prompt or answer."""
 _READ = 8 * MOST_SHORT
-"""Characters of which the first are taken, once ends of lines and rows of spaces have become one space."""
+"""Characters of a text that are read to shorten it. Spaces and line ends in a row become one space."""
 NONE: QueryResult = {"prompt": None, "answer": None}
 
 
 def excerpts(store: ReplayStore, ids: Sequence[str]) -> dict[str, QueryResult]:
-    """`prompt` and `answer` by the ids of trajectories, whether they are stored or not: see `excerpts_of`."""
+    """Return short prompts and answers by the ids of trajectories, as `excerpts_of` does. Missing rows have None."""
     with store.reading() as connection:
         found = excerpts_of(connection, ids)
     return {id: found.get(id, NONE) for id in ids}
 
 
 def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, QueryResult]:
-    """`prompt` and `answer` by id, of the rows whose messages are stored.
+    """Return the short `prompt` and `answer` of each row whose messages are stored, by id.
 
-    The prompt is the last message of a user before the policy's first reply, the answer its last reply; where that only
-    called tools, the calls. None where nothing of the kind was said, or where the messages are damaged.
+    The prompt is the last user message before the policy's first reply. The answer is the policy's last reply, or its
+    tool calls if it has no text. None: there is no such message, or the messages are damaged.
     """
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}
     for row in selected(connection, columns, messages.c.trajectory, ids):
         said = readable_messages(row.num_messages, row.said, row.checksum)
-        found[row.trajectory] = NONE if said is None else in_few_words(said)
+        found[row.trajectory] = NONE if said is None else shorten_conversation(said)
     return found
 
 
-def in_few_words(conversation: Sequence[Message]) -> QueryResult:
+def shorten_conversation(conversation: Sequence[Message]) -> QueryResult:
     asked = list(opening(conversation))
     by_users = [message for message in asked if message.role == "user"]
     prompt = next(reversed(by_users or asked), None)
-    answer = last_answer(conversation)
+    reply = next(filter(_is_reply, reversed(conversation)), None)
     return {
-        "prompt": None if prompt is None else in_one_line(prompt.content),
-        "answer": None if answer is None else in_one_line(answer),
+        "prompt": None if prompt is None else _shorten(prompt.content),
+        "answer": None if reply is None else _shorten(_answer(reply)),
     }
 
 
-def last_answer(conversation: Sequence[Message]) -> str | None:
-    """The policy's last reply; where that only called tools, the calls."""
-    return next((_answer(message) for message in reversed(conversation) if _is_reply(message)), None)
-
-
 def opening(conversation: Iterable[Message]) -> Iterator[Message]:
-    """All before the policy's first reply; what an assistant of the task's own history said is among it."""
+    """Return the messages before the policy's first reply. Replies in the task's own history are among them."""
     return takewhile(lambda message: not _is_reply(message), conversation)
 
 
-def in_one_line(text: str, most: int = MOST_SHORT) -> str:
-    return excerpt(" ".join(text[:_READ].split()), most)
+def _shorten(text: str) -> str:
+    return excerpt(" ".join(text[:_READ].split()), MOST_SHORT)
 
 
 def _is_reply(message: Message) -> bool:

@@ -1,6 +1,7 @@
-"""Which stored rows a batch gets. Begin with `draw`: rows are chosen, read and reserved there.
+"""Sampling chooses the stored rows that a batch replays. Begin with `draw`, which chooses, reads and reserves them.
 
-`eligible_index` holds the rows that a run may draw, `weights` what they weigh under the limits, and `selection` takes
-some of them. `samplers` are the built-in ones, each a `base_sampler.Sampler`. `compatibility` says which rows of other
-runs mean the same, `trial` what the next draw could take, `restart_curriculum` where new episodes begin.
+`eligible_index` keeps the rows that a run may draw in memory. `weights` applies the limits and asks the sampler for a
+weight of each row, and `selection` draws rows by these weights. `samplers` has the built-in samplers, subclasses of
+`base_sampler.Sampler`. `compatibility` tells which rows of other runs can be compared with the run's own, `trial` what
+the next draw could take, and `restart_curriculum` which stored successes new episodes continue.
 """

@@ -1,4 +1,4 @@
-"""What a sampler is given and what it answers. A sampler of one's own is a subclass of `Sampler`."""
+"""The base class of samplers, and the rows that a sampler weighs. A user's sampler is a subclass of `Sampler`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Rows:
-    """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
+    """Some rows of the buffer as columns. Every column is an array [N], and the columns are aligned."""
 
     own: Flags
-    """Collected by the run that draws."""
+    """True where the drawing run collected the row."""
     iteration: Integers
-    """The one that collected the row, in the counting of its own run."""
+    """The iteration that collected the row, as the row's own run counts iterations."""
     policy_version: Integers
-    """The smallest of its tokens."""
+    """The oldest policy version among the row's tokens."""
     success: Flags
     reward: Floats
     advantage: Floats
-    """In the group it was collected with."""
+    """The advantage within the group that the row was collected with."""
     num_action_tokens: Integers
     mean_entropy: Floats
-    """Nats per action token when sampled; NaN: unknown."""
+    """Mean entropy when the row was sampled, in nats per action token. NaN where it is unknown."""
     group: Integers
-    """Equal numbers, same group. The numbers themselves mean nothing."""
+    """Rows with equal numbers are of one group. The numbers themselves mean nothing."""
     task: Integers
-    """Equal numbers, same task. The numbers themselves mean nothing."""
+    """Rows with equal numbers are of one task. The numbers themselves mean nothing."""
     group_size: Integers
     group_success_rate: Floats
     group_reward_std: Floats
-    """Population standard deviation when it was collected."""
+    """Population standard deviation of the group's rewards when the group was collected."""
 
     def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawRequest):
         self._columns = columns
@@ -54,13 +54,13 @@ class Rows:
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
         if name not in Rows.__annotations__:
-            raise AttributeError(f"rows must be asked for a column they have, got {name}.")
+            raise AttributeError(f"rows must have the column that is read, got {name}.")
         chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
         return chosen
 
     @property
     def staleness(self) -> Floats:
-        """The drawing policy's version minus the row's; NaN: a row of another run, whose staleness nobody knows."""
+        """The drawing policy's version minus the row's. NaN for rows of other runs, whose staleness is unknown."""
         return np.where(self.own, float(self.now.policy_version) - self.policy_version, np.nan)
 
 
@@ -78,7 +78,7 @@ _MADE_UP = {
 
 
 def _checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -> Any:
-    """An instance of the options class. Raises ValueError for what it does not declare or allow."""
+    """Make an instance of the options class. Raises ValueError for an unknown name or a value that is not allowed."""
     kinds = _model(declared).model_fields
     unknown = next((name for name in given if name not in kinds), None)
     if unknown is not None:
@@ -106,25 +106,25 @@ def _model(declared: type) -> type[BaseModel]:
 
 
 def require(allowed: bool, name: str, rule: str, value: object) -> None:
-    """For an options class to refuse a value: `name` must `rule`."""
+    """Raise ValueError unless the value is allowed. An options class calls this; `rule` continues "NAME must"."""
     if not allowed:
         raise ValueError(f"{name} must {rule}, got {value!r}.")
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """A sampler that has none."""
+    """The options class of a sampler without options."""
 
 
 class Sampler(ABC):
-    """Says how much each row weighs; a row of weight 0 is never drawn. Its random state belongs in the checkpoint."""
+    """A sampler gives each row a weight. A row of weight 0 is never drawn. The random state is in the checkpoint."""
 
     name: ClassVar[str] = ""
-    """The name of a built-in one; others go by the name of their class."""
+    """The name of a built-in sampler. Other samplers go by the name of their class."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Columns without which a row can't be weighed: where one is NaN the row weighs 0, and is counted as unknown."""
+    """Columns that weighing needs. A row with NaN in one of them weighs 0 and is counted as unknown."""
     Options: ClassVar[type] = NoOptions
-    """A frozen dataclass: `replay.sampler_options` by name, checked by its fields' types and its __post_init__."""
+    """A frozen dataclass of `replay.sampler_options`. Field types and __post_init__ check the values."""
 
     def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = _checked_options(self.Options, options or {}, sampler=self.title)
@@ -137,14 +137,17 @@ class Sampler(ABC):
 
     @abstractmethod
     def weights(self, rows: Rows) -> Floats:
-        """[N] finite and >= 0."""
+        """Return the weights [N] of the rows, each finite and >= 0."""
 
     def correction(self, probability: float, rows: int) -> float:
-        """Weight of the row's loss, up to a factor; `probability` is its share among `rows` that could be drawn."""
+        """Return the weight of a drawn row's loss, up to a factor common to the draw.
+
+        `probability` is the row's share of the weight of all `rows` that could be drawn.
+        """
         return 1.0
 
     def weigh(self, rows: Rows) -> tuple[Floats, Flags]:
-        """Checked weights, and which rows have an unknown priority."""
+        """Return checked weights, and a mask of the rows whose priority is unknown."""
         unknown = np.zeros(len(rows), np.bool_)
         for name in self.needs:
             unknown |= np.isnan(getattr(rows, name))
@@ -160,46 +163,46 @@ class Sampler(ABC):
         if wrong.any():
             raise ValueError(
                 f"weights of sampler {self.title} must be finite and >= 0, got {float(weights[wrong][0])}. "
-                "Give 0 to what must not be drawn, and name columns that may be unknown in `needs`."
+                "Give 0 to rows that must not be drawn, and name columns that may be unknown in `needs`."
             )
         return weights, unknown
 
     def try_out(self) -> None:
-        """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at a draw."""
+        """Weigh two made-up rows, and no rows, so that a mistake shows before a run begins."""
         for size in (2, 0):
             self.weigh(Rows(_MADE_UP, slice(0, size), DrawRequest("", iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the random state as plain JSON values, for the checkpoint."""
         return {"name": self.title, "random": self._bits.state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if state["name"] != self.title:
             raise ValueError(
-                f"replay.sampler must be the one the state was saved by ({state['name']}), got {self.title}. "
+                f"replay.sampler must be the sampler that saved the state ({state['name']}), got {self.title}. "
                 f"Set replay.sampler: {state['name']}, or start a new run."
             )
         self._bits.state = state["random"]
 
 
 class RankedSampler(Sampler):
-    """Takes the rows of the lowest score among candidates, which are drawn by weight; of equal scores, any."""
+    """A ranked sampler draws candidates by weight and takes those with the lowest scores. Ties are broken at random."""
 
     @property
     @abstractmethod
     def pool(self) -> int | None:
-        """Candidates per row asked for; None: every row there is. 0: no ranking, rows are drawn by weight."""
+        """Candidates per requested row. None: all rows are candidates. 0: rows are drawn by weight, without ranks."""
 
     @property
     def measured(self) -> bool:
-        """Whether scores come from the current policy: then the loop measures the candidates."""
+        """Whether scores come from the current policy. If so, the training loop measures the candidates."""
         return False
 
     @abstractmethod
     def scores(self, rows: Rows) -> Floats:
-        """[N]; the lowest are taken."""
+        """Return the scores [N] of the rows. Rows with the lowest scores are taken."""
 
     @property
     def sign(self) -> float:
-        """What a measured value is multiplied by to become a score."""
+        """The factor that turns a measured value into a score."""
         return 1.0

@@ -1,4 +1,4 @@
-"""A draw: rows are chosen pick by pick, read, and reserved for the slots of the batch that asked for them."""
+"""A draw chooses rows for each pick, reads them, and reserves them for slots of the iteration's batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from replay.storage.read import Loaded, load, quarantine
 _log = logging.getLogger(__name__)
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
-"""Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
+"""A function that measures mean entropies with the current policy, in nats per action token, one per trajectory."""
 
 
 class RunDraws:
-    """What one run draws from, kept between its draws. `others`: runs that rows are asked of; sources do no harm."""
+    """The draws of one run, from its rows and those of the runs `others`. Rows are kept in memory between draws."""
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         self.run, self.others = run, others
@@ -33,7 +33,7 @@ class RunDraws:
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[BatchRow]:
-        """Rows for each pick in turn, reserved in place of what the request's slots held before."""
+        """Draw rows for each pick in turn, and reserve them in place of earlier rows of the request's slots."""
         release(connection, request.run, request.iteration, request.slots, stream=REPLAY)
         self._eligible.refresh(connection, request)
         selection = Selection(self._eligible, request, sampler)
@@ -42,40 +42,40 @@ class RunDraws:
         else:
             _quarantine(connection, candidates.corrupt)
             measured = zip(request.picks, candidates.ids, strict=True)
-            chosen = [selection.best_of(ids, candidates.scores, pick) for pick, ids in measured]
+            chosen = [selection.choose_best(ids, candidates.scores, pick) for pick, ids in measured]
         drawn = self._read(connection, selection, request.picks, chosen)
         largest = max((row.correction for row, _ in drawn), default=1.0)
         records = [
-            request.draw_of(whole, slot, REPLAY, probability=row.probability, weight=row.correction / largest)
+            request.record_draw(whole, slot, REPLAY, probability=row.probability, weight=row.correction / largest)
             for slot, (row, whole) in enumerate(drawn, start=request.first_slot)
         ]
         reserve(connection, records)
         return [BatchRow.drawn(whole, record) for record, (_, whole) in zip(records, drawn, strict=True)]
 
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
-        """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
+        """Refresh and weigh the rows ahead of a draw, so that other writers wait less for the draw itself."""
         self._eligible.refresh(connection, request)
         self._eligible.weigh_for_picks(request, sampler)
 
-    def measured(
+    def read_candidates(
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
-        """The candidates of each pick by id, those that could be read, and why others could not."""
+        """Return the candidate ids of each pick, the candidates that could be read, and why others could not."""
         self._eligible.refresh(connection, request)
         selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
-        ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
+        ids = [[names[at] for at in selection.draw_candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         loaded = self._load(connection, list(dict.fromkeys(id for each in ids for id in each)))
         return ids, loaded.whole, loaded.corrupt
 
     def trial(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> TrialDraw:
-        """The moment before a draw of `request`, whose picks play no part yet."""
+        """Return a trial of the next draw. The picks of `request` play no part."""
         self._eligible.refresh(connection, request)
         return TrialDraw(self._eligible, request, sampler)
 
     def _read(
         self, connection: sa.Connection, selection: Selection, picks: Sequence[Pick], chosen: list[list[SelectedRow]]
     ) -> list[tuple[SelectedRow, Trajectory]]:
-        """The chosen rows, with others in place of those that can't be read; a group that lacks one goes whole."""
+        """Read the chosen rows. Unreadable rows are replaced by others; a group with one is replaced as a whole."""
         loaded = self._load_chosen(connection, [row for rows in chosen for row in rows])
         drawn: list[tuple[SelectedRow, Trajectory]] = []
         for pick, rows in zip(picks, chosen, strict=True):
@@ -92,7 +92,7 @@ class RunDraws:
         return drawn
 
     def _whole(self, pick: Pick, rows: list[SelectedRow], found: Mapping[int, Trajectory]) -> list[SelectedRow]:
-        """The rows that were found, but for a pick of groups those of a group that lacks one."""
+        """Return the rows that could be read. A pick of groups keeps only groups of which every row could be read."""
         groups = self._eligible.index.columns["group"]
         broken = {int(groups[row.position]) for row in rows if row.position not in found}
         if pick.unit == "group":
@@ -100,14 +100,14 @@ class RunDraws:
         return [row for row in rows if row.position in found]
 
     def _load_chosen(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
-        """The trajectories that can be read, by position. The others are quarantined."""
+        """Return the trajectories that can be read, by position. The others are quarantined."""
         positions = {self._eligible.index.ids[row.position]: row.position for row in rows}
         loaded = self._load(connection, list(positions))
         _quarantine(connection, loaded.corrupt)
         return {positions[id]: trajectory for id, trajectory in loaded.whole.items()}
 
     def _load(self, connection: sa.Connection, ids: Sequence[str]) -> Loaded:
-        """A token beyond the run's vocabulary would end the step that trains it."""
+        """Load rows. A row with a token beyond the run's vocabulary counts as corrupt: it could not be trained."""
         loaded, vocab_size = load(connection, ids, with_messages=False), self._eligible.vocab_size
         for id, row in [*loaded.whole.items()]:
             most = max(int(part.tokens.token_ids.max()) for part in row.segments if len(part.tokens))
@@ -119,11 +119,13 @@ class RunDraws:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a ranked sampler chooses from once it is measured: ids and scores, pick by pick."""
+    """The measured candidates of a ranked sampler."""
 
     ids: list[list[str]]
+    """Candidate ids of each pick."""
     scores: Mapping[str, float]
     corrupt: Mapping[str, str]
+    """Reasons why candidates could not be read, by id."""
 
 
 def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The rows a run may draw, in memory: columns that follow the database a change at a time."""
+"""An in-memory index of the rows that a run may draw. A refresh reads only what changed since the last one."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -20,10 +20,10 @@ Column = npt.NDArray[Any]
 
 _BATCH = 5_000
 _FIRST = -(1 << 63)
-"""At most any number of a row: so an index of these numbers is used for all rows, too."""
+"""A change number below that of any row. Asking for greater ones makes the database use its index for all rows."""
 _rows = trajectories.c
 
-# As the driver gives them: a row at a time, types take longer than the query.
+# These columns are read without SQLAlchemy's types: converting row by row takes longer than the query.
 _TEXTS = (_rows.id, _rows.run, _rows.source, _rows.task, _rows.group)
 _NUMBERS: dict[str, tuple[sa.ColumnElement[Any], type]] = {
     "iteration": (_rows.iteration, np.int64),
@@ -45,29 +45,29 @@ _CODES = ("run", "source", "task", "group")
 
 
 class Codes:
-    """Small numbers in place of texts, in the order they came."""
+    """Small numbers that stand for texts, in the order in which the texts first came."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
 
-    def of(self, names: Iterable[str]) -> list[int]:
+    def codes_for(self, names: Iterable[str]) -> list[int]:
         codes = self._codes
         found = [codes.setdefault(name, len(codes)) for name in names]
         self.names += [*islice(reversed(codes), len(codes) - len(self.names))][::-1]
         return found
 
     def get(self, name: str) -> int:
-        """-1 for a name that no row has."""
+        """Return the code of a name, or -1 if no row has the name."""
         return self._codes.get(name, -1)
 
 
 class EligibleIndex:
-    """The eligible rows that a run may draw: its own, those that were imported, and those of the runs `others`.
+    """The eligible rows that a run may draw: its own, imported ones, and those of the runs `others`.
 
-    Rows stand in an order that depends on their content alone: those of other runs first, by run; within a run by
-    iteration, slot and id. So what the drawing run collects is added at the end, and clocks and the history of
-    refreshes leave no trace in a draw.
+    The order of rows depends on their content alone, so that a draw depends on neither clocks nor earlier refreshes.
+    Rows of other runs come first, by run. Within a run, rows are ordered by iteration, slot and id. New rows of the
+    drawing run are therefore appended at the end.
     """
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
@@ -75,7 +75,7 @@ class EligibleIndex:
         self.ids: list[str] = []
         self.codes = {name: Codes() for name in _CODES}
         self.columns: dict[str, Column] = _Batch(self.codes).columns()
-        """By name, [N] each; to be read only."""
+        """Columns by name, [N] each. Others must only read them."""
         self._mark_own()
         self._last = -1
         self._all, self._since = _queries(dict.fromkeys((run, *others)))
@@ -87,32 +87,32 @@ class EligibleIndex:
 
     @property
     def is_new(self) -> bool:
-        """Whether the first refresh, which takes all rows, is still to come."""
+        """Whether no refresh was made yet. The first one reads all rows."""
         return self._last < 0
 
     def position(self, id: str) -> int | None:
-        """None: no eligible row has the id."""
+        """Return the row's position, or None if no eligible row has the id."""
         if self._positions is None:
             self._positions = {name: position for position, name in enumerate(self.ids)}
         return self._positions.get(id)
 
     def refresh(self, connection: sa.Connection) -> bool:
-        """Everything that has changed since the last time; whether anything had."""
+        """Take over everything that changed since the last refresh. Returns whether anything had changed."""
         newest = last_number(connection, "changed")
         if newest < self._last:
             raise DamagedDatabase(f"{newest} after {self._last} in buffer_state.value of 'changed'")
         if newest == self._last:
             return False
         is_first, come, gone = self.is_new, _Batch(self.codes), list[str]()
-        # Numbers are handed out in order, under a lock: one that is seen has no smaller one to come. One above the
-        # newest is damage, which must not hide what is still to come.
+        # Change numbers are assigned in order, under a lock, so no smaller number can appear after a seen one. A number
+        # above the newest is damage. It is ignored, since it would hide all later changes.
         between = {} if is_first else {"since": self._last, "newest": newest}
         for part in connection.execute(self._all if is_first else self._since, between).partitions(_BATCH):
             gone += come.add(list(zip(*part, strict=True)))
         if not is_first:
             gone += reclaimed_between(connection, self._last, newest)
         mismatches = run_mismatches(connection, self.run, self.codes["run"].names)
-        # Nothing is asked of the database from here on: a refresh that fails there can be made again.
+        # No query follows: if one above fails, the index is unchanged and the refresh can be repeated.
         self._last = newest
         if come.ids or gone:
             del self.columns["own"]
@@ -130,7 +130,7 @@ class EligibleIndex:
             self._take(np.flatnonzero(kept))
 
     def _put(self, ids: list[str], values: dict[str, Column]) -> None:
-        """Rows that are known get these values; the others are put in their places."""
+        """Update known rows with these values, and add the other rows."""
         at = [self.position(id) for id in ids] if self.ids else [None] * len(ids)
         is_new = np.array([place is None for place in at], np.bool_)
         places = np.array([place for place in at if place is not None], np.intp)
@@ -144,7 +144,7 @@ class EligibleIndex:
     def _append(self, ids: list[str], values: dict[str, Column]) -> None:
         end, order = len(self), self._ordered(ids, values)
         ids = [ids[place] for place in order.tolist()]
-        for name in self.columns:  # one at a time: two sets of them are twice the memory
+        for name in self.columns:  # one at a time, to save memory
             self.columns[name] = np.concatenate([self.columns[name], values.pop(name)[order]])
         if self._positions is not None:
             self._positions.update(zip(ids, range(end, end + len(ids)), strict=True))
@@ -153,7 +153,7 @@ class EligibleIndex:
             self._take(self._ordered(self.ids, self.columns))
 
     def _take(self, places: npt.NDArray[np.intp]) -> None:
-        """Only these rows, in this order."""
+        """Keep only these rows, in this order."""
         for name in self.columns:
             self.columns[name] = self.columns[name][places]
         self.ids = [self.ids[place] for place in places.tolist()]
@@ -167,12 +167,12 @@ class EligibleIndex:
         self.columns["own"] = self.columns["run"] == self.codes["run"].get(self.run)
 
     def _ordered(self, ids: Sequence[str], columns: Mapping[str, Column]) -> npt.NDArray[np.intp]:
-        """The places of rows among themselves."""
+        """Return the indices that sort the rows."""
         names = self.codes["run"].names
         ranks = np.argsort(sorted(range(len(names)), key=lambda code: (names[code] == self.run, names[code])))
         by_place = [ranks[columns["run"]], columns["iteration"], columns["slot"]]
         order = np.lexsort(by_place[::-1])
-        # Rows of one place, such as imported ones, are distinguished by their ids.
+        # Ids are compared only if rows share run, iteration and slot, as imported rows may.
         alike = [np.diff(values[order]) == 0 for values in by_place]
         if np.logical_and.reduce(alike).any():
             by_id = np.argsort(sorted(range(len(ids)), key=ids.__getitem__))
@@ -180,13 +180,13 @@ class EligibleIndex:
         return order
 
     def mismatches(self) -> npt.NDArray[np.int64]:
-        """[N] bits by `compatibility.MISMATCHES`: what keeps rows from being compared with the run's own."""
+        """Return the difference bits [N] of all rows (`compatibility.DIFFERENCES`)."""
         bits: npt.NDArray[np.int64] = self.columns["mismatch"] | self._mismatch_of_run[self.columns["run"]]
         return bits
 
 
 class _Batch:
-    """Rows on their way into the index."""
+    """Rows that were read and are to be put into the index."""
 
     def __init__(self, codes: Mapping[str, Codes]) -> None:
         self.ids: list[str] = []
@@ -197,11 +197,11 @@ class _Batch:
         self._codes = codes
 
     def columns(self) -> dict[str, Column]:
-        """By name, of all that were added. Parts are let go of: both together would take twice the memory."""
+        """Return the columns of all added rows, by name. The parts are freed meanwhile, to save memory."""
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
-        """The ids of those that are not eligible and so were not added."""
+        """Add the eligible rows. Returns the ids of the other rows."""
         good = [state == ELIGIBLE for state in columns[-1]]
         left_out: list[str] = []
         if not all(good):
@@ -212,17 +212,17 @@ class _Batch:
             if name == "id":
                 self.ids.extend(kept)
             else:
-                # At once: the texts of all rows would take several times the room of the index.
-                self._parts[name].append(np.array(self._codes[name].of(kept), np.int64))
+                # Texts become codes at once: the texts of all rows would need several times the memory of the index.
+                self._parts[name].append(np.array(self._codes[name].codes_for(kept), np.int64))
         for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -1], strict=True):
             self._parts[name].append(np.array(values, kind))
         return left_out
 
 
 def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
-    """Queries for the eligible rows of these runs and imported ones, and for what has changed among all of those.
+    """Return two queries about these runs and imported rows: for all eligible rows, and for rows that changed.
 
-    Each part of a union finds its rows by an index.
+    Each is a union, so that every part can use an index of the database.
     """
     listed = list(runs)
     columns = (*_TEXTS, *(column for column, _ in _NUMBERS.values()), _rows.state)
@@ -230,7 +230,7 @@ def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSe
     query = query.join_from(trajectories, groups, _rows.group == groups.c.id)
     imported = query.where(sa.text(IMPORTED), _rows.run.not_in(listed))
     parts = [*(query.where(_rows.run == run) for run in listed), imported]
-    # As an expression: the index of states would find the rows of all runs.
+    # An expression keeps the database from using the index of states, which covers the rows of all runs.
     state = sa.func.coalesce(sa.type_coerce(_rows.state, sa.Text), "")
     eligible = sa.union_all(*(part.where(_rows.changed >= _FIRST, state == ELIGIBLE) for part in parts))
     some = (_rows.changed > sa.bindparam("since"), _rows.changed <= sa.bindparam("newest"))

@@ -1,4 +1,8 @@
-"""Which stored successes new episodes begin in, and how far: a curriculum from their ends to their starts."""
+"""A curriculum of restarts: new episodes continue stored successes, at first near their ends, later near their starts.
+
+Example: a success has four replies. The first group that continues it keeps three of them and makes the last one. If
+half of the group succeeds, the next group keeps two.
+"""
 
 from typing import Any
 
@@ -12,12 +16,13 @@ _rows = trajectories.c
 
 
 def replies_to_keep(replies: int, latest: tuple[int, float] | None) -> int:
-    """How many of a success's `replies` the next group that begins in it keeps; 0: it is done.
+    """Return how many of a success's `replies` the next group that continues it keeps. 0: the success is done.
 
-    `latest` is how many its latest group kept, and the share of its members that succeeded; None: there was none. The
-    first group has one reply to make. Where at least half succeeded the next one begins a reply earlier, where none did
-    a reply later (never behind the last but one), else at the same place: the reverse curriculum of R3 (Xi et al. 2024,
-    arXiv 2402.05808) at the pace of each success.
+    `latest` has the number of replies that the success's latest group kept, and the share of its members that
+    succeeded. None: no group has continued the success yet; the first one has one reply to make. If at least half
+    succeeded, the next group keeps one reply less. If none succeeded, it keeps one more, but never all replies.
+    Otherwise it keeps as many. This is the reverse curriculum of R3 (Xi et al. 2024, arXiv 2402.05808), at the pace
+    of each success.
     """
     if latest is None:
         return replies - 1
@@ -28,11 +33,11 @@ def replies_to_keep(replies: int, latest: tuple[int, float] | None) -> int:
 
 
 def restartable(connection: sa.Connection, run: str) -> list[tuple[str, int]]:
-    """Ids of successes of the run that episodes can begin in, and how many replies are to be kept of each.
+    """Return the ids of the run's successes that episodes can continue, and how many replies to keep of each.
 
-    Of each task the latest success from the start, unless it is done; those tasks first whose episodes from the start
-    succeed least often, and of equal ones the latest success. Rows of several training sequences are left out: what the
-    policy saw was rewritten there.
+    Each task gives its latest success that began at the start, unless that success is done. Tasks whose episodes from
+    the start succeed least often come first; ties go to the latest success. Rows of several training sequences are left
+    out, because the policy's context was rewritten in them.
     """
     attempts = sa.func.sum(groups.c.size * groups.c.success_rate) / sa.func.sum(groups.c.size)
     rates = sa.select(groups.c.task, attempts.label("rate")).where(groups.c.run == run, OF_ATTEMPTS)
@@ -52,7 +57,7 @@ def restartable(connection: sa.Connection, run: str) -> list[tuple[str, int]]:
 
 
 def _latest_groups(connection: sa.Connection, run: str) -> dict[str, tuple[int, float]]:
-    """How many replies the latest group that began in a success kept, and its share of successes, by success."""
+    """Return, by the id of a success, how many replies the latest group that continued it kept and its success rate."""
 
     def begun(table: sa.Table) -> sa.Select[Any]:
         columns = (table.c.parent, table.c.kept_turns, groups.c.success_rate, groups.c.iteration)

@@ -1,4 +1,4 @@
-"""The built-in samplers: which stored rows are drawn. They say how much each row weighs, and are seeded."""
+"""The built-in samplers. Each one gives stored rows their weights, and is seeded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ __all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "succ
 
 
 class UniformSampler(Sampler):
-    """Every row alike."""
+    """Every row weighs the same."""
 
     name = "uniform"
 
@@ -22,10 +22,10 @@ class UniformSampler(Sampler):
 
 
 class RecencySampler(Sampler):
-    """Weight 2^(-staleness / half_life): half as likely every `half_life` policy versions.
+    """A row weighs 2^(-staleness / half_life): half as much every `half_life` policy versions.
 
-    The emphasis on recent experience of Wang and Ross 2019 (arXiv:1906.04009), as a half-life. Unknown: rows of other
-    runs, which have no staleness. No signal: rows of one version are uniform.
+    This is the emphasis on recent experience of Wang and Ross 2019 (arXiv:1906.04009), as a half-life. Unknown: rows of
+    other runs, which have no staleness. No signal: rows of one version weigh the same.
     """
 
     name = "recency"
@@ -42,10 +42,10 @@ class RecencySampler(Sampler):
 
 
 class FifoWindowSampler(Sampler):
-    """Every row of the newest `window` iterations alike, no other one.
+    """Every row of the newest `window` iterations weighs the same; other rows weigh 0.
 
-    Uniform over a first-in-first-out window, as found best in arXiv:2604.08706. Rows of other runs have iterations
-    of another counting: their priority is unknown. No signal: an empty window gives nothing.
+    This is uniform replay from a first-in-first-out window, as found best in arXiv:2604.08706. Unknown: rows of other
+    runs, which count their own iterations. No signal: an empty window gives no rows.
     """
 
     name = "fifo_window"
@@ -54,7 +54,7 @@ class FifoWindowSampler(Sampler):
     @dataclass(frozen=True)
     class Options:
         window: Annotated[int, Field(ge=1, lt=2**63)] = 8
-        """Iterations before the drawing one."""
+        """Number of iterations before the drawing one."""
 
     def weights(self, rows: Rows) -> Floats:
         newest: Floats = (rows.iteration >= rows.now.iteration - self.options.window).astype(np.float64)
@@ -62,11 +62,11 @@ class FifoWindowSampler(Sampler):
 
 
 class SuccessSampler(Sampler):
-    """Weight 1 - success rate of the row's group: what is still hard comes back.
+    """A row weighs 1 - the success rate of its group, so that hard tasks are replayed more.
 
-    Groups of constant reward weigh 0: their advantages are 0. A group of one (hindsight) or of another run does not say
-    how often the policy fails: its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0 if their
-    advantage is 0. No signal: where no row has a weight nothing is drawn.
+    Groups of constant reward weigh 0, because their advantages are 0. A group of one row (hindsight) or of another run
+    does not tell how often this policy fails. Its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0
+    if their advantage is 0. No signal: if no row has a weight, no row is drawn.
     """
 
     name = "success"
@@ -79,16 +79,16 @@ class SuccessSampler(Sampler):
 
 
 def successes(success_rate: Any, group_size: Any) -> Any:
-    """k of a difficulty bucket, of one group or of an array of them."""
+    """Return the number of successes of one group, or of an array of groups."""
     return np.rint(success_rate * group_size)
 
 
 class DifficultySampler(Sampler):
-    """Rows in buckets by the success count k of their group of n.
+    """A row weighs by the number k of successes in its group of n; rows of equal k and n form a bucket.
 
-    gaussian: weight exp(-(k - n/2)^2 / (2 sigma^2)) (after ExGRPO, arXiv:2510.02245, where buckets have these weights,
-    not their rows). uniform_buckets: 1 / rows of the same k and n that can be drawn. hard: 1 - k/n. easy: k/n.
-    No signal: one bucket is uniform.
+    gaussian: exp(-(k - n/2)^2 / (2 sigma^2)), after ExGRPO (arXiv:2510.02245), which weighs buckets and not rows.
+    uniform_buckets: 1 / the number of the bucket's rows that can be drawn. hard: 1 - k/n. easy: k/n.
+    No signal: rows of one bucket weigh the same.
     """
 
     name = "difficulty"
@@ -116,15 +116,15 @@ class DifficultySampler(Sampler):
 
 
 class RewardSampler(Sampler):
-    """Weight exp(reward / temperature): what paid most comes back most (RePO's reward-oriented replay,
-    arXiv:2506.09340, with a softmax in place of the maximum). No signal: equal rewards are uniform."""
+    """A row weighs exp(reward / temperature): RePO's reward-oriented replay (arXiv:2506.09340), with a softmax in place
+    of the maximum. No signal: rows of equal reward weigh the same."""
 
     name = "reward"
 
     @dataclass(frozen=True)
     class Options:
         temperature: Annotated[float, Field(gt=0)] = 1.0
-        """Reward units; rewards beyond 300 of them count as 300."""
+        """In units of the reward. The quotient is clamped to +-300."""
 
     def weights(self, rows: Rows) -> Floats:
         weights: Floats = np.exp(np.clip(rows.reward / self.options.temperature, -300.0, 300.0))
@@ -132,8 +132,8 @@ class RewardSampler(Sampler):
 
 
 class MaxVarianceGroupSampler(Sampler):
-    """Weight reward variance of the row's group: most for groups that tell good from bad most clearly (RePO's
-    variance-driven replay, arXiv:2506.09340). No signal: groups of constant reward are never drawn."""
+    """A row weighs the reward variance of its group: RePO's variance-driven replay (arXiv:2506.09340). No signal:
+    groups of constant reward are never drawn."""
 
     name = "max_variance_group"
 
@@ -142,11 +142,11 @@ class MaxVarianceGroupSampler(Sampler):
 
 
 class AdvantageSampler(Sampler):
-    """Weight |advantage|^exponent, corrected by importance weights (N probability)^-beta over the largest of the draw
-    (prioritised experience replay, Schaul et al. 2016, arXiv:1511.05952), which multiply the rows' loss.
+    """A row weighs |advantage|^exponent: prioritised experience replay (Schaul et al. 2016, arXiv:1511.05952).
 
-    The formula is that of draws with replacement, which draws of a small share of the buffer are close to. No signal:
-    rows of advantage 0 are never drawn.
+    Its loss is multiplied by (N probability)^-beta, over the largest such factor of the draw. The factor is exact for
+    draws with replacement; a draw of a small share of the buffer is close to one. No signal: rows of advantage 0 are
+    never drawn.
     """
 
     name = "advantage"
@@ -165,11 +165,11 @@ class AdvantageSampler(Sampler):
 
 
 class EntropySampler(RankedSampler):
-    """Takes, of `pool` random candidates per row asked for, those of lowest mean entropy (ExGRPO, arXiv:2510.02245),
-    or of the highest; with mode random, every row of known entropy alike.
+    """The rows of lowest or highest mean entropy are taken from `pool` random candidates per requested row.
 
-    policy: stored is the entropy when the row was sampled; current is measured by the policy that is about to learn.
-    No signal: equal entropies are uniform. A row taken by rank has no probability.
+    argmin takes the lowest (ExGRPO, arXiv:2510.02245), argmax the highest; random draws rows of known entropy evenly.
+    Policy `stored` uses the entropy when the row was sampled; `current` is measured by the policy that is about to
+    learn. No signal: rows of equal entropy are taken evenly. A row taken by rank has no probability.
     """
 
     name = "entropy"
@@ -179,7 +179,7 @@ class EntropySampler(RankedSampler):
         mode: Literal["argmin", "argmax", "random"] = "argmin"
         policy: Literal["stored", "current"] = "stored"
         pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
-        """null: all rows there are."""
+        """null: all rows are candidates."""
 
         def __post_init__(self) -> None:
             measured = self.policy == "current" and self.mode != "random"
@@ -210,9 +210,9 @@ class EntropySampler(RankedSampler):
 
 
 class FreshnessSampler(Sampler):
-    """Another sampler's weight x exp(-staleness / tau): a priority that ages (freshness-aware PER).
+    """A row weighs exp(-staleness / tau) times another sampler's weight: a priority that ages (freshness-aware PER).
 
-    Unknown: rows of other runs, and what is unknown to the other sampler. No signal: as the other sampler.
+    Unknown: rows of other runs, and rows that are unknown to the other sampler. No signal: as with the other sampler.
     """
 
     name = "freshness"
@@ -222,7 +222,7 @@ class FreshnessSampler(Sampler):
         tau: Annotated[float, Field(gt=0)] = 8.0
         """Policy versions."""
         sampler: str = "advantage"
-        """One that weighs rows; its options stand in `options`."""
+        """The other sampler, which must weigh rows and not rank them. `options` are its options."""
         options: dict[str, Any] = field(default_factory=dict)
 
         def __post_init__(self) -> None:
@@ -234,7 +234,7 @@ class FreshnessSampler(Sampler):
         self._other = _PLAIN[self.options.sampler](0, self.options.options)
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # and what the other one needs
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # also the needs of the other sampler
         return ("staleness", *self._other.needs)
 
     def weights(self, rows: Rows) -> Floats:
@@ -254,7 +254,7 @@ SAMPLERS: dict[str, type[Sampler]] = {**_PLAIN, FreshnessSampler.name: Freshness
 
 
 def make_sampler(kind: str | type[Sampler], seed: int, options: Mapping[str, Any] | None = None) -> Sampler:
-    """A built-in sampler by its name, or one of another class. Raises ValueError for what does not fit."""
+    """Make a built-in sampler by its name, or a sampler of a given class. Raises ValueError for wrong options."""
     if isinstance(kind, str):
         if kind not in SAMPLERS:
             raise ValueError(f"replay.sampler must be one of {', '.join(SAMPLERS)}, got {kind!r}.")

@@ -1,4 +1,4 @@
-"""Which rows one draw takes: pick by pick, no row twice, within the caps."""
+"""The choice of rows within one draw: pick by pick, no row twice, within the caps per task and per group."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class SelectedRow:
-    """One row of the index that is to be drawn."""
+    """A row of the index that was chosen for the draw."""
 
     position: int
     probability: float | None
-    """Its share of the weight that was left when its pick began, or its group's share; None: chosen by rank."""
+    """The share of the row, or of its group, in the weight that was left when its pick began. None: chosen by rank."""
     correction: float = 1.0
-    """What its loss is multiplied by, up to a factor common to the draw."""
+    """The weight of the row's loss, up to a factor common to the draw."""
 
 
 class Selection:
-    """Chooses for the picks of one request, one after another. Raises ReplayError where rows can't be compared."""
+    """A selection chooses rows for the picks of one request. Raises ReplayError for a source that can't be compared."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self._by_source = eligible.weigh_for_picks(request, sampler)
@@ -42,15 +42,15 @@ class Selection:
         self._whole: dict[Pick, tuple[WholeGroups, Weights]] = {}
 
     def choose(self, pick: Pick) -> list[SelectedRow]:
-        """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
+        """Choose at most `pick.count` of the rows that fit the pick; for the unit `group`, whole groups."""
         if pick.unit == "group":
             return self._groups(pick)
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
-            candidates = self.candidates(pick, self._sampler.pool)
+            candidates = self.draw_candidates(pick, self._sampler.pool)
             return self._best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
         there, weights = self._left(pick)
         chosen: list[int] = []
-        for at in drawn_in_turn(weights, pick.count, self._random):
+        for at in draw_in_turn(weights, pick.count, self._random):
             if len(chosen) == pick.count:
                 break
             if self._take([int(there[at])]):
@@ -59,23 +59,23 @@ class Selection:
         corrections = [self._sampler.correction(share, number) for share in shares]
         return [SelectedRow(*row) for row in zip(there[chosen].tolist(), shares, corrections, strict=True)]
 
-    def candidates(self, pick: Pick, pool: int | None) -> Positions:
-        """What a ranked sampler may choose from."""
+    def draw_candidates(self, pick: Pick, pool: int | None) -> Positions:
+        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row; None: all rows."""
         there, weights = self._left(pick)
         if pool is None:
             return self._random.permutation(there)
-        drawn = list(islice(drawn_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
+        drawn = list(islice(draw_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
         return there[np.array(drawn, np.intp)]
 
-    def best_of(self, ids: Sequence[str], scores: Mapping[str, float], pick: Pick) -> list[SelectedRow]:
-        """The best of candidates that were measured before: some may have gone since."""
+    def choose_best(self, ids: Sequence[str], scores: Mapping[str, float], pick: Pick) -> list[SelectedRow]:
+        """Choose the best of candidates that were measured earlier. Candidates that have gone since are skipped."""
         found = [(self._index.position(id), scores.get(id, np.nan)) for id in ids]
         there = [(position, score) for position, score in found if position is not None]
         positions: Positions = np.array([position for position, _ in there], np.intp)
         return self._best(positions, np.array([score for _, score in there]), pick)
 
     def _best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
-        """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
+        """Return the drawable candidates with the lowest scores. A candidate whose score is NaN is never taken."""
         allowed = self._by_source[pick.source].mask
         chosen: list[SelectedRow] = []
         for at in np.argsort(scores, kind="stable").tolist():
@@ -86,13 +86,13 @@ class Selection:
         return chosen
 
     def release(self, positions: Iterable[int]) -> None:
-        """Rows that could not be drawn after all: they fill no cap, and are not chosen again."""
+        """Stop counting rows against the caps that could not be read. They are not chosen again."""
         for position in positions:
             for name, counts in self._counts.items():
                 counts[int(self._columns[name][position])] -= 1
 
     def _asked(self, pick: Pick) -> npt.NDArray[np.bool_] | None:
-        """Rows of the pick's task, group size and reward; None: all of them."""
+        """Return a mask of the rows that have the pick's task, group size and reward. None: all rows fit."""
         columns, conditions = self._columns, []
         if pick.task is not None:
             conditions.append(columns["task"] == self._index.codes["task"].get(pick.task))
@@ -103,7 +103,7 @@ class Selection:
         return np.logical_and.reduce(conditions) if conditions else None
 
     def _left(self, pick: Pick) -> tuple[Positions, Weights]:
-        """The rows that the pick asks for, and their weights: 0 for those that were chosen already."""
+        """Return the rows that fit the pick and are not chosen yet, and their weights."""
         weights, asked = self._by_source[pick.source].weights, self._asked(pick)
         if self._taken:
             weights = weights.copy()
@@ -112,7 +112,7 @@ class Selection:
         return there, weights[there]
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
-        """A group can be drawn if every member may be, and weighs the mean of its members."""
+        """Choose whole groups. A group weighs the mean of its members, every one of which must be drawable."""
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
             raise ValueError(
                 f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
@@ -121,7 +121,7 @@ class Selection:
         groups, weights = self._complete_groups(pick)
         left, total, number = pick.count, float(weights.sum()), int(np.count_nonzero(weights))
         chosen: list[SelectedRow] = []
-        for at in drawn_in_turn(weights, -(-pick.count // max(1, pick.size or 1)), self._random):
+        for at in draw_in_turn(weights, -(-pick.count // max(1, pick.size or 1)), self._random):
             rows = groups.members(at).tolist()
             if len(rows) <= left and self._take(rows):
                 share = float(weights[at]) / total
@@ -133,21 +133,23 @@ class Selection:
         return chosen
 
     def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, Weights]:
-        """Those that are left for the pick, and the weight of each: the mean of its members'."""
+        """Return the complete groups that are left for the pick, and the weight of each."""
         every, kind = self._by_source[pick.source], replace(pick, count=0)
         if kind not in self._whole:
             asked = self._asked(pick)
-            there = whole_groups(np.flatnonzero(every.mask if asked is None else every.mask & asked), self._columns)
-            self._whole[kind] = there, there.means(every.weights)
+            there = find_whole_groups(
+                np.flatnonzero(every.mask if asked is None else every.mask & asked), self._columns
+            )
+            self._whole[kind] = there, there.mean_by_group(every.weights)
         groups, weights = self._whole[kind]
         if not self._taken:
             return groups, weights
         codes = self._columns["group"]
         left = ~np.isin(codes[groups.first], codes[self._taken])
-        return groups.only(left), weights[left]
+        return groups.keep(left), weights[left]
 
     def _take(self, positions: list[int]) -> bool:
-        """All of them or none, if the caps allow it."""
+        """Take all of the rows if the caps allow it, or none. Returns whether they were taken."""
         if any(cap is not None for cap in self._caps.values()):
             more = {name: Counter(self._columns[name][positions].tolist()) for name in self._caps}
             for name, cap in self._caps.items():
@@ -159,11 +161,11 @@ class Selection:
         return True
 
 
-def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> Iterator[int]:
-    """All positions of weight > 0, one after another in proportion to the weights that are left.
+def draw_in_turn(weights: Weights, first: int, random: np.random.Generator) -> Iterator[int]:
+    """Yield all positions of weight > 0, each drawn in proportion to the weights that are left.
 
-    An exponential race (Efraimidis and Spirakis 2006): waiting times are divided by weights, and the earliest comes
-    first. The `first` are found without sorting the others.
+    This is an exponential race (Efraimidis and Spirakis 2006): random waiting times are divided by the weights, and
+    the earliest position comes first. The `first` positions are found without sorting the others.
     """
     there = np.flatnonzero(weights > 0.0)
     with np.errstate(over="ignore"):
@@ -178,33 +180,33 @@ def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> 
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """[G] groups of which every member is among some rows, in the order of their first members."""
+    """[G] groups of which every member is among some rows, ordered by their first members."""
 
     rows: Positions
-    """[N] members of one group after another, each group's in order."""
+    """[N]: the positions of all members, group after group."""
     starts: Positions
-    """[G]: where in `rows` each group begins."""
+    """[G]: the index in `rows` at which each group begins."""
     sizes: Positions
-    """[G]"""
+    """[G]: the number of members of each group."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def first(self) -> Positions:
-        """[G]: the first member of each."""
+        """[G]: the first member of each group."""
         return self.rows[self.starts]
 
     def members(self, at: int) -> Positions:
         start = self.starts[at]
         return self.rows[start : start + self.sizes[at]]
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> WholeGroups:
-        """[G] bool: those, the rows of the others being left where they are."""
+    def keep(self, kept: npt.NDArray[np.bool_]) -> WholeGroups:
+        """Return the groups where the mask [G] is True. `rows` stays as it is."""
         return WholeGroups(self.rows, self.starts[kept], self.sizes[kept])
 
-    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """[G]: of each group's members, where `values` are those of all rows there are."""
+    def mean_by_group(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the mean [G] of each group's members. `values` are of all rows in the index."""
         means = np.empty(len(self))
         for size in np.unique(self.sizes).tolist():
             alike = np.flatnonzero(self.sizes == size)
@@ -212,8 +214,8 @@ class WholeGroups:
         return means
 
 
-def whole_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.int64]]) -> WholeGroups:
-    """Those that the rows at `positions`, ascending, make up whole."""
+def find_whole_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.int64]]) -> WholeGroups:
+    """Find the groups of which all members are among the rows at `positions`, which ascend."""
     codes, sizes = columns["group"][positions], columns["group_size"][positions]
     _, first, group, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     complete = counts == sizes[first]

@@ -1,4 +1,4 @@
-"""The next draw, tried out: what it could take, what the limits leave out, and why a source can give nothing."""
+"""A trial of the next draw: how many rows it could take, how many each limit excludes, why a source gives none."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ from replay.mixing.mix_settings import SAME_TASK, Unit
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import OWN_SOURCES
 from replay.sampling.base_sampler import Sampler
-from replay.sampling.compatibility import DIFFERENCES, bits
+from replay.sampling.compatibility import DIFFERENCES, difference_bits
 from replay.sampling.eligible_index import EligibleIndex
-from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
-from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, of_source, rules
+from replay.sampling.selection import Positions, SelectedRow, Selection, find_whole_groups
+from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, apply_limits, match_sources
 from replay.storage.staleness import Mask
 
 
 class TrialDraw:
-    """What can be asked of the moment before a draw, until the buffer is refreshed; a read-only database will do."""
+    """A trial answers questions about the next draw, and writes nothing. It holds until the buffer is refreshed."""
 
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self.index = eligible.index
@@ -31,30 +31,32 @@ class TrialDraw:
 
     @property
     def drawable(self) -> Mask:
-        """[N]: rows that the limits allow and the sampler gives a weight."""
+        """A mask [N] of the rows that the limits allow and the sampler gives a weight."""
         return self._weights.weights > 0.0
 
     def available(self) -> Availability:
-        """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
+        """Count what a draw could take. Raises ReplayError for a named source that can't be compared with the run."""
         self._eligible.refuse_incomparable(self._request)
         return _count_available(self.index, self._weights, self._request.limits)
 
-    def left(self) -> list[tuple[str, int]]:
-        """How many rows are left once a rule has left some out, rule after rule; at first, every eligible one is.
+    def count_left_by_rule(self) -> list[tuple[str, int]]:
+        """Return the number of rows left after each rule, in the order of the rules; the first entry counts all rows.
 
-        Rules are keys of `replay`, `context.max_tokens`; iteration: rows of later ones; sampler: those it gives no
-        weight.
+        A rule is a key of `replay`, or `context.max_tokens`. `iteration` excludes rows of this and later iterations,
+        `sampler` those without a weight.
         """
         kept = np.ones(len(self.index), np.bool_)
         found = [("eligible", len(kept))]
-        for name, allowed in rules(self._eligible, self._request):
+        for name, allowed in apply_limits(self._eligible, self._request):
             kept &= allowed
             found.append((name, int(np.count_nonzero(kept))))
         return [*found, ("sampler", int(np.count_nonzero(self.drawable)))]
 
     def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
-        """A sentence for each source that can give nothing: those of `replay.sources`, of any row where it is empty,
-        and those `named` besides. What the run collects itself may still be to come.
+        """Return a sentence for each source that can give no row.
+
+        The sources are those of `replay.sources`, or else those of all rows, and those `named`. The run's own sources
+        are left out while they are empty, because the run may still collect rows.
         """
         codes = self.index.codes["source"].names
         known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
@@ -65,13 +67,13 @@ class TrialDraw:
 
     def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
         columns = self.index.columns
-        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._request.iteration))
+        left = match_sources(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._request.iteration))
         if not left.any():
             similar = nearest(name, known)
             reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
             return None if name in OWN_SOURCES else reason
         rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
-        for rule, allowed in rules(self._eligible, self._request):
+        for rule, allowed in apply_limits(self._eligible, self._request):
             left = left & allowed
             if not left.any():
                 return f"{rule if rule == TOO_LONG else f'replay.{rule}'} leaves out the last of {rows}"
@@ -79,7 +81,7 @@ class TrialDraw:
             return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
         if not (self.drawable & left).any():
             return f"{sampler} gives none of {rows} a weight; uniform would"
-        whole = whole_groups(np.flatnonzero(left), columns)
+        whole = find_whole_groups(np.flatnonzero(left), columns)
         if unit == "group" and not (whole.sizes == group_size).any():
             return f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
         own = columns["task"][columns["own"] & (columns["source"] == self.index.codes["source"].get("self"))]
@@ -88,7 +90,7 @@ class TrialDraw:
         return None
 
     def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
-        """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
+        """Return the rows that the next draw would take. The sampler must not need measures of the current policy."""
         selection = Selection(self._eligible, replace(self._request, picks=tuple(picks)), self._sampler)
         return [row for pick in picks for row in selection.choose(pick)]
 
@@ -97,8 +99,8 @@ def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Lim
     tasks = index.codes["task"].names
     weighty = weights.weights > 0.0
     there = np.flatnonzero(weighty)
-    whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
-    # Of groups of which some member weighs anything.
+    whole = find_whole_groups(np.flatnonzero(weights.mask), index.columns)
+    # Groups count if at least one member has a weight.
     first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
     sizes = index.columns["group_size"]
 
@@ -123,14 +125,14 @@ def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Lim
 
 
 def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
-    """Under every name a pick may call them."""
+    """Return the rows under every name that a pick can ask for: sources, and the ids of other runs."""
     found = []
     for column in ("source", "run"):
         codes = index.columns[column][rows]
         for code in np.unique(codes).tolist():
             name = index.codes[column].names[code]
             if column == "source" or name != index.run:
-                found.append((name, rows[of_source(index, (name,), rows)]))
+                found.append((name, rows[match_sources(index, (name,), rows)]))
     return found
 
 
@@ -144,7 +146,7 @@ def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, fl
 
 
 def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:
-    """How many of the rows one draw could take, by task code."""
+    """Count how many of the rows one draw could take under the caps, by task code."""
     counts: npt.NDArray[np.int64]
     if limits.per_group is None:
         counts = np.bincount(index.columns["task"][rows])
@@ -156,8 +158,8 @@ def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.N
 
 
 def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
-    found = index.mismatches() & ~bits(limits.allow_mismatch)
-    counts = {name: int(np.count_nonzero(found & bits((name,)))) for name in DIFFERENCES}
+    found = index.mismatches() & ~difference_bits(limits.allow_mismatch)
+    counts = {name: int(np.count_nonzero(found & difference_bits((name,)))) for name in DIFFERENCES}
     if limits.max_tokens is not None:
         counts[TOO_LONG] = int(np.count_nonzero(index.columns["longest_segment"] > limits.max_tokens))
     return {name: count for name, count in counts.items() if count}

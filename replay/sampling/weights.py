@@ -1,4 +1,4 @@
-"""What every row weighs for one sampler under the limits, and what rests by use, cooldown or as its task is solved."""
+"""The weights of rows: limits exclude rows, and the sampler weighs the others. Weights are kept until rows change."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest
 from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.base_sampler import Rows, Sampler
-from replay.sampling.compatibility import bits, names_of
+from replay.sampling.compatibility import difference_bits, difference_names
 from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
@@ -25,7 +25,7 @@ from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
-"""The one limit that is no key of `replay`."""
+"""The only limit that is not a key of `replay`."""
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
@@ -46,7 +46,7 @@ def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
     return restored_column(draws.c.trajectory, found.scalars().all())
 
 
-# Attempts of iterations that were undone say nothing. Of two groups of one iteration the worse one counts: the last.
+# Groups of undone iterations do not count. If a task has two groups in one iteration, the worse one is last and counts.
 _UNDONE = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
 _NEWEST_RATES = (
     sa.select(groups.c.task, groups.c.success_rate)
@@ -57,39 +57,39 @@ _NEWEST_RATES = (
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """What rows weigh for one sampler at one moment, under one set of limits."""
+    """The weights of all rows for one sampler and one set of limits."""
 
     mask: Mask
-    """[N]: what the limits allow, whatever it weighs."""
+    """[N]: the rows that the limits allow, whatever they weigh."""
     weights: Weights
-    """[N]: 0 where the limits forbid the row."""
+    """[N]: 0 for rows that the limits exclude."""
     unknown: Mask
-    """[N]: allowed rows of which the sampler does not know what they weigh."""
+    """[N]: allowed rows whose weight the sampler can't know."""
 
 
 class EligibleRows:
-    """What one run knows of the rows it may draw, and what they weigh."""
+    """The rows that one run may draw, with everything that the limits and the weights need to know about them."""
 
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
         self.vocab_size = 1 << 31
-        """The run's; the largest there can be where it says none."""
+        """The run's vocabulary size; the largest possible one if the run does not state it."""
         self._others = others
         self.reserved = Counter[str]()
-        """Draws of updates still to come, of all runs, by row; asked under `max_uses` only."""
+        """Reserved draws of all runs, by row. Read only under `max_uses`."""
         self.resting = frozenset[str]()
-        """Rows that the run has drawn in the iterations of its cooldown."""
+        """Rows that the run has drawn within its cooldown."""
         self.success_by_task: Weights = np.zeros(0)
-        """Success of the run's newest group of each task by the index's codes, whatever became of its members; NaN:
-        never tried. Asked under `retire_solved` only."""
+        """Success rate of the run's newest group of each task, by the index's task codes. NaN: the run has not tried
+        the task. Evicted members count. Read only under `retire_solved`."""
         self.changes = 0
-        """Grows whenever a refresh finds something new."""
+        """A counter that grows whenever a refresh finds something new."""
         self._weights: dict[str | None, SamplingWeights] = {}
-        """By the source that a pick asks for, as they were weighed at one moment for one sampler and set of limits."""
+        """Weights by the source of a pick, valid for `_weighed`."""
         self._weighed: tuple[object, ...] = ()
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
-        """Everything that has changed in the database since, as far as the request asks for it."""
+        """Read what changed in the database, as far as the limits of the request need it."""
         limits, is_new = request.limits, self.index.is_new
         before = self.reserved, self.resting, self.success_by_task.tobytes()
         changed = self.index.refresh(connection)
@@ -109,20 +109,20 @@ class EligibleRows:
         self.changes += changed or before != (self.reserved, self.resting, self.success_by_task.tobytes())
 
     def weigh_for_picks(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, SamplingWeights]:
-        """The weights of all rows, by the sources that the request's picks ask for."""
+        """Weigh all rows for each source that the request's picks name."""
         self.refuse_incomparable(request)
         return {pick.source: self.weigh(request, sampler, pick.source) for pick in request.picks}
 
     def weigh(self, request: DrawRequest, sampler: Sampler, source: str | None) -> SamplingWeights:
-        """The weights of all rows for a pick of `source`, None: of every source; kept until anything changes."""
-        # Caps hold within one draw; they change no row's weight.
+        """Weigh all rows for a pick of `source`; None: any source. The result is kept until something changes."""
+        # Caps act within one draw and change no weight.
         limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
         if self._weighed != (asked := (request.iteration, request.policy_version, self.changes, sampler, limits)):
             self._weighed, self._weights = asked, {}
         if source not in self._weights:
-            mask: Mask = np.logical_and.reduce([kept for _, kept in rules(self, request)])
+            mask: Mask = np.logical_and.reduce([kept for _, kept in apply_limits(self, request)])
             if source is not None:
-                mask &= of_source(self.index, (source,))
+                mask &= match_sources(self.index, (source,))
             there = np.flatnonzero(mask)
             weights, unknown = np.zeros(len(self.index)), np.zeros(len(self.index), np.bool_)
             weights[there], unknown[there] = sampler.weigh(Rows(self.index.columns, there, request))
@@ -130,11 +130,13 @@ class EligibleRows:
         return self._weights[source]
 
     def refuse_incomparable(self, request: DrawRequest) -> None:
-        """Raises ReplayError for a source that is named and has no row to give. `self`, the run, will have some."""
-        for source in sorted(request.named - {"self"}):
-            found = self.index.mismatches()[of_source(self.index, (source,))] & ~bits(request.limits.allow_mismatch)
+        """Raise ReplayError for a named source none of whose rows can be compared with the run's. `self` is exempt."""
+        for source in sorted(request.named_sources - {"self"}):
+            found = self.index.mismatches()[match_sources(self.index, (source,))] & ~difference_bits(
+                request.limits.allow_mismatch
+            )
             if len(found) and found.all():
-                names = ", ".join(names_of(int(np.bitwise_or.reduce(found))))
+                names = ", ".join(difference_names(int(np.bitwise_or.reduce(found))))
                 raise ReplayError(
                     f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
                     f"of another {names}. Leave the source out, or name what may differ in "
@@ -142,7 +144,7 @@ class EligibleRows:
                 )
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
-        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
+        """Raise ReplayError for a named run that is missing. A name that can't be a run's id may be a later import."""
         names = [name for name in sorted(self._others) if self.index.codes["source"].get(name) < 0]
         query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
         found = {row.id: row.name for row in connection.execute(query)}
@@ -155,18 +157,18 @@ class EligibleRows:
                 )
 
 
-def rules(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
-    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
+def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
+    """Yield each limit's name in the configuration with a mask of the rows that the limit allows."""
     index, limits, iteration = eligible.index, request.limits, request.iteration
     columns = index.columns
     own = columns["own"]
-    yield "allow_mismatch", (index.mismatches() & ~bits(limits.allow_mismatch)) == 0
+    yield "allow_mismatch", (index.mismatches() & ~difference_bits(limits.allow_mismatch)) == 0
     yield TOO_LONG, columns["longest_segment"] <= (np.inf if limits.max_tokens is None else limits.max_tokens)
     yield "iteration", ~own | (columns["iteration"] < iteration)
     if limits.successful_only:
         yield "successful_only", columns["success"]
     if limits.sources is not None:
-        yield "sources", of_source(index, limits.sources)
+        yield "sources", match_sources(index, limits.sources)
     yield from may_be_replayed(limits, own, request.policy_version - columns["policy_version"])
     if limits.hindsight_window is not None:
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
@@ -179,8 +181,10 @@ def rules(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, M
         yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
-def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)) -> Mask:
-    """Rows whose source, or whose run if it is another one, has one of the names; `self` is the drawing run alone."""
+def match_sources(
+    index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)
+) -> Mask:
+    """Return a mask of the rows whose source, or whose other run, is named. `self` means the drawing run alone."""
     columns, own = index.columns, index.codes["source"].get("self")
     source = columns["source"][rows]
     found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])

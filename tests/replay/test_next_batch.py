@@ -151,7 +151,7 @@ def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) 
         iterate(store, iteration, sampler)
         by_age = {f"actor/replay/ess/age_{age}": value for age, value in ess.items()}
         store.add_metrics(RUN, iteration, {"replay/controller_factor": mixer.factor, **by_age})
-        mixer.feed(success_rate=0.5, ess_by_age=ess)
+        mixer.observe_iteration(success_rate=0.5, ess_by_age=ess)
         planned.append(before(store)["plan"]["factor"])
         assert planned[-1] == mixer.factor
     assert planned == pytest.approx([0.5, 0.25, 0.275, 0.3025])  # halved twice, then raised by a tenth

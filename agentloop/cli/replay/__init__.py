@@ -1,4 +1,4 @@
-"""`agentloop replay ...`: look into a buffer, and keep it in order. One module per kind of command."""
+"""The commands `agentloop replay ...`, which show and maintain a buffer. Each module has commands of one kind."""
 
 from agentloop.cli.replay import exchange_commands, label, look, maintain, mix
 from agentloop.cli.replay.common import app

@@ -1,4 +1,4 @@
-"""What all `replay` commands share: the app, their arguments, and a buffer that was opened."""
+"""The parts that all `replay` commands share: the app, common arguments, an opened buffer, and output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MostRows = Annotated[int | None, typer.Option("--limit", min=1, help="Most rows,
 
 @contextmanager
 def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
-    """The buffer of RUN; what is wrong with it, or with what it is asked, is printed in one line."""
+    """Open the buffer of RUN. A ReplayError within the block is printed in one line and ends the command."""
     try:
         with open_buffer(run, read_only=read_only) as buffer:
             yield buffer
@@ -51,7 +51,7 @@ def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print what a command found. Nothing that was stored acts on the terminal."""
+    """Print text. Control characters, which stored text may have, are written out."""
     print(visible_lines(text), file=sys.stderr if error else sys.stdout)
 
 
@@ -68,5 +68,5 @@ def run_folder_of(buffer: OpenBuffer) -> RunFolder:
     from agentloop.runs.run_folder import open_run_folder
 
     if buffer.folder is None:
-        fail("RUN must be a run folder where a model is asked, for its configuration is there, got a database's URL.")
+        fail("RUN must be a run's folder, which has the model's configuration, got a database. Name the run's folder.")
     return open_run_folder(buffer.folder)

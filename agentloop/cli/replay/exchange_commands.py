@@ -1,4 +1,4 @@
-"""`replay export | import | demonstrations`: experience to files and back."""
+"""The commands `replay export | import | demonstrations`, which write experience to files and read it back."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,7 +158,7 @@ def demonstrations(
     from agentloop.environments import open_tasks
 
     with opened(run) as buffer, _progress_line() as show:
-        environments = None  # of a database alone only the tools of sessions are known, which hold them
+        environments = None  # a database alone has only the tools of sessions, in their rows
         if buffer.folder is not None and run_identity(buffer.folder).id is not None:
             folder = run_folder_of(buffer)
             environments, _ = open_tasks(folder.config, folder.environments)
@@ -177,7 +177,7 @@ def demonstrations(
 def _end_with(
     report: ExportReport, file: str, size: int, *, as_json: bool = False, license: str | None = None
 ) -> NoReturn:
-    """Say what was written, of so many bytes, and exit."""
+    """Print what was written, and exit. `size` is in bytes."""
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
     if license is not None:
         lines[0] += f", license: {license}"
@@ -217,7 +217,7 @@ def _import_text(report: ImportReport, file: str, refused: int) -> str:
 
 @contextmanager
 def _progress_line() -> Iterator[Callable[..., None]]:
-    """A line on stderr that people see and programs don't."""
+    """Show progress in a line on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""`replay label`: what people say of trajectories and runs, in one word, with a note where they have more to say."""
+"""The command `replay label`, which gives trajectories and runs labels with optional notes."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`replay stats | ls | show | tasks | lineage`: what is there, and which experience fed which update."""
+"""The commands `replay stats | ls | show | tasks | lineage`, which show rows and the updates that used them."""
 
 import json
 import math
@@ -22,7 +22,6 @@ from agentloop.cli.text_tables import (
     quoted,
     row_table,
     state_text,
-    table,
     yes_or_no,
 )
 from context.authors import AuthorTable
@@ -36,9 +35,9 @@ from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
-"""Whoever asks in a terminal waits, and can stop waiting."""
+"""No limit: a user in a terminal can end a search."""
 _LONGEST_PAYLOAD = 2_000
-"""Characters shown; --json has all of them."""
+"""Most characters of a payload that are shown. --json has all of them."""
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
@@ -189,7 +188,7 @@ def _print_tokens(buffer: OpenBuffer, id: str) -> None:
 
 
 def _facts_text(answer: dict[str, Any]) -> str:
-    """A line for each kind of facts; of an evicted row fewer are left."""
+    """Write a line for each kind of fact. An evicted row has fewer."""
     group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
     known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
     payload = known if known is None else json.dumps(known, ensure_ascii=False)
@@ -309,7 +308,7 @@ def lineage(
 
 
 def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
-    """(iteration, run folder) of RUN/checkpoints/000010, RUN/policies/000010, or the model folder in one of these."""
+    """Return (iteration, run folder) for RUN/checkpoints/000010, RUN/policies/000010, or the model folder in either."""
     path = Path(what)
     if not os.path.isdir(path):
         return None
@@ -321,8 +320,8 @@ def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
-    """The oldest checkpoint still there whose weights have learned from that iteration."""
-    from agentloop.runs.run_folder import complete_checkpoints  # here: other commands need no configuration
+    """Return the oldest existing checkpoint whose weights have learned from that iteration."""
+    from agentloop.runs.run_folder import complete_checkpoints  # here, because other commands need no configuration
 
     found = [] if folder is None else complete_checkpoints(folder / "checkpoints")
     return next((str(checkpoint) for checkpoint in found if int(checkpoint.name) >= iteration), None)
@@ -342,7 +341,6 @@ _FED: dict[str, Cell] = {
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }
-_PARTS = ("p01", "p50", "p99")
 _ITERATIONS: dict[str, Cell] = {
     "iter": "iteration",
     "policy": "policy_version",
@@ -361,13 +359,7 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
-    measured = [
-        [of, stream, *(number(answer["metrics"].get(f"actor/{stream}/{of}_{part}"), 3) for part in _PARTS)]
-        for of in ("ratio", "drift")
-        for stream in ("fresh", "replay")
-        if answer["metrics"].get(f"actor/{stream}/{of}_p50") is not None
-    ]
-    return "\n".join([*lines, "", table(["quantity", "stream", *_PARTS], measured)] if measured else lines)
+    return "\n".join(lines)
 
 
 def _checkpoint_text(answer: dict[str, Any]) -> str:
@@ -383,7 +375,7 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
 
 
 def _origin(row: dict[str, Any]) -> list[str]:
-    """`source restart`, `from 3f9a...`, `5 of its replies kept`."""
+    """Write where a row came from: `source restart`, `from 3f9a...`, `5 of its replies kept`."""
     parts = [f"source {row['source']}"]
     if row["parent"]:
         parts.append(f"from {row['parent']}")

@@ -1,6 +1,6 @@
-"""`replay verify | rescore | prune | compact | forget`: what is checked and kept. Nothing goes without --yes.
+"""The commands `replay verify | rescore | prune | compact | forget`. Nothing is removed without --yes.
 
-What needs torch is imported when a model is asked, so that all other commands answer at once.
+Modules that need torch are imported only if a command uses a model, so that the others start at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agentloop replay mix`: what the next batch of a run would be made of."""
+"""The command `agentloop replay mix`, which previews the next batch of a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> QueryResult:
 
 
 def _pool_of(part: EnvironmentPart, *, counts: bool) -> int | Literal["unlimited"]:
-    """How many tasks there are; where they are rows of a file, these are counted if it matters."""
+    """Return the number of tasks. If they are rows of a file, the rows are counted only if `counts` is True."""
     if part.tasks.data is None or not counts:
         return part.environment.task_pool
     from agentloop.environments.datasets import load_rows

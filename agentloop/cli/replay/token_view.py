@@ -1,4 +1,4 @@
-"""A training sequence in a terminal: tokens coloured by author, trained ones underlined, log-probs behind them."""
+"""Prints a training sequence in a terminal: tokens are coloured by author, trained ones underlined."""
 
 from itertools import groupby
 
@@ -10,14 +10,14 @@ from context.tokens.token_sequence import Decoder, TokenSequence, pieces
 from context.wording import visible, visible_lines
 
 _COLOURS = ("magenta", "blue", "yellow", "cyan", "green", "bright_green", "bright_black", "bright_blue", "bright_cyan")
-"""By an author's code: initialization, user, env, memory, llm, ..."""
+"""Colours by the code of the author: initialization, user, env, memory, llm, ..."""
 
 
 def token_view(tokens: TokenSequence, authors: AuthorTable, decoder: Decoder | None) -> Text:
-    """One paragraph per stretch of one author: its name, what its masks say, and its tokens.
+    """Write one paragraph per run of tokens of one author: the author's name, the masks, and the tokens.
 
-    Trained tokens are underlined, sampled ones are followed by their log-probs (nats). What would act on the terminal
-    is written out. Without a decoder, ids are shown.
+    Trained tokens are underlined, and sampled ones are followed by their log-probs in nats. Control characters are
+    written out. Without a decoder, token ids are shown.
     """
     action, trained = response_mask(tokens, authors), loss_mask(tokens, authors)
     sampled = authors.has_behavior(tokens.authors)

@@ -39,7 +39,7 @@ class LoopCollection(Collection):
     def _with_restarts(self, planned: IterationPlan, restarts: RestartFinder) -> IterationPlan:
         """The plan whose last groups begin inside stored successes, in place of tasks, which stay in the queue."""
         parts, tasks = self._components, planned.tasks
-        wanted = parts.mixer.restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
+        wanted = parts.mixer.count_restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
         found = restarts.choose(parts.run_id, wanted, without=self._state.unrepeatable)
         left = tasks[: len(tasks) - len(found)]
         return replace(planned, tasks=left, restarts=tuple(found), missing_restarts=wanted - len(found))

@@ -1,1 +1,1 @@
-"""One module per page: what it asks of `replay.questions`, and what its template needs beyond the answers."""
+"""One module per page. Each asks `replay.questions` and adds the values that only its template needs."""

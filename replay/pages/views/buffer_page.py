@@ -1,5 +1,4 @@
-"""The buffer as a list, filtered, sorted, page by page; how its rows are spread; its tasks, all and one; and failures
-against successes."""
+"""The pages about a buffer's rows: their list and distributions, the tasks, and failures beside successes."""
 
 import json
 
@@ -9,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from replay import questions
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import form_of, view_address
-from replay.pages.addresses import address, choice, in_path, text, texts, whole
+from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_parameters, read_path_part
 from replay.pages.commands import list_command
 from replay.pages.page import Page, run_of
 from replay.questions import Query, QueryResult, Sort, TaskSort
@@ -20,22 +19,22 @@ _ROWS = 50
 _TASKS = 100
 _KEPT = ("run", "sort", "order", "limit")
 _GROUPS = 40
-"""Attempts over time that are shown."""
+"""Most groups of a task that are shown."""
 _MOST_RUNS = 6
 _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.startswith({!r})"}
-"""Fields of the form that become a condition of the address: there is one way to say it."""
+"""Fields of the form that become filters of the address, so that each list has one address."""
 
 
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """A page of rows. Conditions that can't be read are left out, and named by their field."""
-    kept, asked_for = _kept(request), texts(request, "where")
-    short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
+    """Show a page of rows. Filters that can't be read are left out, and shown beside their field with the error."""
+    kept, asked_for = _kept(request), read_parameters(request, "where")
+    short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := read_parameter(request, name))]
     if short:
         return RedirectResponse(address("buffer", **kept, where=list(dict.fromkeys([*asked_for, *short]))), 303)
     filters, mistakes = _readable(asked_for)
     query = _query(source, request, filters)
-    after, before = text(request, "after"), text(request, "before")
-    limit = whole(request, "limit", _ROWS, least=1, most=500)
+    after, before = read_parameter(request, "after"), read_parameter(request, "before")
+    limit = read_number(request, "limit", _ROWS, least=1, most=500)
     found = questions.page(source.store, query, limit=limit, after=after, before=before)
     return {
         **vars(query),
@@ -50,8 +49,8 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 
 def overview(source: OpenBuffer, request: Request) -> QueryResult:
-    """Bars and choices that add their condition to the list's, or take it away."""
-    kept, chosen = _kept(request), texts(request, "where")
+    """Show distributions. Each bar and choice links to the list with its filter added or removed."""
+    kept, chosen = _kept(request), read_parameters(request, "where")
     query = _query(source, request, chosen)
     found = questions.distributions(source.store, query)
 
@@ -64,7 +63,7 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Those that can be read, also together with those before them; and the others, each with its error."""
+    """Return the filters that can be read together, and the others, each with its error."""
     kept: list[str] = []
     mistakes = []
     for given in filters:
@@ -77,17 +76,17 @@ def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _query(source: OpenBuffer, request: Request, filters: list[str]) -> Query:
-    sort = Sort(choice(request, "sort", [Sort.iteration, *Sort]))
-    return Query(run_of(source, request), filters, sort, choice(request, "order", ("desc", "asc")) == "asc")
+    sort = Sort(read_choice(request, "sort", [Sort.iteration, *Sort]))
+    return Query(run_of(source, request), filters, sort, read_choice(request, "order", ("desc", "asc")) == "asc")
 
 
 def _kept(request: Request) -> dict[str, str]:
-    return {name: given for name in _KEPT if (given := text(request, name))}
+    return {name: given for name in _KEPT if (given := read_parameter(request, name))}
 
 
 def task(source: OpenBuffer, request: Request) -> QueryResult:
     run = run_of(source, request)
-    found = questions.task(source.store, in_path(request, "hash"), run)
+    found = questions.task(source.store, read_path_part(request, "hash"), run)
     return {
         **found,
         "payload_text": found["payload"] and json.dumps(found["payload"], indent=2, ensure_ascii=False),
@@ -99,18 +98,20 @@ def task(source: OpenBuffer, request: Request) -> QueryResult:
 
 def tasks(source: OpenBuffer, request: Request) -> QueryResult:
     run = run_of(source, request)
-    sort, order = TaskSort(choice(request, "sort", TaskSort)), choice(request, "order", ("desc", "asc"))
-    limit = whole(request, "limit", _TASKS, least=1, most=5000)
+    sort, order = TaskSort(read_choice(request, "sort", TaskSort)), read_choice(request, "order", ("desc", "asc"))
+    limit = read_number(request, "limit", _TASKS, least=1, most=5000)
     found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
 
     def here(**more: object) -> str:
-        return address("tasks", run=text(request, "run"), **{"limit": text(request, "limit"), **more})
+        return address(
+            "tasks", run=read_parameter(request, "run"), **{"limit": read_parameter(request, "limit"), **more}
+        )
 
     return {**found, "order": order, "here": here}
 
 
 def failures(source: OpenBuffer, request: Request) -> QueryResult:
-    return outcomes(source.store, run_of(source, request), texts(request, "where"))
+    return outcomes(source.store, run_of(source, request), read_parameters(request, "where"))
 
 
 PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")

@@ -1,4 +1,4 @@
-"""One iteration: what went in, what it taught, what was clipped, and how far the policy had moved from its data."""
+"""The page of one iteration: its rows and groups, and how far the policy had moved from its data."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from starlette.requests import Request
 
 from replay import questions
 from replay.open_buffer import OpenBuffer
-from replay.pages.addresses import address, choice, in_path, whole, whole_number
+from replay.pages.addresses import address, parse_number, read_choice, read_number, read_path_part
 from replay.pages.page import Page
 from replay.questions import QueryResult
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
-"""Rows of the table at once."""
+"""Rows of the table on one page."""
 _MOST_GROUPS = 128
 COLUMNS = {
     "stream": "stream",
@@ -29,14 +29,14 @@ COLUMNS = {
     "approx_kl": "KL",
     "clip_fraction": "clipped",
 }
-"""What the table of rows can be sorted by, but for streams and slots the greatest first, with the titles of the columns
-in their order; texts stand between them."""
+"""The columns that the table of rows can be sorted by, with their titles. The greatest values come first, except for
+streams and slots."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
-    run = source.store.run(in_path(request, "run"))
-    found = questions.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
-    by, first = choice(request, "sort", COLUMNS), whole(request, "from", 0)
+    run = source.store.run(read_path_part(request, "run"))
+    found = questions.iteration(source.store, run.id, parse_number("number", read_path_part(request, "number")))
+    by, first = read_choice(request, "sort", COLUMNS), read_number(request, "from", 0)
     rows = found["trajectories"]
 
     def here(**more: object) -> str:

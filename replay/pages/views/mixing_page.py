@@ -1,4 +1,4 @@
-"""The next batch of a run, by its own settings or by some that are tried: what the batch would be made of."""
+"""The page that previews the next batch of a run, by the run's settings or by others."""
 
 import json
 from typing import Any
@@ -10,18 +10,18 @@ from replay.config import stored_config
 from replay.locate import own_folder
 from replay.next_batch import WrongSettings, changed, preview
 from replay.open_buffer import OpenBuffer
-from replay.pages.addresses import text
+from replay.pages.addresses import read_parameter
 from replay.pages.commands import mix_command
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
-    """Without a run, where the database has several, only their list. `set`: as `fraction=0.25 max_staleness=4`."""
+    """Preview the next batch of a run, or list the runs. `set` has settings such as `fraction=0.25 max_staleness=4`."""
     run = run_of(source, request)
     if run is None:
         return {"runs": questions.runs(source.store)}
-    asked = text(request, "set") or ""
+    asked = read_parameter(request, "set") or ""
     given = dict(word.partition("=")[::2] for word in asked.split())
     found: QueryResult = {"plan": None, "problem": None}
     try:
@@ -33,10 +33,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def _value(word: str) -> Any:
-    """A JSON value; what is none is a text."""
+    """Read a setting as JSON, or as a text if it is not JSON."""
     try:
         value = json.loads(word)
-        # NaN, and numbers that can't be distinguished from infinity, can't be part of an answer.
+        # An answer can't have NaN or infinity.
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return word

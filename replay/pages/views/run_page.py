@@ -1,4 +1,4 @@
-"""One run: its curves and batches, who collects it, what its evaluations were asked and answered, what replay did."""
+"""The pages of one run: its curves and iterations, its workers, its evaluations, and the effect of replay."""
 
 import yaml
 from starlette.requests import Request
@@ -8,7 +8,7 @@ from replay import questions
 from replay.locate import own_folder
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
-from replay.pages.addresses import address, choice, in_path, text, whole
+from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_path_part
 from replay.pages.conversation_text import shown_message
 from replay.pages.page import Page
 from replay.pages.panels import Axis, Curve, Panel, plain_groups
@@ -18,24 +18,24 @@ from replay.questions.replayed import after_replay, stream_shares, token_gaps
 from replay.questions.runs import ALL
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""The one in Python takes longer than the rest of the page."""
+"""The fastest dumper there is. The one in Python takes longer than the rest of the page."""
 _MOST_OTHERS = 12
 _MOST_PARTICIPANTS = 100
-"""Rows of a table: those that have been silent for longest."""
+"""Most rows of the table of participants. The longest silent ones are shown."""
 _EPISODES = 50
 _ONLY = {"all": None, "success": True, "failed": False}
-"""Which held-out episodes are listed."""
+"""The choices of held-out episodes to list."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """The page; nothing where `mark` says that nothing has changed. From `first` to `last`, the points of a stretch."""
-    record = source.store.run(in_path(request, "run"))
+    """Show the run. The answer is empty if nothing has changed since `mark`. Curves go from `first` to `last`."""
+    record = source.store.run(read_path_part(request, "run"))
     run = record.id
     progress = questions.progress(source.store, record, own_folder(source.folder, run))
     mark = f"{progress['mark']}.{progress['state']}"
-    if text(request, "mark") == mark:
+    if read_parameter(request, "mark") == mark:
         return Response(status_code=204)
-    within = range(whole(request, "first", 0), whole(request, "last", ALL.stop - 1) + 1)
+    within = range(read_number(request, "first", 0), read_number(request, "last", ALL.stop - 1) + 1)
     others = [(id, name) for id, name in questions.run_names(source.store).items() if id != run]
     contents = run_contents(source.store, record, within)
     return {
@@ -51,7 +51,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 
 def cluster(source: OpenBuffer, request: Request) -> QueryResult:
-    run = source.store.run(in_path(request, "run"))
+    run = source.store.run(read_path_part(request, "run"))
     found = questions.cluster(source.store, run)
     return {
         **found,
@@ -63,18 +63,18 @@ def cluster(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
-    run, only = source.store.run(in_path(request, "run")), choice(request, "only", _ONLY)
+    run, only = source.store.run(read_path_part(request, "run")), read_choice(request, "only", _ONLY)
     found = questions.held_out(
         source.store,
         run.id,
-        None if text(request, "iteration") is None else whole(request, "iteration", 0),
+        None if read_parameter(request, "iteration") is None else read_number(request, "iteration", 0),
         success=_ONLY[only],
-        after=None if text(request, "after") is None else whole(request, "after", 0),
-        limit=whole(request, "limit", _EPISODES, least=1, most=500),
+        after=None if read_parameter(request, "after") is None else read_number(request, "after", 0),
+        limit=read_number(request, "limit", _EPISODES, least=1, most=500),
     )
 
     def here(**more: object) -> str:
-        asked = {"iteration": found["iteration"], "only": only, "limit": text(request, "limit"), **more}
+        asked = {"iteration": found["iteration"], "only": only, "limit": read_parameter(request, "limit"), **more}
         return address("runs", run.id, "held-out", **asked)
 
     return {
@@ -83,24 +83,24 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
         "here": here,
         "choices": list(_ONLY),
         "only": only,
-        "is_first": text(request, "after") is None,
+        "is_first": read_parameter(request, "after") is None,
     }
 
 
 def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
-    run = source.store.run(in_path(request, "run"))
-    found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
+    run = source.store.run(read_path_part(request, "run"))
+    found = questions.held_out_task(source.store, run.id, read_path_part(request, "task"))
     return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "shown": shown_message}
 
 
 def replayed(source: OpenBuffer, request: Request) -> QueryResult:
-    run = source.store.run(in_path(request, "run"))
+    run = source.store.run(read_path_part(request, "run"))
     shares = stream_shares(source.store, run.id)
     pushes = [(each["iteration"], each["advantage"]) for each in shares if each["advantage"] is not None]
     rows = [(each["iteration"], each["rows"]) for each in shares]
     panel = Panel(
         "Replay's share",
-        "Of the rows, and of the sum of |advantage × weight| over them. Far above the rows: replay pushes the harder.",
+        "Of the rows, and of their sum of |advantage × weight|. If the second share is higher, replay pushes harder.",
         [Curve("of |advantage × weight|", pushes, "replay"), Curve("of the rows", rows, "ink", dashed=True)],
         Axis(unit="share", percent=True, whole=True),
     )

@@ -1,5 +1,4 @@
-"""The runs of a database, or of a folder, whose buffers are kept open: one list, curves of those that are marked, and
-how they differ."""
+"""The page of all runs of a database or a folder: their list, the curves of marked runs, and their differences."""
 
 from __future__ import annotations
 
@@ -19,38 +18,38 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
 from replay.open_buffer import OpenBuffer, open_buffer
-from replay.pages.addresses import BadQuery, address, text, texts
+from replay.pages.addresses import BadQuery, address, read_parameter, read_parameters
 from replay.pages.page import Page
-from replay.pages.panels import COLOURS, Config, compared, panel_groups, plain_groups
+from replay.pages.panels import COLOURS, compare_runs, panel_groups, plain_groups
 from replay.pages.report import panel_series
-from replay.questions import QueryResult, compare
+from replay.questions import QueryResult
 from replay.questions.runs import LIVE, Metrics, merged_to
 from replay.store import ReplayStore
 
 Answer = TypeVar("Answer")
 _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
-"""Files that change when there is something new to be known of a run."""
+"""Files that change whenever a run has news."""
 _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
-"""Runs in one chart: each colour once as a whole and once as a dashed line."""
+"""Most runs in one chart. Each colour is used for a solid and a dashed line."""
 _TASKS = 50
 _AT_FIRST = COLOURS
-"""Runs that are shown where none is marked."""
+"""Number of runs that are shown if none is marked."""
 
 Ask = Callable[[QueryResult, str, Callable[[ReplayStore, str], Any]], Any]
-"""(line of a run, name of a question, question about a store's run): the answer."""
+"""A function (line of a run, name of a question, question about a store and a run) that returns the answer."""
 
 
-def of_database(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """All runs of a database; where there is only one, its page is shown instead."""
+def list_database_runs(source: OpenBuffer, request: Request) -> QueryResult | Response:
+    """Show all runs of a database. If there is only one, its page is shown instead."""
     lines = run_lines(source)
-    if len(lines) == 1 and text(request, "all") is None:
+    if len(lines) == 1 and read_parameter(request, "all") is None:
         return RedirectResponse(address("runs", lines[0]["run"]), 303)
     named = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in lines]
     return _shown(named, request, lambda line, _, asked: asked(source.store, line["run"]), place=source.store.url)
 
 
-def of_folder(source: OpenedRuns, request: Request) -> QueryResult:
+def list_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
     named = [
         {**line, "key": f"{line['folder']}:{line['run']}", "href": address("in", line["folder"], "runs", line["run"])}
         for line in source.lines()
@@ -64,16 +63,16 @@ def of_folder(source: OpenedRuns, request: Request) -> QueryResult:
 
 
 def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) -> QueryResult:
-    marked = list(dict.fromkeys(texts(request, "show")))
+    marked = list(dict.fromkeys(read_parameters(request, "show")))
     shown = _chosen(lines, marked)
-    names = _names(shown)
+    names = _shortest_names(shown)
     merged = merged_to(max((line["iteration"] for line in shown), default=1))
 
-    def curves(store: ReplayStore, run: str) -> tuple[Metrics, Config]:
-        return panel_series(store, run, merged), store.run(run).config
+    def curves(store: ReplayStore, run: str) -> Metrics:
+        return panel_series(store, run, merged)
 
     series = (ask(line, f"curves of {merged}", curves) for line in shown)
-    groups = compared({name: panel_groups(*each) for name, each in zip(names, series, strict=True)})
+    groups = compare_runs({name: panel_groups(each) for name, each in zip(names, series, strict=True)})
     return {
         "runs": lines,
         "folder": place,
@@ -98,8 +97,8 @@ def _chosen(lines: Sequence[QueryResult], marked: Sequence[str]) -> list[QueryRe
     return [known[key] for key in marked] or trained[:_AT_FIRST]
 
 
-def _names(lines: Sequence[QueryResult]) -> list[str]:
-    """The shortest name that no other has: of the run or its folder, or else both of them."""
+def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
+    """Return a different name for each run: the name of its folder or run, or both if several share the first."""
     short = [str(line.get("folder", line["name"])) for line in lines]
     times = Counter(short)
     return [
@@ -109,20 +108,52 @@ def _names(lines: Sequence[QueryResult]) -> list[str]:
 
 
 def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
-    """Rows of the keys and numbers that differ between the runs, how many are the same in all, and their tasks."""
-    facts = [ask(line, "facts", compare.run_facts) for line in shown]
+    """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
+    facts = [ask(line, "facts", _run_facts) for line in shown]
     tasks = [ask(line, "tasks", questions.task_success) for line in shown]
-    found = {name: compare.side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
+    found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
         name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
         for name, rows in found.items()
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {**different, "same_numbers": same, "tasks": compare.task_success(tasks, _TASKS)}
+    return {**different, "same_numbers": same, "tasks": _compare_success(tasks, _TASKS)}
+
+
+def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
+    """Return the `numbers` of a run's summary and its `config`, both with flattened keys."""
+    numbers = _flat(questions.summary(store, run))
+    del numbers["database"]
+    return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
+
+
+def _compare_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
+    """Compare the answers of `questions.task_success` for several runs.
+
+    `tasks` counts the tasks that at least two runs tried. `rows` has the first `limit` of them by hash, with one entry
+    a run (None: not tried). Tasks whose latest success differs most come first.
+    """
+    rows = _side_by_side(each)
+    latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
+    shared = [hash for hash in rows if len(latest[hash]) > 1]
+    shared.sort(key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash))
+    return {"tasks": len(shared), "rows": {hash: rows[hash] for hash in shared[:limit]}}
+
+
+def _side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
+    """Return the values of each name, one for each answer. None: the answer lacks the name."""
+    return {name: [values.get(name) for values in each] for name in dict.fromkeys(name for one in each for name in one)}
+
+
+def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
+    flat: QueryResult = {}
+    for name, value in answer.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _text(value: object) -> str:
-    """A value with all digits of a whole number and six of others, so that what differs does not look alike."""
+    """Write a value so that different values look different: whole numbers in full, others with six digits."""
     if value is None:
         return "\u2013"
     if isinstance(value, str):
@@ -131,13 +162,13 @@ def _text(value: object) -> str:
 
 
 def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
-    """A line for each run of a buffer, or for one: what `questions.runs` and `questions.progress` say of it."""
+    """Return a line for each run of a buffer (or for one run) from `questions.runs` and `questions.progress`."""
     lines = []
     for row in questions.runs(buffer.store):
         if run in (None, row["id"]):
             record = buffer.store.run(row["id"])
             progress = questions.progress(buffer.store, record, own_folder(buffer.folder, record.id))
-            made = max(row["iterations"], progress["iteration"])  # an update of sft is in the metrics alone
+            made = max(row["iterations"], progress["iteration"])  # only metrics count the updates of sft
             reached = {"state": progress["state"], "iteration": made, "of": progress["iterations"]}
             known = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
             lines.append({"run": record.id, **known, **reached, "problem": None})
@@ -145,7 +176,7 @@ def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
 
 
 class OpenedRuns:
-    """Runs of a folder by the names of their folders. A run is asked again when its files have changed."""
+    """The runs of a folder. Answers about a run are kept until the run's files change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +186,7 @@ class OpenedRuns:
         self._lock = Lock()
 
     def lines(self) -> list[QueryResult]:
-        """Every run, the last written to first: its `folder`, its line, or the `problem` of an unreadable buffer."""
+        """Return a line for every run with its `folder`, the newest first. An unreadable buffer has a `problem`."""
         return [
             {"folder": folder.name, **line} for folder in run_folders(self.folder) for line in self._lines_of(folder)
         ]
@@ -163,14 +194,14 @@ class OpenedRuns:
     def _lines_of(self, folder: Path) -> list[QueryResult]:
         try:
             found: list[QueryResult] = self.ask(folder.name, "lines", lambda each: run_lines(each, each.own_run))
-            if any(line["state"] == LIVE for line in found):  # time alone makes a run stop
+            if any(line["state"] == LIVE for line in found):  # a live run may stop without writing
                 self._answers.pop((folder.name, "lines"), None)
         except ReplayError as error:
             return [{"run": None, "name": folder.name, "state": None, "problem": str(error)}]
         return found
 
     def ask(self, folder: str, key: Hashable, question: Callable[[OpenBuffer], Answer]) -> Answer:
-        """The answer of the run in that folder; of the same `key` it is remembered until the run writes again."""
+        """Ask the run in a folder. The answer is kept under `key` until the run writes again."""
         files = (self.folder / folder / name for name in _WRITTEN)
         marks = tuple((about.st_mtime_ns, about.st_size) for about in (file.stat() for file in files if file.is_file()))
         known = self._answers.get((folder, key))
@@ -181,7 +212,7 @@ class OpenedRuns:
         return answer
 
     def app(self, name: str, made: Callable[[OpenBuffer], ASGIApp]) -> ASGIApp | None:
-        """The pages of the run in the folder of that name; None where there is none. Raises ReplayError."""
+        """Return the pages of the run in the folder of that name. None: there is no such run. Raises ReplayError."""
         with self._lock:
             if name not in self._apps and name in {folder.name for folder in run_folders(self.folder)}:
                 self._apps[name] = made(self._opened.enter_context(open_buffer(str(self.folder / name))))
@@ -191,5 +222,5 @@ class OpenedRuns:
         self._opened.close()
 
 
-OF_DATABASE: Page[OpenBuffer] = Page("/", "runs.html", of_database, tab="runs")
-OF_FOLDER: Page[OpenedRuns] = Page("/", "runs.html", of_folder, tab="runs")
+DATABASE_RUNS: Page[OpenBuffer] = Page("/", "runs.html", list_database_runs, tab="runs")
+FOLDER_RUNS: Page[OpenedRuns] = Page("/", "runs.html", list_folder_runs, tab="runs")

@@ -1,4 +1,4 @@
-"""One trajectory: what was said, its tokens, every update that used it."""
+"""The pages of one trajectory: its conversation, its tokens, and every update that used it."""
 
 import json
 
@@ -9,9 +9,9 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
-from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
+from replay.pages.addresses import address, parse_number, read_choice, read_number, read_parameter, read_path_part
 from replay.pages.commands import rescore_command
-from replay.pages.conversation_text import shown_message, spans, style_of
+from replay.pages.conversation_text import find_spans, shown_message, style_of
 from replay.pages.page import Page
 from replay.questions import CodecOf, QueryResult
 
@@ -22,32 +22,32 @@ _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
 
 
 def codec_of(source: OpenBuffer) -> CodecOf:
-    """The opened run's tokenizer, for rows that were written with it."""
+    """Return the opened run's tokenizer for each run that has the same one."""
     return lambda run: source.tokenizer() if unread(source, run) is None else None
 
 
 def unread(source: OpenBuffer, run: str) -> str | None:
-    """Why a run's tokens are shown as ids; None: they are shown as text."""
+    """Return the reason why a run's tokens are shown as ids. None: they are shown as text."""
     if source.tokenizer() is None:
         if source.folder is None:
             return (
-                "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
+                "The tokenizer is in the run's folder, but a database was opened. Open the run's folder to read text."
             )
         return f"There is no start/tokenizer.json in {source.folder}."
     if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
         return None
-    return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
+    return f"The row is of run {run}, which is not known to have the tokenizer of the opened run."
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    given = in_path(request, "id")
+    given = read_path_part(request, "id")
     found = questions.overview(source.store, given, codec_of=codec_of(source))
     id, record, segments = found["id"], found["record"], found["segments"]
     if given != id:
         return RedirectResponse(address("trajectories", id, **dict(request.query_params)), 303)
-    about_tokens = any(text(request, name) for name in ("color", "segment", "token"))
-    view = choice(request, "view", ["tokens" if about_tokens else "conversation", *_VIEWS])
-    segment = whole(request, "segment", 0)
+    about_tokens = any(read_parameter(request, name) for name in ("color", "segment", "token"))
+    view = read_choice(request, "view", ["tokens" if about_tokens else "conversation", *_VIEWS])
+    segment = read_number(request, "segment", 0)
     if segments and segment >= len(segments):
         raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
     names = [author["name"] for author in found["authors"]]
@@ -58,21 +58,21 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "rescore": rescore_command(source, id),
         "label_form": label_form(source, found["labels"], "trajectories", id),
         "view": view,
-        "color": choice(request, "color", _COLORS),
+        "color": read_choice(request, "color", _COLORS),
         "segment": segment,
-        "token": whole(request, "token", -1, least=-1),
+        "token": read_number(request, "token", -1, least=-1),
         "here": lambda **changes: address("trajectories", id, **changes),
-        **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
-        "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
+        **(_conversation(found, read_number(request, "turn", 0)) if record and view == "conversation" else {}),
+        "styles": {name: style_of(name) for own in names for name in (own, f"{own}(discard)")},
     }
 
 
 def _conversation(found: QueryResult, turn: int) -> QueryResult:
-    """The turns of one page of the conversation, and the first turns of all its pages."""
+    """Return the turns of one page of the conversation, and the first turn of every page."""
     count = len(found["requests"]) or found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
     return {
-        "spans": spans(found, first, first + _TURNS),
+        "spans": find_spans(found, first, first + _TURNS),
         "shown": shown_message,
         "first_turn": first,
         "turn_pages": list(range(0, count, _TURNS)),
@@ -82,20 +82,20 @@ def _conversation(found: QueryResult, turn: int) -> QueryResult:
 
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:
-    """A stretch of one segment's tokens, which the token view asks for."""
-    id = questions.find(source.store, in_path(request, "id"))
-    count = whole(request, "count", questions.MOST_TOKENS, least=1, most=questions.MOST_TOKENS)
-    segment, first = whole(request, "segment", 0), whole(request, "first", 0)
+    """Send a range of one segment's tokens, which the script of the token view asks for."""
+    id = questions.find(source.store, read_path_part(request, "id"))
+    count = read_number(request, "count", questions.MOST_TOKENS, least=1, most=questions.MOST_TOKENS)
+    segment, first = read_number(request, "segment", 0), read_number(request, "first", 0)
     return questions.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
 def message(source: OpenBuffer, request: Request) -> QueryResult:
-    """One message to its last character."""
-    found = questions.overview(source.store, in_path(request, "id"))
+    """Show one message in full."""
+    found = questions.overview(source.store, read_path_part(request, "id"))
     if found["problem"] is not None:
         reason = found["problem"]["reason"]
         raise ReplayError(f"trajectory {found['id']} must have its messages, got one without: {reason}.")
-    position, messages = whole_number("position", in_path(request, "position")), found["messages"]
+    position, messages = parse_number("position", read_path_part(request, "position")), found["messages"]
     if position >= len(messages):
         raise ReplayError(f"message must be from 0 to {len(messages) - 1}, got {position}.")
     said = messages[position]

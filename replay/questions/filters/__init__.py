@@ -1,7 +1,7 @@
-"""`--where "reward > 0.5 and tool == 'lookup'"`: which trajectories a query is about.
+"""Filters such as `--where "reward > 0.5 and tool == 'lookup'"` choose the trajectories of a query.
 
-A filter is a Python expression. Whatever it holds, it reaches the database as bound parameters only; names of fields
-come from a fixed table.
+A filter is a Python expression. Its values reach the database only as bound parameters, and its field names come from a
+fixed table.
 """
 
 from replay.questions.filters.expression_to_sql import SplitCondition, WrongFilter, condition, conditions

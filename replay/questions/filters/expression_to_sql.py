@@ -1,13 +1,13 @@
-"""A filter, written as a Python expression, as an SQL condition over the table `trajectories`.
+"""Translates a filter, written as a Python expression, to an SQL condition over the table `trajectories`.
 
     success and 0.5 < reward <= 1 and (num_turns >= 2 or error_kind is not None) and 'drawer' in text
 
-`ast` reads it and nothing of it is evaluated: what may stand where is listed here. Every comparison is true or false:
-None equals nothing and is neither greater nor smaller than anything, so `error_kind != 'timeout'` holds where there was
-no such error. The result is the same on SQLite and PostgreSQL.
+`ast` parses the filter, and nothing of it is evaluated. This module lists the forms that are allowed. Every comparison
+is true or false, never NULL: None equals nothing and is neither greater nor smaller than anything. So
+`error_kind != 'timeout'` holds for a row without errors. The result is the same on SQLite and PostgreSQL.
 
 Both databases compare text by its bytes, and case matters. A text that no database can hold as it is (see `ExactText`)
-is stored as JSON: `==` and `in [...]` are exact for these too, and a search within one looks at that JSON.
+is stored as JSON. `==` and `in [...]` are exact for such a text too; a search within it looks at the JSON.
 """
 
 import ast
@@ -38,7 +38,7 @@ _LONGEST_QUOTE = 40
 _FEW_NEEDLES = 50
 Value = float | int | bool | str
 Known = Mapping[str, sa.ColumnElement[Any]]
-"""Expressions by the names of fields."""
+"""Expressions by the names of the fields that they replace."""
 
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
@@ -55,7 +55,7 @@ _KINDS: dict[FieldKind, tuple[tuple[str, ...], str]] = {
     FieldKind.labels: ((*_EQUAL, "is"), "{} == 'good'"),
     FieldKind.notes: ((*_EQUAL, *_SEARCH, "is"), "'words' in {}"),
 }
-"""The signs that each kind is compared by, and an example of it."""
+"""For each kind, the signs that it may be compared by, and an example."""
 _SHOWN = {
     "==": "==, !=",
     "in": "in [...]",
@@ -80,30 +80,30 @@ _FIELD_ON_THE_RIGHT = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "contai
 _UNWRITABLE = re.compile("[\0\r\n\ud800-\udfff]")
 _ONE_TEXT = re.compile(r"""[rRuU]?('([^'\\]|\\.)*'|"([^"\\]|\\.)*")""")
 _FILE = "<filter>"
-warnings.filterwarnings("ignore", module=_FILE)  # A text such as '\d' is read as it is written.
+warnings.filterwarnings("ignore", module=_FILE)  # An unknown escape such as '\d' is no mistake of the user.
 
 
 class WrongFilter(ReplayError):
-    """A filter that can't be read; the error quotes the part of it."""
+    """A filter that can't be read. The message quotes the wrong part."""
 
 
 @dataclass(frozen=True)
 class SplitCondition:
-    """What must hold of a row: of its columns, and of what was said in it, which takes a thousand times as long."""
+    """A condition in two parts. The part about messages takes a thousand times as long as the part about columns."""
 
     columns: sa.ColumnElement[bool]
     messages: sa.ColumnElement[bool] | None
-    """None: nothing is asked of what was said."""
+    """None: the filter does not ask about messages."""
 
 
 def condition(text: str) -> sa.ColumnElement[bool]:
-    """For a query over the table `trajectories`. Raises WrongFilter."""
+    """Translate one filter for a query over the table `trajectories`. Raises WrongFilter."""
     found = conditions([text])
     return found.columns if found.messages is None else sa.and_(found.columns, found.messages)
 
 
 def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCondition:
-    """All of them hold. `known`: expressions that take the place of fields' own. Raises WrongFilter."""
+    """Translate filters that must all hold. `known` replaces the expressions of fields. Raises WrongFilter."""
     given = list(texts)
     if (length := sum(map(len, given))) > _LONGEST:
         raise WrongFilter(f"where must have at most {_LONGEST:,} characters in all, got {length:,}. Shorten it.")
@@ -155,26 +155,26 @@ class _Filter:
                 return sa.not_(self.condition(part, depth + 1).self_group())
             case ast.Compare(left=left, ops=operators, comparators=others):
                 pairs = zip(operators, pairwise([left, *others]), strict=True)
-                return sa.and_(*(self._comparison(node, operator, *sides) for operator, sides in pairs))
+                return sa.and_(*(self._compare_sides(node, operator, *sides) for operator, sides in pairs))
             case ast.Call(func=ast.Attribute(value=owner, attr="startswith"), args=[text], keywords=[]):
-                return self._compared(node, self._field(owner), "startswith", text)
+                return self._compare(node, self._field(owner), "startswith", text)
             case ast.Name():
                 field = self._field(node)
                 if field.kind is FieldKind.truth:
-                    return compared(field, "==", [True], self._known)
+                    return compare_field(field, "==", [True], self._known)
                 raise self._wrong_node(f"compare {field.name}", node, f"For example: {_example(field)}")
         raise self._wrong_node("compare a field here", node, f"For example: {_example()}")
 
-    def _comparison(
+    def _compare_sides(
         self, whole: ast.expr, operator: ast.cmpop, left: ast.expr, right: ast.expr
     ) -> sa.ColumnElement[bool]:
         sign, is_so = _OPERATORS[type(operator)]
         if not isinstance(left, ast.Name):
             left, sign, right = right, _FIELD_ON_THE_RIGHT.get(sign, sign), left
-        holds = self._compared(whole, self._field(left), sign, right)
+        holds = self._compare(whole, self._field(left), sign, right)
         return holds if is_so else sa.not_(holds)
 
-    def _compared(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
+    def _compare(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
         signs, _ = _KINDS[field.kind]
         if sign not in signs:
             shown = ", ".join(_SHOWN.get(known, known).format(field.name) for known in signs)
@@ -191,7 +191,7 @@ class _Filter:
                 raise self._wrong_node(f"look for {field.name} in a list", value, advice)
             nodes = value.elts
         values = [self._value(node, field, is_choice=sign not in _SEARCH) for node in nodes]
-        return compared(field, sign, values, self._known)
+        return compare_field(field, sign, values, self._known)
 
     def _field(self, node: ast.expr) -> Field:
         if isinstance(node, ast.Name) and node.id in FIELDS:
@@ -204,9 +204,9 @@ class _Filter:
             case ast.Constant(value=str()) if not _ONE_TEXT.fullmatch(self._source(node)):
                 raise self._wrong_node("have one text between two quotes", node, r"Write a quote within as \' or \".")
             case ast.Constant(value=given):
-                value = _fitting(given, field.kind)
+                value = _value_of_kind(given, field.kind)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as given)):
-                value = _fitting(-given, field.kind)
+                value = _value_of_kind(-given, field.kind)
             case _:
                 value = None
         if value is None:
@@ -236,8 +236,8 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _fitting(value: Any, kind: FieldKind) -> Value | None:
-    """None: a value of another kind."""
+def _value_of_kind(value: Any, kind: FieldKind) -> Value | None:
+    """Return the value as one of this kind. None: it is of another kind."""
     if kind is FieldKind.truth:
         return value if isinstance(value, bool) else None
     if kind not in (FieldKind.number, FieldKind.whole):
@@ -260,26 +260,26 @@ _NAMED_BY: dict[sa.FromClause, tuple[sa.Column[str], sa.Column[str]]] = {
     nodes: (trajectories.c.id, nodes.c.trajectory),
     trajectory_labels: (trajectories.c.id, trajectory_labels.c.trajectory),
 }
-"""By which columns rows and what other tables know of them belong together."""
+"""The columns that join trajectories with each other table, by that table."""
 
 
-def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> sa.ColumnElement[bool]:
-    """True or false, never NULL.
+def compare_field(field: Field, sign: str, values: Sequence[Value], known: Known) -> sa.ColumnElement[bool]:
+    """Return the condition that a field compares so. It is true or false, never NULL.
 
-    `sign`: one of == < <= > >= in contains startswith, or `is` for a comparison with None, which has no values.
-    `known`: expressions that take the place of fields' own.
+    `sign` is one of == < <= > >= in contains startswith, or `is` for a comparison with None, which has no values.
+    `known` replaces the expressions of fields.
     """
     if field.kind is FieldKind.messages:
         parts = (_Part(sa.literal_column(name)) for name in ("'content'", "'reasoning'"))
         says = sa.or_(*(_holds(part, sign, values) for part in parts))
         return _exists_message(says, [form for text in map(str, values) for form in (text, json.dumps(text)[1:-1])])
     if field.kind is FieldKind.calls:
-        # Each call is stored with its name first: see `conversation`.
+        # The JSON of a call begins with its name.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
         calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
     if field.elsewhere is not None:
-        # Groups that fit are found once, not looked up for every member.
+        # The database finds the groups that fit once, and does not look up the group of every row.
         mine, theirs = _NAMED_BY[field.elsewhere.table]
         holds = field.elsewhere.is_not(None) if sign == "is" else _holds(field.elsewhere, sign, values)
         some = mine.in_(sa.select(theirs).where(holds))
@@ -295,9 +295,10 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
 
 
 def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.ColumnElement[bool]:
-    """`says` is asked of each message's parts; of a few needles, only where one stands somewhere in the conversation.
+    """Return the condition that `says` holds for some message of a row.
 
-    To find a text in a conversation takes a tenth of the time of taking the conversation apart.
+    If there are few needles, only conversations that contain one of them are taken apart. Finding a text in the whole
+    conversation takes a tenth of the time of taking it apart.
     """
     mine = messages.c.trajectory == trajectories.c.id
     in_json = {json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)}
@@ -345,15 +346,14 @@ _AnyMessage = spelled(
 _Plain = spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
 """(messages of a trajectory as they are stored): the JSON."""
 _Part = spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
-"""(name): of the message that is looked at; NULL where it has no such part."""
+"""(name): a part of the current message. NULL: the message has no such part."""
 _AnyCall = spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each({}) AS called WHERE {})",
     postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS called(value) WHERE {})",
 )
-"""(tool calls as JSON, condition on one of them): calls are compared as the JSON that was written, in which no text is
-too odd for a database to look at."""
+"""(tool calls as JSON, condition on one of them). Calls are compared as JSON, which every database can hold."""
 _Call = spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
-"""The call that is looked at, as JSON."""
+"""The current call as JSON."""
 _Position = spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
-"""(text, part): where the part begins in the text, from 1; 0: nowhere."""
+"""(text, part): the position of the part in the text, from 1. 0: the text lacks the part."""

@@ -1,4 +1,4 @@
-"""What a filter can ask about a trajectory."""
+"""The fields of trajectories that a filter can compare."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +16,7 @@ _rows = trajectories.c
 
 
 class FieldKind(Enum):
-    """What a field is compared with."""
+    """The kind of value that a field is compared with."""
 
     number = "a number"
     whole = "a whole number"
@@ -36,10 +36,10 @@ class Field:
     kind: FieldKind
     meaning: str
     expression: sa.ColumnElement[Any] | None = None
-    """Over the table `trajectories`."""
+    """An expression over the table `trajectories`."""
     elsewhere: sa.Column[Any] | None = None
-    """A column of the row's group, of its labels or of the requests of its session. With neither of both the messages
-    are asked: see `expression_to_sql.compared`."""
+    """A column of the row's group, its labels or its session's requests. A field with neither is about messages: see
+    `expression_to_sql.compare_field`."""
     choices: tuple[str, ...] = ()
 
     @property

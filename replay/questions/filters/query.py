@@ -1,4 +1,4 @@
-"""Which trajectories a query is about."""
+"""A query: the trajectories that it chooses, and their order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from replay.storage.format.schema import policies, runs
 from replay.storage.staleness import publishes_since
 
 QueryResult = dict[str, Any]
-"""Plain and JSON-able: what is unknown is None, and no number is NaN."""
+"""An answer of plain JSON values. None is unknown, and no number is NaN."""
 
 RowCondition = sa.ColumnElement[bool]
-"""Over the rows of the buffer; `&` joins two of them."""
+"""A condition on rows of the buffer. `&` joins two conditions."""
 
 _rows = schema.trajectories.c
 
 
 class Sort(StrEnum):
-    """What a listing can be sorted by; rows of the same value follow their iteration, slot, run and id."""
+    """The columns that a listing can be sorted by. Ties are sorted by iteration, slot, run and id."""
 
     iteration = "iteration"
     reward = "reward"
@@ -43,29 +43,30 @@ class Sort(StrEnum):
 @dataclass(frozen=True)
 class Query:
     run: str | None = None
-    """None: of all runs."""
+    """None: all runs."""
     filters: Sequence[str] = ()
-    """Python expressions (`replay.questions.filters`) that all hold."""
+    """Filters (`replay.questions.filters`), all of which must hold."""
     sort: Sort = Sort.iteration
     ascending: bool = False
-    """The greatest come first; rows whose value is unknown come last either way."""
+    """False: the greatest values come first. Rows whose value is unknown come last in both orders."""
 
 
 def run_is(run: str | None, column: sa.Column[str]) -> sa.ColumnElement[bool]:
-    """The condition that a column names this run; None: any."""
+    """Return the condition that a column names this run. None: any run."""
     return sa.true() if run is None else column == run
 
 
 def chosen(run: str | None, filter: str | None) -> RowCondition:
-    """Rows of a run, or of all, that a filter holds for."""
+    """Return the condition for rows of a run (None: of all) that a filter (None: no filter) holds for."""
     mine = run_is(run, _rows.run)
     return mine if filter is None else mine & condition(filter)
 
 
 def staleness(connection: sa.Connection, run: str | None) -> sa.ColumnElement[int]:
-    """The staleness of this run's rows, or of all runs'; NULL for those of a run that has published nothing.
+    """Return an expression of the staleness of this run's rows (None: of all runs').
 
-    To look up the newest policy row by row would take three times as long (`replay.questions.filters.fields`).
+    It is NULL for rows of a run that has published nothing. The newest versions stand in it as constants: looking them
+    up row by row, as the field of filters does, takes three times as long.
     """
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
     query = sa.select(runs.c.id, sa.cast(newest, sa.BigInteger)).where(run_is(run, runs.c.id), newest.is_not(None))

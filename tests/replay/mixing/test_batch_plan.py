@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replay import make_sampler
 from replay.mixing.apportion import Remainders, apportion, group_sizes
-from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, with_completions
+from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, add_completing_picks
 from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
 from replay.storage.databases import Location
@@ -230,7 +230,7 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
     for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
         drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
-        mixer.feed(success_rate=success, ess_by_age={})
+        mixer.observe_iteration(success_rate=success, ess_by_age={})
     assert drawn == counts
 
 
@@ -245,7 +245,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     factors, drawn = [], []
     for iteration, ess in enumerate(series, start=1):
         drawn += [plan.replay for plan in plans(mixer, 1, first=iteration)]
-        mixer.feed(success_rate=0.5, ess_by_age=ess)
+        mixer.observe_iteration(success_rate=0.5, ess_by_age=ess)
         factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
@@ -257,7 +257,7 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         made = []
         for iteration in range(first, first + count):
             made += plans(mixer, 1, first=iteration)
-            mixer.feed(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+            mixer.observe_iteration(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
         return made
 
     for unit in ("any", "trajectory", "task", "group"):
@@ -343,10 +343,10 @@ def test_group_sizes_are_as_even_as_possible(fresh: int, size: int, sizes: list[
 def test_schedule_reaches_both_ends_exactly_and_one_iteration_is_its_beginning() -> None:
     for shape in ("linear", "cosine"):
         schedule = Schedule(shape=shape, final=0.7)
-        assert [schedule.at(0.1, at, 5) for at in (1, 5)] == [0.1, 0.7]
-        assert schedule.at(0.1, 1, 1) == 0.1
-        assert (schedule.highest(0.1), schedule.highest(0.9)) == (0.7, 0.9)
-    assert Schedule(shape="step", steps=((0.1, 0.4), (0.2, 0.1))).highest(0.2) == 0.4
+        assert [schedule.share_at(0.1, at, 5) for at in (1, 5)] == [0.1, 0.7]
+        assert schedule.share_at(0.1, 1, 1) == 0.1
+        assert (schedule.highest_share(0.1), schedule.highest_share(0.9)) == (0.7, 0.9)
+    assert Schedule(shape="step", steps=((0.1, 0.4), (0.2, 0.1))).highest_share(0.2) == 0.4
 
 
 def first(task: str, reward: float = 0.0, source: str | None = None) -> Pick:
@@ -374,7 +374,7 @@ COMPLETED: list[tuple[list[Pick], list[tuple[str, float]], dict[tuple[str, float
 def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
     picks: list[Pick], flat: list[tuple[str, float]], stored: dict[tuple[str, float], int], completed: tuple[Pick, ...]
 ) -> None:
-    assert with_completions(picks, flat, stored) == completed
+    assert add_completing_picks(picks, flat, stored) == completed
 
 
 def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:

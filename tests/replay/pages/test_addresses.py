@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import Request
 
 from replay import ReplayStore
-from replay.pages.addresses import BadQuery, address, choice, text, texts, whole
-from replay.pages.commands import typed
+from replay.pages.addresses import BadQuery, address, read_choice, read_number, read_parameter, read_parameters
+from replay.pages.commands import quote_command
 from replay.pages.templating import environment, visible_text
 from tests.fakes.records import put, trajectory
 from tests.replay.pages.serving import inspecting
@@ -31,26 +31,26 @@ def test_every_part_of_an_address_comes_back_as_it_was() -> None:
 
 def test_the_last_of_several_values_holds_and_empty_ones_count_as_none() -> None:
     request = asked(("where", ""), ("where", "success"), ("colour", "red"), ("colour", "green"), ("limit", ""))
-    assert choice(request, "sort", ["first", "second"]) == "first"
-    assert (text(request, "sort"), texts(request, "where")) == (None, ["success"])
-    assert choice(request, "colour", ["red", "green"]) == "green"
-    assert whole(request, "limit", 50) == 50
+    assert read_choice(request, "sort", ["first", "second"]) == "first"
+    assert (read_parameter(request, "sort"), read_parameters(request, "where")) == (None, ["success"])
+    assert read_choice(request, "colour", ["red", "green"]) == "green"
+    assert read_number(request, "limit", 50) == 50
 
 
 @pytest.mark.parametrize("given", ["1 or 1=1", "-1", "1.5", "0x10", "١", "9" * 30, "501", "nan", "1_0", "y" * 5000])
 def test_whole_numbers_and_choices_are_checked(given: str) -> None:
     with pytest.raises(BadQuery, match=r"limit must be a whole number from 0 to 500, got '") as refused:
-        whole(asked(("limit", given)), "limit", 50, most=500)
+        read_number(asked(("limit", given)), "limit", 50, most=500)
     assert len(str(refused.value)) < 200
     with pytest.raises(BadQuery, match="colour must be one of red, green, got 'blue'"):
-        choice(asked(("colour", "blue")), "colour", ["red", "green", "red"])
+        read_choice(asked(("colour", "blue")), "colour", ["red", "green", "red"])
 
 
 @pytest.mark.parametrize("word", ["'answer' in text", "a \"b\" 'c'", "'$HOME'", "'`id`'", "it's \\ here", "'!x'", ""])
 def test_a_shell_reads_what_was_meant(word: str) -> None:
-    assert shlex.split(typed(["ls", word])) == ["ls", word]
+    assert shlex.split(quote_command(["ls", word])) == ["ls", word]
     # Filters are typed between double quotes.
-    assert typed(["ls", "--where", "tool == 'lookup'"]) == "ls --where \"tool == 'lookup'\""
+    assert quote_command(["ls", "--where", "tool == 'lookup'"]) == "ls --where \"tool == 'lookup'\""
 
 
 def test_every_character_that_acts_or_hides_is_written_out() -> None:

@@ -18,7 +18,7 @@ from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
 from replay.questions.filters import condition
 from replay.questions.summary import bars_of
-from replay.questions.trajectory import MOST_SHORT, in_few_words
+from replay.questions.trajectory import MOST_SHORT, shorten_conversation
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
 from tests.fakes.records import MESSAGES, RUN, a_run, add_draw, iterate, new_store, policy, put, sql, tokens, trajectory
@@ -223,7 +223,7 @@ CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
 def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_reply(
     conversation: Sequence[Message], prompt: str | None, answer: str | None
 ) -> None:
-    assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
+    assert shorten_conversation(conversation) == {"prompt": prompt, "answer": answer}
 
 
 def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:

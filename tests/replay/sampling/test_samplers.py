@@ -12,7 +12,7 @@ import pytest
 from replay import ReplayStore, Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest, Limits
 from replay.sampling.samplers import SAMPLERS, make_sampler
-from replay.sampling.selection import drawn_in_turn
+from replay.sampling.selection import draw_in_turn
 from tests.fakes.records import Fresh, draw, new_store, request, sql
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
@@ -119,15 +119,15 @@ def test_equal_rows_weigh_alike(name: str) -> None:
 def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> None:
     """Of weights 1, 2, 3 the order is (i, j, k) with probability w_i / 6 x w_j / (6 - w_i)."""
     random, weights, rounds = np.random.default_rng(3), np.array([1.0, 0.0, 2.0, 3.0]), 6000
-    orders = [tuple(drawn_in_turn(weights, first, random)) for first in (1, 2, 9) for _ in range(rounds // 3)]
+    orders = [tuple(draw_in_turn(weights, first, random)) for first in (1, 2, 9) for _ in range(rounds // 3)]
     found = 0.0
     for order in permutations((0, 2, 3)):
         expected = rounds * weights[order[0]] / 6 * weights[order[1]] / (6 - weights[order[0]])
         found += (orders.count(order) - expected) ** 2 / expected
     assert found < 20.52  # the 99.9 % quantile of chi-square with 5 degrees of freedom
-    assert list(drawn_in_turn(np.zeros(3), 2, random)) == []
+    assert list(draw_in_turn(np.zeros(3), 2, random)) == []
     # Beyond what floats can tell apart, the heavier rows still come first.
-    assert next(drawn_in_turn(np.array([1e-300, 1e300, 1e-320]), 1, random)) == 1
+    assert next(draw_in_turn(np.array([1e-300, 1e300, 1e-320]), 1, random)) == 1
 
 
 def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:

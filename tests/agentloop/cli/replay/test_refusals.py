@@ -31,7 +31,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("show damaged RUN", "trajectory damaged must read back as it was written"),
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
         ("lineage . RUN", "WHAT must be a checkpoint's folder"),
-        ("mix RUN --set replay.fraction=0.5 --set replay.shortfall=error", "replay.fraction must be what the buffer"),
+        (
+            "mix RUN --set replay.fraction=0.5 --set replay.shortfall=error",
+            "replay.fraction must be a share that the buffer",
+        ),
         ("mix RUN --run nobody", "RUN must be one run of"),
         ("prune RUN", "prune must be given --where or limits, got neither"),
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),

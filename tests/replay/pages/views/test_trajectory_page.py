@@ -17,7 +17,7 @@ from replay import ReplayStore
 from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import address
 from replay.pages.commands import rescore_command
-from replay.pages.conversation_text import folded, indented
+from replay.pages.conversation_text import fold_text, indent_json
 from replay.pages.views.trajectory_page import codec_of, unread
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
@@ -103,11 +103,11 @@ def test_long_result_is_folded_and_whole_on_its_own_page(page: Served) -> None:
 
 
 def test_json_is_laid_out_and_stands_on_its_own_page_as_it_was_written(page: Served) -> None:
-    pretty = str(indented(JSON))
+    pretty = str(indent_json(JSON))
     assert json.loads(pretty) == json.loads(JSON)
     assert pretty.split("\n")[:2] == ["{", '  "next": 1500.0,'] and pretty.split("\n")[-2:] == ['  "empty": []', "}"]
     for text in ("plain", '{"short": 1}', JSON[:-1], "[" * 9_000 + "]" * 9_000, '{"a": ' + "9" * 90):
-        assert indented(text) is None
+        assert indent_json(text) is None
     assert pretty in html.unescape(page.page("/trajectories/split"))
     assert JSON in html.unescape(page.page("/trajectories/split/messages/3"))
 
@@ -202,7 +202,7 @@ def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_p
 
 @pytest.mark.parametrize("text", ["", "short", "line\n" * 100, LONG, "a" * 700 + "\n" * 30])
 def test_folded_text_is_the_text(text: str) -> None:
-    parts = folded(text)
+    parts = fold_text(text)
     assert parts.head + parts.rest == text[: len(text) - parts.left] and len(text) == parts.characters
     assert parts.left == max(0, len(text) - 20_000)
 
