@@ -32,7 +32,7 @@ class Check(NamedTuple):
     advice: str = ""
 
 
-def checks(folder: Path = Path("runs")) -> list[Check]:
+def check_machine(folder: Path = Path("runs")) -> list[Check]:
     """Every check, for runs that will be kept under `folder`, which need not exist yet."""
     folder = folder.absolute()
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))

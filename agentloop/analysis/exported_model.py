@@ -13,13 +13,13 @@ from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
-from agentloop.runs.run_folder import COMPLETE, RunFolder, explained, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, explaining_disk_errors, open_run_folder
 from replay import questions
 from replay.store import ReplayStore
 
 _ADAPTER = "adapter_config.json"
 _SUCCESS = "eval/success"
-_OF_THE_MACHINE = ("run.folder", "model.path", "replay.database")
+_PLACES = ("run.folder", "model.path", "replay.database")
 """Keys that say where things lay, not what was done."""
 _CARD = """---
 library_name: transformers
@@ -70,7 +70,7 @@ def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> P
     weights = stored_weights(folder, policy)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")
-    with explained(target, option="--to", advice="Choose another folder."):
+    with explaining_disk_errors(target, option="--to", advice="Choose another folder."):
         left = shutil.ignore_patterns(COMPLETE)  # and modes: what is given away is not private, as a run's weights are
         shutil.copytree(weights, target, ignore=left, dirs_exist_ok=True, copy_function=shutil.copyfile)
         if (target / _ADAPTER).exists():
@@ -99,7 +99,7 @@ def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
     """The page as Markdown, with the fields that hubs read before it."""
     config, base = folder.config, folder.config.model.path
     changed = changed_keys(config)
-    settings = [f"{key}: {json.dumps(value)}" for key, value in changed.items() if key not in _OF_THE_MACHINE]
+    settings = [f"{key}: {json.dumps(value)}" for key, value in changed.items() if key not in _PLACES]
     return _CARD.format(
         base="" if base is None or Path(base).exists() else f"base_model: {json.dumps(base)}\n",
         name=folder.path.name,

@@ -110,7 +110,7 @@ def check_log_probs(
         if version not in weights:
             gone.append(version)
             continue
-        check = _checked(store, folder, ids, version, weights[version])
+        check = _check_policy(store, folder, ids, version, weights[version])
         if check.tokens:
             checks.append(check)
     return LogProbCheck(tuple(checks), tuple(gone))
@@ -120,10 +120,10 @@ def rescore(
     store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
-    actor, ids = _actor(folder, weights), [row.id for row in sampled_rows(store, None, filter, limit=limit)]
+    actor, ids = _load_actor(folder, weights), [row.id for row in sampled_rows(store, None, filter, limit=limit)]
     parts: list[Drift] = []
-    for rows, batch, log_probs in _scored(store, folder, actor, ids):
-        store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
+    for rows, batch, log_probs in _score_rows(store, folder, actor, ids):
+        store.add_scores(folder.run_id, version, _split_by_segment(rows, batch, log_probs))
         found = drift_of(ScoredBatch(batch, log_probs, None))
         parts.append(replace(found, token_logs=found.token_logs.flatten()))
     if not any(bool(part.tokens.any()) for part in parts):
@@ -147,18 +147,18 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 
-def _actor(folder: RunFolder, weights: Path | str) -> Actor:
+def _load_actor(folder: RunFolder, weights: Path | str) -> Actor:
     return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
 
 
-def _checked(
+def _check_policy(
     store: ReplayStore, folder: RunFolder, ids: Sequence[str], version: int, weights: Path | str
 ) -> PolicyCheck:
-    actor = _actor(folder, weights)
+    actor = _load_actor(folder, weights)
     count = tokens = 0
     worst = total = 0.0
-    for rows, batch, log_probs in _scored(store, folder, actor, ids):
-        mine = batch.response_mask & ~batch.behavior_log_probs.isnan() & (_versions(rows, batch) == version)
+    for rows, batch, log_probs in _score_rows(store, folder, actor, ids):
+        mine = batch.response_mask & ~batch.behavior_log_probs.isnan() & (_token_versions(rows, batch) == version)
         gaps = (log_probs - batch.behavior_log_probs)[mine].abs().double()
         count += len(set(batch.trajectory[mine.any(dim=1)].tolist()))
         tokens += len(gaps)
@@ -167,7 +167,7 @@ def _checked(
     return PolicyCheck(version, str(weights), count, tokens, worst, total / tokens if tokens else 0.0)
 
 
-def _scored(
+def _score_rows(
     store: ReplayStore, folder: RunFolder, actor: Actor, ids: Sequence[str]
 ) -> Iterator[tuple[list[Trajectory], Batch, Tensor]]:
     """Trajectories of one run each, and their log-probs [B, T], on the CPU."""
@@ -182,7 +182,7 @@ def _scored(
             yield rows, batch, log_probs.cpu()
 
 
-def _versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
+def _token_versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
     """[B, T] int64: the policy that sampled each token; -1 where none did or where it saw more than is stored."""
     versions = torch.full(batch.token_ids.shape, -1)
     parts = [segment for row in rows for segment in row.segments if len(segment.tokens)]
@@ -192,7 +192,7 @@ def _versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
     return versions
 
 
-def _by_segment(
+def _split_by_segment(
     rows: Sequence[Trajectory], batch: Batch, log_probs: Tensor
 ) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
     """By trajectory and position; NaN where no token was sampled."""

@@ -48,33 +48,33 @@ def evaluate_run(
     Raises UserError where the environment's source has changed since, unless that is said.
     """
     folder = open_run_folder(run)
-    config = _asked(folder.config, tasks, samples)
+    config = _with_sizes(folder.config, tasks, samples)
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = stored_weights(folder, policy)
     version = iteration_of(folder, weights) if folder.environments else None  # sft publishes nothing
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
-    return _evaluated(config, environments, source, (config.model.path or folder.start, weights), whose)
+    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose)
 
 
 def evaluate_model(
     config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
 ) -> EvaluationReport:
     """The model of a configuration on its held-out tasks, as a run that begins with it would."""
-    asked = _asked(load_config(config, overrides), tasks, samples)
+    asked = _with_sizes(load_config(config, overrides), tasks, samples)
     if (model := asked.model.path) is None:
         raise UserError(f"--model must be given where model.path of {config} is null, got neither. Add --model PATH.")
     environments, source = open_tasks(asked)
     whose = Evaluated(model, None, model, environments.name, environments.version)
-    return _evaluated(asked, environments, source, (model, None), whose)
+    return _evaluate_policy(asked, environments, source, (model, None), whose)
 
 
-def _asked(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
+def _with_sizes(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
     values = to_plain(config)
     values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
     return load_plain(values, source="evaluate")
 
 
-def _evaluated(
+def _evaluate_policy(
     config: RunConfig,
     environments: RunEnvironments,
     source: TaskSource,
@@ -131,7 +131,7 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
     A run's own configuration holds, with the overrides over it. Raises UserError for what can't be loaded.
     """
     folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
-    config = _to_play(model, folder, environment, overrides)
+    config = _config_to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
     first = model if folder is None else config.model.path or folder.start
@@ -142,7 +142,7 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
     return scores.episodes[0], config
 
 
-def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+def _config_to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
     """The configuration of a file, or of an environment's name, for this model or that of the run in `folder`."""
     if is_config_file(environment):
         path = model if folder is None else folder.config.model.path

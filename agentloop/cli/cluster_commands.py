@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
+from agentloop.cli.options import Resume, ResumingCommand, RunPlace, read_resume, role_printer
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
@@ -66,11 +66,11 @@ def engine(
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = os.environ.get(KEY_VARIABLE) or None, saying("engine"), list[int]()
+    key, say, asked = os.environ.get(KEY_VARIABLE) or None, role_printer("engine"), list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
 
-    policies = None if run is None else _policies_of(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
+    policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
     if (model is None) == (attach is None):
         raise UserError(
             f"MODEL must be given, or --attach, but not both, got {model} and {attach}. "
@@ -91,7 +91,7 @@ def engine(
                 raise typer.Exit(1) from error
 
 
-def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
+def _wait_for_policies(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
     end = time.monotonic() + wait_s
     if wait_s and not run.is_dir():
         say(f"waits for the run at {run}")
@@ -112,7 +112,7 @@ def worker(
     wait: Annotated[float, typer.Option(min=0, help="Seconds for which the run may not be there yet.")] = 600.0,
 ) -> None:
     """Collect episodes for a run: claimed from its database, run on its engines, stored as they end."""
-    say = saying("worker")
+    say = role_printer("worker")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         joined = join_run(run, wait_s=wait, note=say)
         say(f"collecting for {run}, {concurrency} episodes at once")
@@ -134,7 +134,7 @@ def launch(
     resume: Resume = None,
 ) -> None:
     """Start the roles of a run: learner, engines, workers, on this machine or on Ray."""
-    going_on = resume_of(resume, run)
+    going_on = read_resume(resume, run)
     roles = load_roles(file)
     config = load_run_config(roles)
     role_members(roles, config, Path("RUN"))  # refused before a folder is made
@@ -194,7 +194,7 @@ def gateway(
         raise UserError(f"--public-url must begin with http:// or https://, got {public_url!r}. Write the whole URL.")
     section = GatewaySection(host=host, port=port, public_url=public_url)
 
-    say = saying("gateway")
+    say = role_printer("gateway")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         if run is not None:
             give_episodes(run, section, key=key, idle_s=idle_s, stop=stop, say=say)

@@ -73,7 +73,7 @@ app = typer.Typer(
 app.add_typer(run_app)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"agentloop {version('agentloop-replay')}")
         raise typer.Exit
@@ -83,7 +83,7 @@ def _say_version(asked: bool) -> None:
 def begin(
     context: typer.Context,
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand not in (None, "train"):
@@ -111,18 +111,18 @@ def main() -> None:
         place = place_in_user_code(error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
             raise  # how a command ends
-        if isinstance(error, (UserError, *_refusals())):
+        if isinstance(error, (UserError, *_refusal_types())):
             theirs = any(place_in_user_code(cause) for cause in _causes(error))
-            _say(f"{error} The traceback: {_written_down(error)}" if theirs else str(error))
+            _say(f"{error} The traceback: {_write_traceback(error)}" if theirs else str(error))
             sys.exit(2)
         if place is None:
             _say(
                 f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
-                f"{_written_down(error)}"
+                f"{_write_traceback(error)}"
             )
             raise SystemExit(1) from error
         found = one_line_with_place(error)
-        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_written_down(error)}")
+        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_write_traceback(error)}")
         raise SystemExit(2) from error
     finally:
         signal.signal(signal.SIGINT, before)
@@ -139,7 +139,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _refusal_types() -> tuple[type[Exception], ...]:
     """What `replay` and `context` refuse; imported once there is an error."""
     from context import PrefixError, RenderError
     from replay.errors import ReplayError
@@ -153,7 +153,7 @@ def _say(message: str) -> None:
     print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
 
 
-def _written_down(error: BaseException) -> str:
+def _write_traceback(error: BaseException) -> str:
     """The file that has the whole traceback now."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", errors="replace", prefix="agentloop-", suffix=".txt", delete=False

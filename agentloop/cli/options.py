@@ -60,14 +60,14 @@ class ResumingCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-def resume_of(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
+def read_resume(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
     """What --resume means to a run. Raises UserError where --run also says which one is meant."""
     if run is not None and resume is not None:
         raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
     return "auto" if resume == "auto" else resume == _NEWEST
 
 
-def saying(role: str) -> Callable[[str], None]:
+def role_printer(role: str) -> Callable[[str], None]:
     """Prints what a program of a run has to say, with the time."""
     return lambda text: print(f"{time.strftime('%H:%M:%S')} {role}: {text}", flush=True)
 

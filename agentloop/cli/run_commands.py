@@ -21,7 +21,7 @@ from agentloop.cli.options import (
     RunArgument,
     RunPlace,
     program,
-    resume_of,
+    read_resume,
 )
 from agentloop.cli.text_tables import evaluation_table
 from agentloop.distributed.torchrun import own_rank
@@ -62,7 +62,7 @@ def train(
         return
     if run is not None:
         refuse_used_folder(run)
-    going_on = resume_of(resume, run)
+    going_on = read_resume(resume, run)
     result = run_training(
         settings,
         resume=going_on,
@@ -263,9 +263,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: optional packages, GPU, sandbox, disk. Exit code 1 if something can't work."""
-    from agentloop.analysis.doctor import check_engine, checks
+    from agentloop.analysis.doctor import check_engine, check_machine
 
-    found = checks(folder)
+    found = check_machine(folder)
     if engine is not None:
         found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:

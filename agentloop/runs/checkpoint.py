@@ -18,7 +18,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explained
+from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explaining_disk_errors
 from replay.storage.databases.disk import flush
 
 _RANDOM_TENSORS = "random.safetensors"
@@ -49,12 +49,14 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
     unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with explained(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
+        with explaining_disk_errors(
+            target, advice="Earlier checkpoints are whole: make room and run again with --resume."
+        ):
             unfinished.mkdir(parents=True)
             fill(unfinished)
             for path in [*unfinished.rglob("*"), unfinished]:
                 flush(path)
-            _remove(target)
+            _remove_marked(target)
             unfinished.rename(target)
             flush(target.parent)
             (target / COMPLETE).touch()
@@ -64,7 +66,7 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _remove(directory: Path) -> None:
+def _remove_marked(directory: Path) -> None:
     if directory.exists():
         # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
         (directory / COMPLETE).unlink(missing_ok=True)
@@ -88,7 +90,7 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
-    with readable(folder):
+    with explaining_damage(folder):
         values = json.loads((folder / _VALUES).read_text())
         if not isinstance(values, dict):
             raise ValueError(f"{_VALUES} holds no mapping")
@@ -96,7 +98,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def explaining_damage(folder: Path) -> Iterator[None]:
     """Turn what damage to the checkpoint in `folder` raises within into a UserError that says how to go on."""
     try:
         yield
@@ -116,7 +118,7 @@ def prune(folder: Path, *, keep: int) -> None:
     kept = complete_checkpoints(folder)[-keep:]
     for path in list(folder.glob("*")):
         if path not in kept and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):
-            _remove(path)
+            _remove_marked(path)
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

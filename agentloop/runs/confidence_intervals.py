@@ -39,12 +39,12 @@ def wilson(successes: float, trials: int) -> Estimate:
     return Estimate(p, low, high, "wilson")
 
 
-def bootstrap(of_tasks: Sequence[float], *, seed: int) -> Estimate:
+def bootstrap(task_values: Sequence[float], *, seed: int) -> Estimate:
     """The mean of a figure that each task has one of, with the percentile interval over resampled tasks (Efron 1979).
 
     Samples of one task are no independent trials: tasks are what is drawn again, with all that belongs to them.
     """
-    values = np.asarray(of_tasks, np.float64)
+    values = np.asarray(task_values, np.float64)
     random = np.random.Generator(np.random.PCG64(seed))
     at_once = max(1, _AT_ONCE // len(values))
     means: list[float] = []
@@ -52,19 +52,19 @@ def bootstrap(of_tasks: Sequence[float], *, seed: int) -> Estimate:
         count = min(at_once, _RESAMPLES - len(means))
         means += values[random.integers(0, len(values), (count, len(values)))].mean(axis=1).tolist()
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
-    return Estimate(sum(of_tasks) / len(of_tasks), low, high, "bootstrap")
+    return Estimate(sum(task_values) / len(task_values), low, high, "bootstrap")
 
 
-def proportion(of_tasks: Sequence[float], *, single: bool, seed: int) -> Estimate:
+def proportion(task_values: Sequence[float], *, single: bool, seed: int) -> Estimate:
     """The mean of a share that each task has one of; with `single`, of one trial per task.
 
     Wilson for single trials. Otherwise the bootstrap, but where all tasks are at 0 or all at 1: it would know of no
     deviation at all, so each task counts as one trial of Wilson's, which is the wider the fewer there are.
     """
-    total = sum(of_tasks)
-    if single or total in (0.0, float(len(of_tasks))):
-        return wilson(round(total), len(of_tasks))
-    return bootstrap(of_tasks, seed=seed)
+    total = sum(task_values)
+    if single or total in (0.0, float(len(task_values))):
+        return wilson(round(total), len(task_values))
+    return bootstrap(task_values, seed=seed)
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:

@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 from agentloop.runs.confidence_intervals import wilson
 from context.wording import visible_lines
 
-_OF_EVERY_ITERATION = ("collect", "update", "checkpoint", "report")
+_FAMILIAR_PHASES = ("collect", "update", "checkpoint", "report")
 
 
 class RunDisplay(Protocol):
@@ -92,7 +92,7 @@ class ConsoleDisplay:
     def phase(self, name: str, done: int, total: int) -> None:
         if name != self._phase or done < self._done:  # another round of it
             self._phase, self._phase_began, self._first = name, self._clock(), done
-            if not (self._quiet or name in _OF_EVERY_ITERATION):
+            if not (self._quiet or name in _FAMILIAR_PHASES):
                 self.note(f"{name} ...")
         self._done, self._total = done, total
         self.look()

@@ -65,11 +65,11 @@ class RunFolder:
 
     def stored_config(self) -> dict[str, Any]:
         """The configuration as it is written down, with what lies in this folder named from here."""
-        return _stored(self.config, self.path)
+        return _config_to_store(self.config, self.path)
 
     def name_model(self, checkpoint: Path) -> None:
         """The trained model is that of this checkpoint from now on."""
-        with explained(self.model):
+        with explaining_disk_errors(self.model):
             if self.model.is_dir() and not self.model.is_symlink():  # as a copy that follows links leaves it
                 shutil.rmtree(self.model)
             unfinished = self.path / f"{self.model.name}.unfinished"
@@ -87,7 +87,7 @@ class RunFolder:
 
     def lock(self) -> IO[str]:
         """Held while a process trains here; released when it ends, however it ends."""
-        with explained(self.path / LOCK):
+        with explaining_disk_errors(self.path / LOCK):
             stream = (self.path / LOCK).open("w")
         # A tool's forked process would hold the lock on after the trainer was killed.
         os.register_at_fork(after_in_child=stream.close)
@@ -112,14 +112,14 @@ def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
     path = claim_run_folder(config) if path is None else path
     began = {"id": uuid.uuid4().hex, "began_in": str(Path.cwd())}
-    _change_identity(path, **began, name=config.run.name, config=_stored(config, path))
+    _change_identity(path, **began, name=config.run.name, config=_config_to_store(config, path))
     return open_run_folder(path)
 
 
 def claim_run_folder(config: RunConfig) -> Path:
     """The folder of a run to come, empty: no other run is made there but by its path."""
     parent, name = Path(config.run.folder), config.run.name
-    with explained(parent):
+    with explaining_disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
         while True:
             path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
@@ -178,7 +178,7 @@ def record_config(folder: RunFolder) -> str | None:
     return "; ".join(texts)
 
 
-def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
+def _config_to_store(config: RunConfig, folder: Path) -> dict[str, Any]:
     plain, here = to_plain(config), folder.absolute()
     for section, key in _OWN_PATHS:
         place = Path(plain[section][key] or "/").absolute()
@@ -187,11 +187,11 @@ def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
     return plain
 
 
-def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
+def _read_config(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     if began_in != Path.cwd():
         below = folder.absolute().is_relative_to(Path.cwd())  # a copied project is one of its own
-        plain |= {section: _from(began_in, plain[section], section, below) for section in _FILES}
-        plain["context"]["parser"] = _from(began_in, plain["context"]["parser"], "parser", below)
+        plain |= {section: _relocate(began_in, plain[section], section, below) for section in _FILES}
+        plain["context"]["parser"] = _relocate(began_in, plain["context"]["parser"], "parser", below)
     for section, key in _OWN_PATHS:
         name = plain[section][key]
         if name is not None and name.startswith(_OWN):
@@ -199,17 +199,17 @@ def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     return load_plain(plain)
 
 
-def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
+def _relocate(began_in: Path, value: Any, key: str, below: bool) -> Any:
     """A setting with its files as named from where the run began, unless the run is `below` here and they are here."""
     if isinstance(value, Mapping):
         inner = [(name, each, "attach" if key == "attach" else name) for name, each in value.items()]
-        return {name: _from(began_in, each, own, below) for name, each, own in inner}
+        return {name: _relocate(began_in, each, own, below) for name, each, own in inner}
     if isinstance(value, list):
-        return [_from(began_in, each, key, below) for each in value]
+        return [_relocate(began_in, each, key, below) for each in value]
     if not isinstance(value, str) or not value:
         return value
     if key == "agent":  # a command, of whose words some are files
-        return re.sub(r"\S+", lambda word: _word_from(began_in, word[0], below), value)
+        return re.sub(r"\S+", lambda word: _relocate_word(began_in, word[0], below), value)
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
     folder = f"{file.partition('{split}')[0]}x/.." if "{split}" in file else file
 
@@ -221,15 +221,15 @@ def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
     return f"{began_in / file}{colon}{name}" if named and is_in(began_in) and not (below and is_in(Path())) else value
 
 
-def _word_from(began_in: Path, word: str, below: bool) -> str:
-    found = _from(began_in, word, "", below)
+def _relocate_word(began_in: Path, word: str, below: bool) -> str:
+    found = _relocate(began_in, word, "", below)
     return word if found == word else shlex.quote(found)
 
 
 def _change_identity(path: Path, **changed: Any) -> None:
     identity = json.loads((path / _IDENTITY).read_text()) if has_run(path) else {}
     unfinished = path / f"{_IDENTITY}.unfinished"
-    with explained(path):
+    with explaining_disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps({**identity, **changed}, indent=1))
         os.replace(unfinished, path / _IDENTITY)
@@ -240,7 +240,7 @@ def open_run_folder(path: Path) -> RunFolder:
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
         environments, began_in = tuple(identity.get("environments", ())), Path(identity["began_in"])
-        return RunFolder(path, identity["id"], _read(identity["config"], path, began_in), environments)
+        return RunFolder(path, identity["id"], _read_config(identity["config"], path, began_in), environments)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
@@ -267,8 +267,8 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
     path = path or run_to_continue(config, resume=True)
     assert path is not None, "it is refused"
     folder = open_run_folder(path)
-    config = with_former_schedules(folder.config, config)
-    own, others = what_iterations_do(folder.config), what_iterations_do(config)
+    config = keep_schedules(folder.config, config)
+    own, others = iteration_settings(folder.config), iteration_settings(config)
     for key in {**own, **others}:
         mine, asked = own.get(key), others.get(key)
         if mine != asked:
@@ -287,7 +287,7 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
 
 
 @contextmanager
-def explained(
+def explaining_disk_errors(
     target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
 ) -> Iterator[None]:
     """Turn what the disk does to `target` within into a line with its path and the room that is left."""
@@ -324,7 +324,7 @@ _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 """Keys that a resumed run may have other values of: but for rounding, none changes what an iteration does."""
 
 
-def what_iterations_do(config: RunConfig) -> dict[str, Any]:
+def iteration_settings(config: RunConfig) -> dict[str, Any]:
     """Its keys but for those that may have another value when a run is resumed, dotted where they are in a section."""
     found: dict[str, Any] = {}
     for part, value in to_plain(config).items():
@@ -333,7 +333,7 @@ def what_iterations_do(config: RunConfig) -> dict[str, Any]:
     return found | {"run.schedule_iterations": config.run.schedule_length}
 
 
-def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
+def keep_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
     """`config` with the schedules of the run as it was begun: else earlier iterations would have had other rates."""
     length, asked = former.run.schedule_length, config.run.schedule_iterations
     if asked is not None or (former.run.schedule_iterations is None and config.run.iterations == length):

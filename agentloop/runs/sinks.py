@@ -89,7 +89,7 @@ def open_sinks(
                 raise UserError(
                     f"metrics.sinks must name each sink once, besides metrics.jsonl, got {name!r}. Remove it."
                 )
-            sink = _open(name, folder, warn, keep_through)
+            sink = _open_sink(name, folder, warn, keep_through)
             if sink is not None:
                 sinks[name] = sink
     except OSError as error:
@@ -98,7 +98,7 @@ def open_sinks(
     return MetricSinks(sinks, warn)
 
 
-def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
+def _open_sink(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
     if ":" in name:
         return _own_sink(name, folder)
     if name == "tensorboard":
@@ -174,16 +174,16 @@ def _is_kept(line: bytes, keep_through: int | None) -> bool:
     return line.endswith(b"\n") and (keep_through is None or iteration <= keep_through)
 
 
-def _package(module: str, sink: str) -> Any:
+def _import_package(module: str, sink: str) -> Any:
     with needing(sink, f"metrics.sinks: {sink}"):
         return importlib.import_module(module)
 
 
-def _known(metrics: Mapping[str, float]) -> dict[str, float]:
+def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _outcome(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
+def _outcome_values(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
     names = ("id", "task", "reward", "success", "stop_reason", "num_turns")
     return {"iteration": iteration, **{name: getattr(record, name) for name in names}}
 
@@ -193,12 +193,12 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path, *, keep_through: int | None = None) -> None:
         """TensorBoard no longer shows what earlier files in `folder` say of iterations after `keep_through`."""
-        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        writer = _import_package("torch.utils.tensorboard", "tensorboard").SummaryWriter
         purged = None if keep_through is None else keep_through + 1
         self._writer: Any = writer(str(folder / "tensorboard"), purge_step=purged)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        for name, value in _known(metrics).items():
+        for name, value in _finite_metrics(metrics).items():
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
@@ -215,7 +215,7 @@ class WandbSink:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError for a missing package or key, and what W&B raises where its server can't be reached."""
-        self._wandb = wandb = _package("wandb", "wandb")
+        self._wandb = wandb = _import_package("wandb", "wandb")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode = os.environ.get("WANDB_MODE", "offline")
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))  # nothing outside the run folder
@@ -239,12 +239,13 @@ class WandbSink:
             ) from error
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(_known(metrics), step=iteration)
+        self._run.log(_finite_metrics(metrics), step=iteration)
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """A table, with the conversations as text."""
         rows = [
-            _outcome(iteration, row.record) | {"conversation": conversation_text(map(plain_message, row.messages))}
+            _outcome_values(iteration, row.record)
+            | {"conversation": conversation_text(map(plain_message, row.messages))}
             for row in trajectories
         ]
         table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
@@ -263,7 +264,7 @@ class TrackioSink:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError for a missing package, and what trackio raises where a server of it can't be reached."""
-        self._trackio = _package("trackio", "trackio")
+        self._trackio = _import_package("trackio", "trackio")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         with contextlib.redirect_stdout(io.StringIO()):  # which is for what programs read of the run
             self._run: Any = self._trackio.init(
@@ -278,12 +279,12 @@ class TrackioSink:
             )
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(_known(metrics), step=iteration)
+        self._run.log(_finite_metrics(metrics), step=iteration)
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """Traces of trackio's: the messages, with the outcome beside them."""
         traces = [
-            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome(iteration, row.record))
+            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome_values(iteration, row.record))
             for row in trajectories
         ]
         self._run.log({_TRAJECTORIES: traces}, step=iteration)

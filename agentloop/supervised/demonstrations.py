@@ -97,7 +97,7 @@ def _sequences(
     return trained
 
 
-def mismatch(config: RunConfig) -> str | None:
+def compare_with_environment(config: RunConfig) -> str | None:
     """A remark where `sft.data` shows other tools or another system message than the environment will.
 
     The default environment need not be meant. Raises UserError where it has none of the tools that are named.

@@ -27,9 +27,9 @@ from agentloop.models.memory import check_memory, choose_checkpointing, machine_
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
+    explaining_damage,
     newest_checkpoint,
     prune,
-    readable,
     restore_random,
     save_checkpoint,
     seed_process,
@@ -46,7 +46,12 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, conversation_texts, mismatch, read_demonstrations
+from agentloop.supervised.demonstrations import (
+    Demonstration,
+    compare_with_environment,
+    conversation_texts,
+    read_demonstrations,
+)
 from agentloop.supervised.supervised_update import Learned, learn, measure
 from replay.locate import METRICS
 from replay.records import RunRecord
@@ -84,8 +89,8 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
     run, display = resume if isinstance(resume, Path) else None, display or ConsoleDisplay()
-    config = _own_run(config) if run is None else config
-    folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
+    config = _with_own_name(config) if run is None else config
+    folder, data = (_resume_training(config, run), None) if resume else _begin_training(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         if (change := record_config(folder)) is not None:
             display.note(change)
@@ -101,13 +106,13 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     return training.result(stop.exit_code)
 
 
-def _own_run(config: RunConfig) -> RunConfig:
+def _with_own_name(config: RunConfig) -> RunConfig:
     """Numbered apart from the runs of its name, and without a buffer."""
     run = config.run.model_copy(update={"name": f"{config.run.name}-sft"})
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 
 
-def _resumed(config: RunConfig, run: Path | None) -> RunFolder:
+def _resume_training(config: RunConfig, run: Path | None) -> RunFolder:
     folder = resumed_run_folder(config, run)
     if folder.environments:
         raise UserError(
@@ -117,11 +122,11 @@ def _resumed(config: RunConfig, run: Path | None) -> RunFolder:
     return folder
 
 
-def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
+def _begin_training(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
     """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
     if config.sft.data is None:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
-    if (difference := mismatch(config)) is not None:
+    if (difference := compare_with_environment(config)) is not None:
         display.note(difference)
     if config.model.path is not None:
         data = _read(config, config.model.path, display)
@@ -236,7 +241,7 @@ class _Training:
                 "start a new one without --resume."
             )
         self.update, self.losses = values["update"], [(int(u), float(loss)) for u, loss in values["held_out"]]
-        with readable(checkpoint.folder):
+        with explaining_damage(checkpoint.folder):
             self._optimizer.load_state(read_tensors(checkpoint.state))
         restore_random(checkpoint)
         self._display.note(f"resumed {self._folder.path} after update {self.update}")

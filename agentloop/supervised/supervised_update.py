@@ -18,7 +18,7 @@ class Learned:
     """Mean of the trained tokens, nats."""
     tokens: int
     """Trained ones."""
-    of_tokens: tuple[tuple[float, ...], ...]
+    token_losses: tuple[tuple[float, ...], ...]
     """-log-prob by row and token, nats; 0 where it is not trained."""
 
 
@@ -38,7 +38,7 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
     tokens = sum(int(mask.sum()) for mask in masks)
     if tokens == 0:
         raise ValueError("rows must hold a token by a trained author, got none.")
-    of_tokens: list[tuple[float, ...]] = [()] * len(rows)
+    token_losses: list[tuple[float, ...]] = [()] * len(rows)
     total = 0.0
     for cut in cut_micro_batches([len(row) for row in rows], max_tokens, packs=actor.packs):
         losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
@@ -47,8 +47,8 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
             (whole / tokens).backward()
         total += float(whole.detach())
         for place, i in enumerate(cut):
-            of_tokens[i] = tuple(losses[place, : len(rows[i])].tolist())
-    return Learned(total / tokens, tokens, tuple(of_tokens))
+            token_losses[i] = tuple(losses[place, : len(rows[i])].tolist())
+    return Learned(total / tokens, tokens, tuple(token_losses))
 
 
 def _losses(actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[Tensor]) -> Tensor:

@@ -118,7 +118,7 @@ def _accumulate(
     for end in itertools.accumulate(len(sequences) for sequences in demonstrated):
         last = rows[end - 1]
         control = [token in control_ids for token in last.token_ids.tolist()]
-        hardest += hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
+        hardest += hardest_of_last_reply(learned.token_losses[end - 1], loss_mask(last, authors).tolist(), control)
     return hardest / len(demonstrated)
 
 

@@ -97,7 +97,7 @@ class AdvantageEstimator:
             members = members_of(rows)
             found = self._advantages(members, baseline)
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
-            others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
+            others = [set(found) - {place} for place, found in enumerate(self._compared_positions(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
         rows = self._normalise(rows)
         if self._config.advantage.credit != "trajectory":
@@ -117,14 +117,14 @@ class AdvantageEstimator:
         rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
 
-    def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
+    def _compared_positions(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._algorithm.compares == "batch")
 
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
         if self._own is None:
             return advantages_for_members(members, baseline, self._algorithm)
         result = [0.0] * len(members)
-        for positions in dict.fromkeys(others for others in self._compared(members, baseline) if others):
+        for positions in dict.fromkeys(others for others in self._compared_positions(members, baseline) if others):
             given = self._own([members[p] for p in positions])
             for position, value in zip(positions, given, strict=True):
                 result[position] = value
@@ -147,7 +147,7 @@ class AdvantageEstimator:
         members = members_of(rows)
         turn_rewards = self._turn_rewards([row.trajectory for row in rows])
         known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
-        compared = self._compared(known, baseline)
+        compared = self._compared_positions(known, baseline)
         result: list[list[float]] = []
         for position, (row, member) in enumerate(zip(rows, known, strict=True)):
             others = [p for p in compared[position] if not (self._algorithm.leaves_itself_out and p == position)]

@@ -119,16 +119,16 @@ def build_components(
         for place in config.replay.attach.values():
             check_attachable(place)
     with ExitStack() as opened:
-        acting = _acting(folder, opened, environment_changed=environment_changed)
+        acting = _open_parts(folder, opened, environment_changed=environment_changed)
         if acting.source.summary is not None:
             display.note(f"tasks: {acting.source.summary}")
         first = starting_model(folder, display)
         seed_process(config)  # whether the warm-up was made just now or by a start that was killed must not matter
-        return _connected(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
+        return _connect_parts(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
 
 
 @dataclass(frozen=True)
-class _Acting:
+class _OpenedParts:
     """The parts that need no model: a mistake in them is refused before the built-in one is warmed up."""
 
     environments: RunEnvironments
@@ -140,7 +140,7 @@ class _Acting:
     estimator: AdvantageEstimator
 
 
-def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _Acting:
+def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _OpenedParts:
     config = folder.config
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     stream_losses(config.loss)
@@ -153,13 +153,13 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     if section.credit == "state":
         states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
     estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
-    return _Acting(environments, source, scorer, redact, store, episodes, estimator)
+    return _OpenedParts(environments, source, scorer, redact, store, episodes, estimator)
 
 
-def _connected(
+def _connect_parts(
     folder: RunFolder,
     display: RunDisplay,
-    acting: _Acting,
+    acting: _OpenedParts,
     first: Path | str,
     checkpoint: Checkpoint | None,
     *,
@@ -170,7 +170,7 @@ def _connected(
     config, replay, authors = folder.config, folder.config.replay, folder.config.context.author_table()
     saved = checkpoint.model if checkpoint else None
     done = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    loaded = _loaded(folder, first, saved, display)
+    loaded = _load_policy(folder, first, saved, display)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
     sampler, agrees = _checked_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
@@ -179,7 +179,7 @@ def _connected(
     if sampler is not None:
         publisher = Publisher(loaded, sampler, acting.store, folder=folder, weights=weights, gather=gather)
     else:
-        served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None
+        served = opened.enter_context(_start_engine(folder, first, loaded, display)) if config.engine.serve else None
         publisher = connect_engines(folder, loaded, acting.store, weights=weights, note=display.note, served=served)
     if checkpoint is None and isinstance(trainer, Trainer):
         sizes = {"weights": weights.bytes_of_files, "least_policies": publisher.least_folders}
@@ -220,7 +220,7 @@ def _check_room(folder: RunFolder, display: RunDisplay, actor: Actor, *, state: 
     display.note(check_disk(folder.config, state=state, free=free, **sizes))
 
 
-def _loaded(folder: RunFolder, first: Path | str, saved: Path | None, display: RunDisplay) -> LoadedModel:
+def _load_policy(folder: RunFolder, first: Path | str, saved: Path | None, display: RunDisplay) -> LoadedModel:
     """The policy with its tokenizer, which is kept with the run."""
     display.phase("loading the model", 0, 1)
     loaded = load_policy(folder.config, first, saved=saved)
@@ -254,7 +254,7 @@ def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
     return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
 
-def _served(
+def _start_engine(
     folder: RunFolder, first: Path | str, loaded: LoadedModel, display: RunDisplay
 ) -> AbstractContextManager[ServedEngine]:
     """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""

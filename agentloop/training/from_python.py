@@ -60,12 +60,12 @@ def train(
         mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
-    environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
+    environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     values: dict[str, Any] = {
         **sections,
-        "model": _section(model, "path"),
+        "model": _as_section(model, "path"),
         "environment": environment,
-        "reward": _reward(() if reward is None else reward),
+        "reward": _reward_section(() if reward is None else reward),
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
@@ -117,7 +117,7 @@ def _save(pair: tuple[Any, Any], folder: Path) -> None:
             part.save_pretrained(folder)
 
 
-def _section(given: Any, key: str) -> dict[str, Any]:
+def _as_section(given: Any, key: str) -> dict[str, Any]:
     """A section, of which its most important key may be given alone."""
     section = dict(given) if isinstance(given, Mapping) else {} if given is None else {key: given}
     return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}
@@ -132,13 +132,13 @@ def tasks_section(given: Any) -> dict[str, Any]:
         columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
         if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
             given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    section = _section(given, "data")
+    section = _as_section(given, "data")
     if "data" in section:
-        section["data"] = _rows(section["data"])
+        section["data"] = _as_rows(section["data"])
     return section
 
 
-def _rows(data: Any) -> Any:
+def _as_rows(data: Any) -> Any:
     """A table of pandas, polars or Arrow as a list of its rows, in which pandas' NaN means that nothing is there."""
     for method in ("to_pylist", "to_dicts"):
         if hasattr(data, method):
@@ -151,15 +151,18 @@ def _rows(data: Any) -> Any:
     return data
 
 
-def _reward(given: Any) -> dict[str, Any]:
+def _reward_section(given: Any) -> dict[str, Any]:
     section = dict(given) if isinstance(given, Mapping) else {"functions": given}
     functions = section.get("functions", ())
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     entries = [dict(entry) if isinstance(entry, Mapping) else {"function": entry} for entry in functions]
-    return {**section, "functions": [{**row, "function": _named(row.get("function"), "reward")} for row in entries]}
+    return {
+        **section,
+        "functions": [{**row, "function": _function_name(row.get("function"), "reward")} for row in entries],
+    }
 
 
-def _named(function: Any, what: str) -> str:
+def _function_name(function: Any, what: str) -> str:
     return function if isinstance(function, str) else give_function(function, what=what)
 
 

@@ -36,18 +36,18 @@ class Pace:
         """From the end of this one to the end of the run."""
         to_come = range(iteration + 1, self._config.run.iterations + 1)
         own = (self._clock() - self._began - self._evaluated_since) / (iteration - self._before)
-        return own * len(to_come) + self._of_evaluations(to_come, iteration_s=own)
+        return own * len(to_come) + self._evaluation_seconds(to_come, iteration_s=own)
 
     def episodes_to_come(self) -> str:
         """What is known before the first iteration, by the first evaluation, in words."""
         each, iterations = self._config.batch.trajectories, range(1, self._config.run.iterations + 1)
-        seconds = self._per_episode * each * len(iterations) + self._of_evaluations(iterations)
+        seconds = self._per_episode * each * len(iterations) + self._evaluation_seconds(iterations)
         return (
             f"episodes will take about {duration(seconds)}, by this evaluation ({len(iterations)} iterations of "
             f"{each} at most, evaluations: {sum(map(self.is_evaluated, iterations))}); updates come on top"
         )
 
-    def _of_evaluations(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:
+    def _evaluation_seconds(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:
         """As those of this process took; a resumed one has none at first, and then goes by its iterations' episodes."""
         section, made = self._config.evaluation, self._evaluations
         guess = iteration_s * section.tasks * section.samples / self._config.batch.trajectories

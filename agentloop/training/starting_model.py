@@ -42,7 +42,7 @@ def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def _demonstrating(config: RunConfig) -> RunEnvironments:
+def _load_demonstrating(config: RunConfig) -> RunEnvironments:
     """The environments of the warm-up. Raises UserError for one that can't show how it is done."""
     without = next((part.environment.name for part in config.parts if not makes_tasks(part.environment.name)), None)
     if without is None:
@@ -57,13 +57,13 @@ def _demonstrating(config: RunConfig) -> RunEnvironments:
 
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
-    section, context, environments = config.warm_up, config.context, _demonstrating(config)
+    section, context, environments = config.warm_up, config.context, _load_demonstrating(config)
     display.note(f"making and warming up the built-in model, once, for {target.parent}")
     seed = derive_seed(config.run.seed, "warm-up")
     display.phase("tokenizer", 0, 1)
     began = time.perf_counter()
     with muted_libraries():
-        build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
+        build_tiny_model(target, config.tiny, corpus=_corpus_texts(environments, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
     authors = context.author_table()
     parser = make_parser(context.parser, loaded.template, tools=environments.tools)
@@ -92,7 +92,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     (target / _WARM_UP).write_text(json.dumps(measured))
 
 
-def _corpus(environments: RunEnvironments, seed: int) -> list[str]:
+def _corpus_texts(environments: RunEnvironments, seed: int) -> list[str]:
     """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
     texts = []
     for factory in environments.all:

@@ -33,7 +33,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         completions = list(generator.generate(requests))
         both = list(zip(requests, completions, strict=True))
         rows = [[*request.prompt_ids, *completion.token_ids] for request, completion in both]
-        apart = _differences(actor, rows, [completion.log_probs for completion in completions])
+        apart = _score_differences(actor, rows, [completion.log_probs for completion in completions])
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
     limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
@@ -73,7 +73,9 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 
-def _differences(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> torch.Tensor:
+def _score_differences(
+    actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]
+) -> torch.Tensor:
     """Absolute differences of the last tokens of each row, all rows scored at once."""
     lengths, known = [len(row) for row in rows], [len(row) for row in log_probs]
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(actor.device)

@@ -25,9 +25,9 @@ class StateValues:
     with was sampled by policies that had learned from it: there it holds only as far as one row did not move them.
     """
 
-    def __init__(self, states_of: TurnStates, *, gamma: float, max_age: int | None) -> None:
+    def __init__(self, find_states: TurnStates, *, gamma: float, max_age: int | None) -> None:
         """A trajectory counts for `max_age` iterations after the one it was added in; None: for ever."""
-        self._states_of, self._gamma, self._max_age = states_of, gamma, max_age
+        self._find_states, self._gamma, self._max_age = find_states, gamma, max_age
         self._visits: dict[str, dict[str, tuple[int, float]]] = {}
         """(iteration, return) by state and trajectory id."""
         self._counts: dict[str, Counter[float]] = {}
@@ -40,7 +40,7 @@ class StateValues:
             oldest = iteration - self._max_age
             young = {s: {id: v for id, v in passed.items() if v[0] >= oldest} for s, passed in self._visits.items()}
             self._visits = {state: passed for state, passed in young.items() if passed}
-        for row, states in zip(rows, self._states_of(rows), strict=True):
+        for row, states in zip(rows, self._find_states(rows), strict=True):
             passed = zip(states or (), self._returns(row, len(states or ())), strict=True)
             for state, value in islice(passed, row.record.kept_turns or 0, None):
                 self._visits.setdefault(state, {}).setdefault(row.id, (iteration, value))
@@ -58,7 +58,7 @@ class StateValues:
     def turn_terms(self, rows: Sequence[Trajectory]) -> list[tuple[float | None, ...]]:
         """gamma^(K-1-k) R - V(s_k) of each turn of each row; None where V is not known, () where the turns are not."""
         result = []
-        for row, states in zip(rows, self._states_of(rows), strict=True):
+        for row, states in zip(rows, self._find_states(rows), strict=True):
             values = [self.value(state, without=row.id) for state in states or ()]
             pairs = zip(self._returns(row, len(values)), values, strict=True)
             result.append(tuple(None if value is None else earned - value for earned, value in pairs))

@@ -16,7 +16,7 @@ from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
-from agentloop.runs.checkpoint import Checkpoint, newest_checkpoint, readable, restore_random
+from agentloop.runs.checkpoint import Checkpoint, explaining_damage, newest_checkpoint, restore_random
 from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import (
@@ -24,7 +24,7 @@ from agentloop.runs.run_folder import (
     RunFolder,
     check_length,
     create_run_folder,
-    explained,
+    explaining_disk_errors,
     has_run,
     open_run_folder,
     record_config,
@@ -260,7 +260,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
             f"checkpoints must belong to the run {parts.run_id}, got one of {checkpoint.values['run']} in "
             f"{checkpoint.folder}. Put the right folder back."
         )
-    with readable(checkpoint.folder):
+    with explaining_damage(checkpoint.folder):
         parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
@@ -290,7 +290,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 def _write_report(parts: Components) -> Path:
     path = parts.folder.path / REPORT_NAME
     parts.display.phase("report", 0, 1)
-    with explained(path, advice="The run itself is whole: make room and run again with --resume."):
+    with explaining_disk_errors(path, advice="The run itself is whole: make room and run again with --resume."):
         return report_run(parts.store, path, run=parts.run_id)
 
 

@@ -132,10 +132,10 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
             try:
                 check(alone)
             except ValueError as error:
-                raise ValueError(said_of(part.name, str(error))) from error
+                raise ValueError(name_environment(part.name, str(error))) from error
 
 
-def said_of(name: str | None, problem: str) -> str:
+def name_environment(name: str | None, problem: str) -> str:
     """A problem of the sections `environment` and `tasks`; with a name, about those of one of several environments."""
     if name is None:
         return problem

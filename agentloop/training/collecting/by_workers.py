@@ -64,7 +64,7 @@ class WorkerCollection(Collection):
             is_ahead = self._batches[turn].version > request.policy_version
             if not is_ahead or self._store.tickets.under_way(self._run, turn):
                 break
-            _, drawn = self._take(turn, request)
+            _, drawn = self._take_batch(turn, request)
             if drawn.rows or not drawn.late:
                 break
             self._go_on_to_next(())
@@ -99,7 +99,7 @@ class WorkerCollection(Collection):
             return Collected()
         turn = self._state.batches + 1
         episodes = self._wait_until_ended(turn)
-        groups, drawn = self._take(turn, planned.request)
+        groups, drawn = self._take_batch(turn, planned.request)
         if not drawn.rows and self._store.tickets.ends(self._run, turn) == {FORGOTTEN}:
             self._go_on_to_next(planned.tasks)
             self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come once more")
@@ -111,35 +111,35 @@ class WorkerCollection(Collection):
                 f"{next(reasons, 'all are late or damaged')}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
+        return self._describe_collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
 
-    def _take(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
+    def _take_batch(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
         """The groups of a batch that were not closed before, and those of its rows that are fresh now."""
         groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
-        self._close(groups, request.policy_version)
+        self._close_groups(groups, request.policy_version)
         bound = self._section.max_staleness
         wanted = FreshRequest(self._run, request.iteration, turn, request.policy_version, bound)
         return groups, self._store.tickets.draw_fresh(wanted)
 
-    def _close(self, groups: list[EndedGroup], version: int) -> None:
+    def _close_groups(self, groups: list[EndedGroup], version: int) -> None:
         """The advantages of the whole batch at once, as some compare all of it; then its rows wait to be fresh."""
         numbers = [group.number for group in groups]
         rows = self._store.tickets.open_rows(self._run, numbers)
-        rewards = penalised_rewards(rows, self._charged(rows))
+        rewards = penalised_rewards(rows, self._measure_penalties(rows))
         found = [row.record for row in self._components.estimator.advantages_for_groups(rows, rewards)]
         advantages = {record.id: (record.advantage, record.agent_rewards) for record in found}
         self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
-    def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
+    def _measure_penalties(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""
         missing = [row for row in rows if row.id not in self._penalties]
         found = kl_penalties(self._components.collector.penalty, missing)
         self._penalties |= {row.id: penalty for row, penalty in zip(missing, found, strict=True)}
         return [self._penalties[row.id] for row in rows]
 
-    def _collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
+    def _describe_collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
         rows = [row.trajectory for row in drawn]
-        charged = self._charged(rows)
+        charged = self._measure_penalties(rows)
         groups: dict[str, list[Trajectory]] = {}
         for row in rows:
             groups.setdefault(row.record.group, []).append(row)

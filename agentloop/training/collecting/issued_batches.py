@@ -16,7 +16,7 @@ from replay.records import TaskRecord
 from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
-_OF_THE_RUN = ("factor", "success_reached")
+_LEARNED_BY_MIXER = ("factor", "success_reached")
 """What a mixer learns from iterations; all else of its state follows from its plans."""
 
 
@@ -44,7 +44,7 @@ class IssuedBatches:
             values: dict[str, Any] = dict(found.plan)
             plan = _PLANS.validate_python(values["plan"])
             self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
-            learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
+            learned = {name: value for name, value in mixer.state().items() if name in _LEARNED_BY_MIXER}
             mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...], version: int) -> None:

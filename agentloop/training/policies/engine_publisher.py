@@ -68,7 +68,7 @@ class EnginePublisher(Publisher):
         section = folder.config.engine
         key = read_key(section.api_key_env)
         self._controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
-        self._prober = Prober(weights, _number_type(self._controls), folder.config.rollout.temperature)
+        self._prober = Prober(weights, _common_number_type(self._controls), folder.config.rollout.temperature)
         self._restart_timeout_s = section.restart_timeout_s
         self._served = served
         self._sleep_level = 0 if served is None else served.options.sleep_level
@@ -87,7 +87,7 @@ class EnginePublisher(Publisher):
         self.seconds.clear()
         self.check()
         if self._sleep_level:
-            with self._its_end_is_named():
+            with self._naming_engine_end():
                 for control in self._controls:
                     self.generator.withdraw(control.url)
                     control.sleep(self._sleep_level)
@@ -97,11 +97,11 @@ class EnginePublisher(Publisher):
         self._hand_over(self._record(version))
 
     def _hand_over(self, record: PolicyRecord) -> None:
-        policy, source = self._written(record.version)
+        policy, source = self._write_policy(record.version)
         self._store.add_policy(replace(record, sha256=policy.sha256, probe=policy.probe.model_dump_json()))
         self._bring_to_all(policy, source)
 
-    def _written(self, version: int) -> tuple[PublishedPolicy, Source]:
+    def _write_policy(self, version: int) -> tuple[PublishedPolicy, Source]:
         """The weights in place as a published policy, which they may be already, and where engines get them from."""
         policies, run = self._folder.policies, self._folder.run_id
         for folder in policies.glob("[0-9]*"):
@@ -138,7 +138,7 @@ class EnginePublisher(Publisher):
             self.generator.withdraw(control.url)
             self._report(control, facts, state=PUBLISHING)
         for control in self._controls:
-            with self._its_end_is_named():
+            with self._naming_engine_end():
                 proof = self._bring(control, policy, source)
             self.seconds["time/publish_load"] += proof.load_s
             self.seconds["time/publish_prove"] += proof.prove_s
@@ -152,7 +152,7 @@ class EnginePublisher(Publisher):
         self._store.roles.report("engine", self._folder.run_id, control.url, {**facts, **now, "model": control.model})
 
     @contextmanager
-    def _its_end_is_named(self) -> Iterator[None]:
+    def _naming_engine_end(self) -> Iterator[None]:
         """Raises EngineEnded where the run's own engine refuses what it is asked because it is gone."""
         try:
             yield
@@ -201,7 +201,7 @@ def connect_engines(
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 
-def _number_type(controls: Sequence[EngineControl]) -> NumberType:
+def _common_number_type(controls: Sequence[EngineControl]) -> NumberType:
     """In which all engines multiply."""
     found = {control.url: control.number_type() for control in controls}
     (first, *others) = found.values()

@@ -29,7 +29,7 @@ def write_published(
     def fill(folder: Path) -> None:
         save_model(folder)
         if weights.kind == "full":
-            untie(folder, weights)
+            untie_head(folder, weights)
         digest = folder_hash(folder)
         policy = PublishedPolicy(run=run, version=version, kind=weights.kind, sha256=digest, probe=probe)
         (folder / RECORD).write_text(policy.model_dump_json())
@@ -38,7 +38,7 @@ def write_published(
     return read_published(target)
 
 
-def untie(folder: Path, weights: PolicyWeights) -> None:
+def untie_head(folder: Path, weights: PolicyWeights) -> None:
     """Give the folder a head of its own where it is tied: an engine on a CPU packs a tied one when it starts."""
     name = weights.tied_head
     if name is None:
