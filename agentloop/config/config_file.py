@@ -1,4 +1,4 @@
-"""From a YAML file to a `RunConfig`; every mistake is one line that names its place and its key.
+"""A YAML file becomes a `RunConfig`; every mistake in it is one line that names its place and its key.
 
 The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
 """
@@ -21,15 +21,15 @@ from agentloop.errors import UserError
 from context.wording import nearest
 
 _TO_BE_GIVEN = "???"
-"""What a file says where only the command line can, as in Hydra."""
+"""A file's placeholder for a value that the command line must give, as in Hydra."""
 _OWN = Path(__file__).parents[1] / "configs"
 
 Place = Callable[[KeyPath], str]
-"""Where a key was written, as the start of an error: `FILE:LINE` or the override."""
+"""Gives the place where a key was written, as the start of an error: `FILE:LINE` or the override."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
+    """Load the configuration in `path`, with `dotted.key=value` overrides over it; the last one wins."""
     given, places = read_keys(path)
     return _load_over_defaults(given, places, overrides, source=str(path))
 
@@ -37,9 +37,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def _load_over_defaults(
     given: Mapping[str, Any], places: dict[KeyPath, str], overrides: Sequence[str], *, source: str
 ) -> RunConfig:
-    """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
+    """Put `given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
 
-    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
+    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, but `loss.fresh` and
+    `loss.replay` share one class and differ in their defaults.
     """
 
     def place(path: KeyPath) -> str:
@@ -55,14 +56,14 @@ def _load_over_defaults(
         return values
 
     values = overlaid({})
-    if values["model"]["path"] is not None:  # which only the last override may say
+    if values["model"]["path"] is not None:  # known only after the last override
         values = overlaid(MODEL_DEFAULTS)
     _check_given(values, (), place)
     return _validated(values, place)
 
 
 def _check_given(value: Any, path: KeyPath, place: Place) -> None:
-    """Refuse a value that the file leaves to the command line and that was not given there."""
+    """Raises UserError for a value that the file leaves to the command line and that was not given there."""
     for name, below in value.items() if isinstance(value, Mapping) else ():
         _check_given(below, (*path, name), place)
     if value == _TO_BE_GIVEN:
@@ -71,9 +72,9 @@ def _check_given(value: Any, path: KeyPath, place: Place) -> None:
 
 
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """What a file says, not yet checked, and where it says each of its keys.
+    """The keys and values of a file, not yet checked, and the place of each key.
 
-    `quickstart`, where there is no such file: the one of that name that comes with agentloop.
+    A name such as `quickstart`, where there is no such file, means the file that comes with agentloop.
     """
     source, own = str(path), _OWN / f"{path.name}.yaml"
     built_in = path.parent == Path() and own.is_file() and not path.exists()
@@ -86,19 +87,19 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
 
 
 def is_config_file(name: str) -> bool:
-    """Whether a word can only mean the file of a configuration."""
+    """Whether a command's argument names a configuration file, by its ending."""
     return name.endswith((".yaml", ".yml"))
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:
-    """The whole configuration as JSON-able values: what is stored with a run and printed by `--json`."""
+    """The whole configuration as JSON values, as it is stored with a run and printed by `--json`."""
     return config.model_dump(mode="json")
 
 
 def load_plain(
     values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "stored configuration"
 ) -> RunConfig:
-    """What `to_plain` gave, back again, with overrides over it; keys it does not mention have their defaults."""
+    """Load the result of `to_plain`, with overrides over it; keys that it lacks have their defaults."""
     return _load_over_defaults(values, {}, overrides, source=source)
 
 
@@ -119,7 +120,7 @@ def _read_text(path: Path) -> str:
 
 
 def _overlay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
-    """Lay a value over those at a path: key by key where a section is, else whole. Refuses keys that there are not."""
+    """Put a value over that at a path: key by key for a section, else as a whole. Raises UserError for unknown keys."""
     entries, dotted = schema_entries(), ".".join(path)
     if not path or isinstance(entries.get(path), str):
         if isinstance(value, Mapping):
@@ -135,7 +136,7 @@ def _overlay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) ->
     key, inner, there = entries[path[: above + 1]], path[above:], value_at(values, path[:above])
     assert isinstance(key, Key)
     if key.kinds and inner[1:] == (next(iter(key.kinds[0])),):
-        there[inner[0]] = {}  # another kind: the options of the one before are none of its own
+        there[inner[0]] = {}  # another kind has options of its own
     for depth, name in enumerate(inner[:-1], above + 1):  # a key inside a free mapping: environment.options.hops
         below = there.get(name, {})
         if not isinstance(below, dict) or not key.free:
@@ -153,10 +154,10 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
         raise UserError(f"{source}: an override must be dotted.key=value, got no {'key' if equals else '='}.")
     path = tuple(dotted.strip().split("."))
     try:
-        # To YAML a placeholder at the beginning is a mapping.
+        # YAML would read a placeholder at the beginning as a mapping.
         value = text if text.startswith("{split}") else read_yaml(text, source, at=path).value
     except UserError as error:
-        rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
+        rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # an override has no line
         raise UserError(source + rule) from None
     _overlay(value, path, values, lambda _: source)
     places |= dict.fromkeys([path, *(key for key in places if key[: len(path)] == path)], source)
@@ -167,7 +168,7 @@ def _without_password(text: str) -> str:
 
 
 def _unknown_key(path: KeyPath) -> str:
-    """A known key of the same name, the one least deep below the same section first; else one that is spelled alike."""
+    """The error for an unknown key. It suggests a key of that name, below the same section first, or a similar one."""
     dotted, known = shown(".".join(path)), [each.dotted for each in schema_entries().values() if isinstance(each, Key)]
     above = "".join(f"{name}." for name in path[:-1])
     last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
@@ -185,7 +186,7 @@ def _list_keys(section: KeyPath) -> str:
 
 
 def _validated(values: dict[str, Any], place: Place) -> RunConfig:
-    # Strict JSON mode: `true` is no number and `128` no text, while lists still become tuples.
+    # In strict JSON mode `true` is no number and `128` no text, while lists still become tuples.
     try:
         text = json.dumps(_expand_home(values), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -203,13 +204,13 @@ def _validated(values: dict[str, Any], place: Place) -> RunConfig:
 
 
 def _describe_problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> tuple[KeyPath, str]:
-    """The key that an error of pydantic's is about, and the error as a sentence that begins with its place."""
+    """The key of a pydantic error, and the error as a sentence that begins with its place."""
     path, value = _known_key(details["loc"], values)
     where = (*path, *_keys_inside(details["loc"][len(path) :], value))
     entry, kind = schema_entries().get(path), details["type"]
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     if kind == "value_error" and not message.startswith("must "):
-        # A section of a mapping names its key without the way there.
+        # A section within a mapping names its key without the path to it.
         return _locate_rule(message if where == path else ".".join((*where[:-1], message)), path, place)
     if kind != "value_error" and isinstance(entry, Key) and where == path:
         rule, default = f"must be {entry.rule}, got {_quote(value)}", entry.default_with(values["model"]["path"])
@@ -224,7 +225,7 @@ def _describe_problem(details: ErrorDetails, values: Mapping[str, Any], place: P
 
 
 def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[KeyPath, Any]:
-    """The longest beginning of an error's place that is a key, and its value; union members and indices follow."""
+    """The longest beginning of an error's place that is a key, and its value. Union members and indices follow it."""
     path: KeyPath = ()
     value: Any = values
     for part in parts:
@@ -235,7 +236,7 @@ def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[K
 
 
 def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
-    """The keys below a key; what else is in the place of an error are indices and names of kinds."""
+    """The keys below a key in the place of an error, without indices and names of kinds."""
     for part in parts:
         if isinstance(value, Mapping) and part in value:
             yield str(part)
@@ -243,9 +244,9 @@ def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
 
 
 def _locate_rule(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
-    """A rule over several keys, in the agreed form: placed at the first key that it names and somebody wrote.
+    """A broken rule over several keys, with the place of the first key that it names and that was written.
 
-    The key may lie in a free mapping or a list, such as context.options.budget.
+    The key may be below a free mapping or a list, such as context.options.budget.
     """
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     for key in (name[:length] for name in named for length in range(len(name), 0, -1)):
@@ -256,12 +257,12 @@ def _locate_rule(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, st
 
 
 def _quote(value: object) -> str:
-    """Text in quotes, so that `got '128'` is not `got 128`."""
+    """A value for an error message; text is in quotes, so that `got '128'` is not `got 128`."""
     return repr(shown(value)) if isinstance(value, str) else shown(value)
 
 
 def _expand_home(value: Any) -> Any:
-    """`~/` is the user's home in every path: only shells know it otherwise."""
+    """Replace `~/` by the user's home in every path, as a shell would."""
     if isinstance(value, str):
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, Mapping):
