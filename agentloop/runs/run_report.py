@@ -18,7 +18,7 @@ def report_run(store: ReplayStore, path: Path, *, run: str | None = None) -> Pat
 
 
 def _config_text(record: RunRecord) -> str:
-    """Each key with its meaning; as stored when this version no longer knows its keys."""
+    """The configuration with the meaning of each key, or as it is stored where this version does not know its keys."""
     try:
         return describe_config(load_plain(record.config))
     except UserError:

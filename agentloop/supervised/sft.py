@@ -35,7 +35,7 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -229,9 +229,6 @@ class _Training:
         self._store.add_run(self._record())
         if checkpoint is None:
             self._display.note(f"folder: {self._folder.path}")
-            section = self._config.sft
-            warm_up, saved = ("sft.warmup_updates", section.warmup_updates), ("sft.every", section.every)
-            note_length(self._display, self._total, "updates", warm_up=warm_up, saved=saved)
             self._measure({})
             return
         values = checkpoint.values

@@ -17,7 +17,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
 from agentloop.runs.checkpoint import Checkpoint, explaining_damage, newest_checkpoint, restore_random
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import (
     COMPLETE,
@@ -218,9 +218,6 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
-        warm_up = "optimizer.warmup_iterations", parts.config.optimizer.warmup_iterations
-        saved = "checkpoint.every", parts.config.checkpoint.every
-        note_length(parts.display, parts.config.run.iterations, "iterations", warm_up=warm_up, saved=saved)
         parts.publisher.publish(0)
         attach_buffers(parts)
     _note_empty_sources(parts)

@@ -43,7 +43,7 @@ class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
     functions: tuple[RewardFunctionSection, ...] = Field(
         (),
-        description="Reward functions of yours, added by weight; for example {function: rewards.py:brief, weight: 0.1}, "
+        description="Reward functions of yours, added by weight; e.g. {function: rewards.py:brief, weight: 0.1}, "
         "or rewards.py:right for weight 1. In the environment `rows` the first one decides what a success is.",
     )
     overlong: OverlongSection = Field(
