@@ -27,7 +27,7 @@ _WARM_UP = "warm_up.json"
 
 
 def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
-    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
+    """The place of the run's first weights. The built-in model is made and warmed up at first use."""
     config = folder.config
     if config.model.path is not None:
         return config.model.path
@@ -37,13 +37,13 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 
 
 def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
-    """Updates, loss and seconds of the built-in model's warm-up; nothing for a model that came trained."""
+    """Updates, loss and seconds of the built-in model's warm-up; none for another model."""
     path = folder.start / _WARM_UP
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _load_demonstrating(config: RunConfig) -> RunEnvironments:
-    """The environments of the warm-up. Raises UserError for one that can't show how it is done."""
+    """Load the environments for the warm-up. Raises UserError for one that has no demonstrations."""
     without = next((part.environment.name for part in config.parts if not makes_tasks(part.environment.name)), None)
     if without is None:
         environments = load_environments(config, {}, options=config.warm_up.options)
@@ -70,7 +70,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     strategy, renderer = make_strategy(context.strategy, context.options), loaded.renderer(authors)
 
     def in_turn() -> Iterator[Sequence[TokenSequence]]:
-        """Conversations of one environment after another, as training sequences."""
+        """Conversations of each environment in turn, as training sequences."""
         played = [(one.tools, demonstrations(one, seed=seed, strategy=strategy)) for one in environments.all]
         for tools, shown in itertools.cycle(played):
             yield demonstrated_sequences(next(shown), renderer, parser=parser, tools=tools, strategy=strategy)
@@ -93,7 +93,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
 
 
 def _corpus_texts(environments: RunEnvironments, seed: int) -> list[str]:
-    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
+    """Texts to train the tokenizer on: demonstrated conversations, and the tools as prompts show them."""
     texts = []
     for factory in environments.all:
         texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20

@@ -95,7 +95,8 @@ class ContextSection(ContextLength, Section):
     authors: tuple[AuthorSection, ...] = Field(
         (),
         description="Authors besides the built-in ones that an environment's messages may name, what "
-        "their tokens do, and whether prompts show them; e.g. {name: human_edit, action: true, trained: true, shown: true}.",
+        "their tokens do, and whether prompts show them; for example {name: human_edit, action: true, trained: true, "
+        "shown: true}.",
     )
     keep_turns: tuple[int, ...] | None = Field(
         None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
