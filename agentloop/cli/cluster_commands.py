@@ -1,5 +1,4 @@
-"""`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner, what starts all of them,
-and where agents that others start ask for its episodes or are recorded for later runs."""
+"""`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner."""
 
 import os
 import signal
@@ -41,10 +40,10 @@ def engine(
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")
     ] = None,
     further: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve as they are.")
+        list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve unchanged.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy it has to serve.")
+        Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy is served.")
     ] = None,
     attach: Annotated[
         str | None, typer.Option(metavar="URL", help="Start nothing: publish to the server at URL, and prove it.")
@@ -56,13 +55,13 @@ def engine(
     name: Annotated[str, typer.Option(help="What it calls the model.")] = "policy",
     dtype: Annotated[str, typer.Option(help="vLLM's numbers: auto, bfloat16, float32, ...")] = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt and its reply; as the model allows if left out.")
+        int | None, typer.Option(min=1, help="Most tokens of a prompt and its reply; the model's limit if left out.")
     ] = None,
     lora_rank: Annotated[
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's folder.")] = 600.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for its first answer.")] = 1800.0,
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
@@ -107,9 +106,9 @@ def _wait_for_policies(run: Path, *, wait_s: float, stopped: Callable[[], bool],
 
 @app.command(epilog="Example: agentloop worker --run runs/search-001 --concurrency 64")
 def worker(
-    run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, which is waited for.")],
+    run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, which may come later.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 32,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds for which the run may not be there yet.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run.")] = 600.0,
 ) -> None:
     """Collect episodes for a run: claimed from its database, run on its engines, stored as they end."""
     say = role_printer("worker")
@@ -137,8 +136,8 @@ def launch(
     going_on = read_resume(resume, run)
     roles = load_roles(file)
     config = load_run_config(roles)
-    role_members(roles, config, Path("RUN"))  # refused before a folder is made
-    # All roles are given the run's folder: none has to guess which run is meant.
+    role_members(roles, config, Path("RUN"))  # mistakes are found before a folder is made
+    # All roles get the run's folder, so none has to guess which run is meant.
     place = run or run_to_continue(config, resume=going_on) or claim_run_folder(config)
     members = role_members(roles, config, place)
     print(f"run folder: {place}", flush=True)
@@ -159,16 +158,16 @@ def gateway(
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Or give the tickets of this run to agents.")] = None,
     upstream: Annotated[str | None, typer.Option(metavar="URL", help="The vLLM; with --text the base URL.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Its tokenizer, template and config.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: for imitation only.")] = False,
     upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
-    name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
-    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at, above 0.")] = 1.0,
+    name: Annotated[str, typer.Option(help="Name of the recording; an existing one is continued.")] = "gateway",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of a vLLM upstream, above 0.")] = 1.0,
     idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
     host: Annotated[
         str, typer.Option(help=f"Address to listen on; if others reach it, set {_GATEWAY_KEY}.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
-    public_url: Annotated[str | None, typer.Option(metavar="URL", help="Where agents find it, if elsewhere.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8700,
+    public_url: Annotated[str | None, typer.Option(metavar="URL", help="URL for agents, if another.")] = None,
 ) -> None:
     """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
     with needing("gateway", "agentloop gateway"):

@@ -1,4 +1,4 @@
-"""`agentloop env check | play`: what an environment is like before a run begins, and an episode of it by a model."""
+"""`agentloop env check | play`: a report on an environment, and an episode in it by a model."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from context.messages import Message, conversation_text, plain_message
 from context.wording import visible_lines
 
 _DRAWN, _DEMONSTRATED = 100, 20
-"""Tasks that are compared with each other; demonstrations that are judged."""
+"""Number of tasks that are compared with each other, and of demonstrations that are judged."""
 _METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "state_key", "achieved", "demonstrate")
 app = command_group(
     help="Look at an environment before anything is trained on it.",
@@ -76,7 +76,7 @@ def play(
 
 
 def _check_environment(config: RunConfig) -> dict[str, Any]:
-    """What is found of the environment, as JSON. Raises UserError for whatever would stop a run."""
+    """Facts about the environment, as JSON values. Raises UserError for faults that would stop a run."""
     environments, source = open_tasks(config)
     if len(environments.all) > 1:
         raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")

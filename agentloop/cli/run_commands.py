@@ -1,4 +1,4 @@
-"""`agentloop train | evaluate | sft | export | config | doctor`: a run, from its configuration to what it trained."""
+"""`agentloop train | evaluate | sft | export | config | doctor`: the commands for a run and its model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
-    # After the configuration: they load torch, and a mistake in it is said at once.
+    # These imports load torch. They come after the configuration, so that a mistake in it is shown at once.
     from agentloop.runs.display import ConsoleDisplay
     from agentloop.runs.run_folder import refuse_used_folder
     from agentloop.training.train import train as run_training
@@ -79,7 +79,7 @@ def train(
 
 
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
-    """The configuration in a file; of a run's folder, the run's own, to go on with."""
+    """The configuration in a file, or that of the run in a folder, which is resumed."""
     from agentloop.config.config_file import load_config
     from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 
@@ -97,7 +97,7 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
 def next_run(
     config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
 ) -> tuple[list[str], str] | None:
-    """The command after this run, and what it is; None where this one was begun by another command."""
+    """A command to try after this run, with its reason; None after a resume by the run's folder."""
     if config.is_dir():
         return None
     from replay.diagnosis import TOO_FAST
@@ -109,7 +109,7 @@ def next_run(
         setting, why = f"optimizer.learning_rate={rate:g}", "success fell: the learning rate is probably too high"
     elif result.success_after == 0.0:
         data = settings.sft.data or "DEMONSTRATIONS.jsonl"
-        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: show it how first"
+        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: train on demonstrations first"
     key = setting.partition("=")[0]
     kept = [given for given in overrides if given.partition("=")[0] != key]
     sets = [word for each in (*kept, setting) for word in ("--set", each)]

@@ -72,9 +72,7 @@ class RunConfig(Section):
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
     gateway: GatewaySection = Field(default_factory=GatewaySection, description="URL at which agents ask the policy.")
-    collection: CollectionSection = Field(
-        default_factory=CollectionSection, description="Who collects episodes, and how far ahead."
-    )
+    collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
     batch: BatchSection = Field(default_factory=BatchSection, description="The rows of one iteration.")
     compute: ComputeSection = Field(default_factory=ComputeSection, description="Speed; see docs/scaling.md.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
@@ -86,9 +84,7 @@ class RunConfig(Section):
     critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
-    checkpoint: CheckpointSection = Field(
-        default_factory=CheckpointSection, description="Checkpoints, which survive a crash."
-    )
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What is kept to resume from.")
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where metrics are logged.")
 
     @model_validator(mode="after")

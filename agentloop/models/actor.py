@@ -90,7 +90,7 @@ class Actor:
         if len(wanted.rows) == 0:
             zeros = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
             return zeros, zeros
-        laid, columns, places = self._lay_out_pass(token_ids, attention_mask, wanted)
+        laid, columns, places = self._lay_out(token_ids, attention_mask, wanted)
         asked = ScoredTokens(places, token_ids[wanted.rows, wanted.tokens], temperature[wanted.rows], entropy)
         sizes = self._head.choose_chunks(len(places))
         if sizes is None:
@@ -101,13 +101,8 @@ class Actor:
             uncertainty = torch.full_like(chosen, torch.nan, requires_grad=False)
         return _spread(chosen, response_mask), _spread(uncertainty, response_mask)
 
-    def _lay_out_pass(
-        self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions
-    ) -> tuple[Laid, Tensor, Tensor]:
-        """The pass, the columns whose states reach the head, and the places of the wanted predictions among these.
-
-        A model that can leave columns out gets only those that are wanted.
-        """
+    def _lay_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
+        """The pass, the columns whose states reach the head, and the places of the wanted predictions among these."""
         laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         places = laid.places[wanted.rows, wanted.sources]
         every = torch.arange(token_ids.shape[1], device=token_ids.device)

@@ -45,10 +45,7 @@ _TYPE_NAMES = {
 
 
 class RowScores(NamedTuple):
-    """Log-probs that a policy gives a row of tokens, in nats.
-
-    They are those of each token but the first, at temperature 1, and of the likeliest tokens that may follow.
-    """
+    """A policy's log-probs, in nats, of each token of a row but the first, at temperature 1, and of next tokens."""
 
     log_probs: tuple[float, ...]
     rounding: tuple[float, ...]

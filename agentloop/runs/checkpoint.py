@@ -18,7 +18,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explaining_disk_errors
+from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explaining_disk
 from replay.storage.databases.disk import flush
 
 _RANDOM_TENSORS = "random.safetensors"
@@ -49,9 +49,7 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
     unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with explaining_disk_errors(
-            target, advice="Earlier checkpoints are whole: make room and run again with --resume."
-        ):
+        with explaining_disk(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
             unfinished.mkdir(parents=True)
             fill(unfinished)
             for path in [*unfinished.rglob("*"), unfinished]:

@@ -69,7 +69,7 @@ class RunFolder:
 
     def name_model(self, checkpoint: Path) -> None:
         """Make this checkpoint's model the trained model of the run."""
-        with explaining_disk_errors(self.model):
+        with explaining_disk(self.model):
             if self.model.is_dir() and not self.model.is_symlink():  # as in a copy of the run that followed links
                 shutil.rmtree(self.model)
             unfinished = self.path / f"{self.model.name}.unfinished"
@@ -87,7 +87,7 @@ class RunFolder:
 
     def lock(self) -> IO[str]:
         """Lock the folder for the process that trains here. The lock ends with the process, however that ends."""
-        with explaining_disk_errors(self.path / LOCK):
+        with explaining_disk(self.path / LOCK):
             stream = (self.path / LOCK).open("w")
         # A forked process of a tool would keep the lock after the trainer was killed.
         os.register_at_fork(after_in_child=stream.close)
@@ -119,7 +119,7 @@ def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
 def claim_run_folder(config: RunConfig) -> Path:
     """Create the empty folder of a run to come, under the next free number of its name."""
     parent, name = Path(config.run.folder), config.run.name
-    with explaining_disk_errors(parent):
+    with explaining_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
         while True:
             path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
@@ -200,10 +200,7 @@ def _read_config(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConf
 
 
 def _relocate(began_in: Path, value: Any, key: str, below: bool) -> Any:
-    """Give a setting's files their full path from where the run began.
-
-    Files that exist here, too, are left as they are if the run is `below` this directory.
-    """
+    """Give a setting's files full paths from where the run began, unless the run is `below` here and they are here."""
     if isinstance(value, Mapping):
         inner = [(name, each, "attach" if key == "attach" else name) for name, each in value.items()]
         return {name: _relocate(began_in, each, own, below) for name, each, own in inner}
@@ -232,7 +229,7 @@ def _relocate_word(began_in: Path, word: str, below: bool) -> str:
 def _change_identity(path: Path, **changed: Any) -> None:
     identity = json.loads((path / _IDENTITY).read_text()) if has_run(path) else {}
     unfinished = path / f"{_IDENTITY}.unfinished"
-    with explaining_disk_errors(path):
+    with explaining_disk(path):
         path.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps({**identity, **changed}, indent=1))
         os.replace(unfinished, path / _IDENTITY)
@@ -290,7 +287,7 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
 
 
 @contextmanager
-def explaining_disk_errors(
+def explaining_disk(
     target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
 ) -> Iterator[None]:
     """Turn a disk's error within the block into a UserError with its path and the free bytes."""

@@ -38,10 +38,7 @@ class AdvantageEstimator:
         turn_rewards: TurnRewards | None = None,
         states: StateValues | None = None,
     ) -> None:
-        """`authors`, `turn_rewards` and `states` are for credit by turns.
-
-        Raises UserError for an unusable `advantage.function`.
-        """
+        """Credit by turns needs the last three. Raises UserError for an unusable `advantage.function`."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
         self._algorithm = _algorithm_for_members(config)
         spec = config.advantage.function
@@ -97,8 +94,7 @@ class AdvantageEstimator:
     ) -> tuple[list[BatchRow], dict[str, float]]:
         """The rows with the advantages that they are trained with, and metrics.
 
-        The steps are: baseline (`stored` keeps each row's own advantage), batch normalisation, turns, agents, and the
-        weight of replayed rows with negative advantages.
+        In this order: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
@@ -165,9 +161,9 @@ class AdvantageEstimator:
         return result
 
     def _credit_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
-        """The advantages of each row's turns, and the share of turns with a known V.
+        """The advantages A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns.
 
-        A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)), or the outcome alone where V is not known.
+        Where V is not known, A_k is the outcome. Also returns the share of turns with a known V.
         """
         assert self.states is not None
         terms, coef = self.states.turn_terms([row.trajectory for row in rows]), self._config.advantage.turn_coef

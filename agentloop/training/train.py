@@ -24,7 +24,7 @@ from agentloop.runs.run_folder import (
     RunFolder,
     check_length,
     create_run_folder,
-    explaining_disk_errors,
+    explaining_disk,
     has_run,
     open_run_folder,
     record_config,
@@ -287,7 +287,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 def _write_report(parts: Components) -> Path:
     path = parts.folder.path / REPORT_NAME
     parts.display.phase("report", 0, 1)
-    with explaining_disk_errors(path, advice="The run itself is whole: make room and run again with --resume."):
+    with explaining_disk(path, advice="The run itself is whole: make room and run again with --resume."):
         return report_run(parts.store, path, run=parts.run_id)
 
 

@@ -24,13 +24,9 @@ class McpServerSection(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
     env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
-    pass_env: tuple[str, ...] = Field(
-        (), description="Variables of this process that are passed on; values are not stored."
-    )
+    pass_env: tuple[str, ...] = Field((), description="Variables of this process to pass on; values are not stored.")
     url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
-    token_env: str | None = Field(
-        None, description="Variable that holds the bearer token for url; the token is not stored."
-    )
+    token_env: str | None = Field(None, description="Variable that holds the bearer token for url; never stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
     start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
 
@@ -84,9 +80,7 @@ class TasksSection(TaskData, Section):
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="Approximate share of the rows to hold out; a row's content decides on its side."
     )
-    shuffle: bool = Field(
-        True, description="Tasks of a pool come in a new order per epoch; false: in the order of the rows."
-    )
+    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as rows stand.")
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
@@ -144,10 +138,7 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
 
 
 def name_environment(name: str | None, problem: str) -> str:
-    """Name one of several environments in an error about the sections `environment` and `tasks`.
-
-    With the name `hard`, `environment.options` becomes `environments.hard.options`; None leaves the text as it is.
-    """
+    """Name an environment in an error: with `hard`, `environment.options` becomes `environments.hard.options`."""
     if name is None:
         return problem
     problem = re.sub(r"(?<![.\w])environment\.(?=\w)", f"environments.{name}.", problem)

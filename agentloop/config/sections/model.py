@@ -38,9 +38,7 @@ LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 class LoraSection(Section):
     """LoRA (Hu et al. 2021, arXiv 2106.09685) trains two thin matrices next to each layer's own."""
 
-    rank: int = Field(
-        0, ge=0, description="Rank of the adapters, which alone are trained; 0: the whole model is trained."
-    )
+    rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: the whole model is.")
     alpha: Positive = Field(32, description="An adapter's output is scaled by alpha / rank.")
     target_modules: Literal["auto"] | LayerNames = Field(
         "auto",

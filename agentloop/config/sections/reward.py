@@ -34,9 +34,7 @@ class OverlongSection(Section):
         description="Width of the zone before context.max_tokens, in tokens, in which an episode's longest "
         "training sequence costs reward, more the longer it is; null: length costs nothing.",
     )
-    penalty: PositiveFloat = Field(
-        1.0, description="Reward that an episode loses at the limit, or when it was cut short."
-    )
+    penalty: PositiveFloat = Field(1.0, description="Reward that an episode loses at the limit, or if cut short.")
 
 
 class RewardSection(Section):
@@ -46,9 +44,7 @@ class RewardSection(Section):
         description="Reward functions of yours, added by weight; e.g. {function: rewards.py:brief, weight: 0.1}, "
         "or rewards.py:right for weight 1. In the environment `rows` the first one decides what a success is.",
     )
-    overlong: OverlongSection = Field(
-        default_factory=OverlongSection, description="Cost of an episode that is too long."
-    )
+    overlong: OverlongSection = Field(default_factory=OverlongSection, description="Cost of too long an episode.")
     parallel: Positive = Field(32, description="Most async reward functions that wait at once.")
     timeout_s: PositiveFloat = Field(60.0, description="Seconds one reward function may take for one episode.")
     on_error: Literal["stop", "drop"] = Field(

@@ -31,18 +31,14 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
-    trajectories: int = Field(
-        0, ge=0, description="Number of conversations that wandb and trackio get after an evaluation."
-    )
+    trajectories: int = Field(0, ge=0, description="Conversations for wandb and trackio per evaluation.")
 
 
 class SftSection(Section):
     """Data, length and learning rate of `agentloop sft`."""
 
     data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
-    held_out: str | None = Field(
-        None, description="More conversations, to measure the loss on; null: a share of data is left out."
-    )
+    held_out: str | None = Field(None, description="Others, to measure the loss on; null: a share of data is left out.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="Approximate share to leave out; a line's content decides, so equal lines are on one side."
     )
@@ -61,8 +57,6 @@ class WarmUpSection(Section):
 
     max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
     batch: Positive = Field(8, description="Demonstrations per update.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the environment for its tasks, over environment.options."
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Task options, over environment.options.")
     loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token at which the warm-up ends.")
     updates_after_target: int = Field(80, ge=0, description="Updates made after the target is reached.")

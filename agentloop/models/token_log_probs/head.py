@@ -90,9 +90,7 @@ class Head:
         with forward_replaced(head, scored):
             both = forward()
         if len(returned) != 1 or both is not returned[0]:
-            raise RuntimeError(
-                "the model must return its head's result as logits, as it did when it was tried, got something else."
-            )
+            raise RuntimeError("the model must return its head's result as logits, as when it was tried.")
         return both[:, 0], both[:, 1] if asked.entropy else None
 
 
