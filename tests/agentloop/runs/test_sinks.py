@@ -66,7 +66,7 @@ def test_metric_sinks_drop_a_sink_that_raises(error: BaseException) -> None:
         sinks.log(iteration, {"a": 1.0})
     sinks.close()
     assert warnings == [
-        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:24. It gets nothing more; "
+        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:22. It gets nothing more; "
         "the database still gets everything."
     ]
     assert good.rows == [(iteration, {"a": 1.0}) for iteration in range(10)]
