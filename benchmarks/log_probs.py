@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.log_probs import entropies, log_softmax
-from agentloop.models.token_log_probs.chunked import How, head_log_probs
+from agentloop.models.token_log_probs.chunked import ChunkSizes, head_log_probs
 from benchmarks._trained import ROOT, typed
 
 VOCABULARY = 151_936
@@ -61,7 +61,7 @@ class Case:
             targets=self.targets,
             temperature=self.temperature,
             entropy=self.entropy,
-            how=How.on(self.hidden.device),
+            sizes=ChunkSizes.for_device(self.hidden.device),
         )
         return log_probs.sum() if uncertainty is None else log_probs.sum() + 0.01 * uncertainty.sum()
 

@@ -1,4 +1,4 @@
-"""What of a run can work on this machine: optional packages, GPU, sandbox, the disk, and a vLLM server."""
+"""Checks of this machine for runs: optional packages, GPU, sandbox, the disk, and a vLLM server."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ from replay.storage.databases.disk import network_file_system
 _EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn"} | {
     name: name for name in ("datasets", "peft", "ray", "mcp", "gymnasium", "tensorboard", "wandb", "trackio")
 }
-"""The package that says whether an extra of agentloop-replay is installed."""
+"""A package of each extra of agentloop-replay, by which the extra is found."""
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
 _ENGINE_S = 30.0
@@ -27,13 +27,13 @@ _ENGINE_S = 30.0
 class Check(NamedTuple):
     name: str
     status: Literal["ok", "warn", "fail"]
-    """fail: a run can't go well; warn: it can, and something should be known or changed."""
+    """fail: no run can work; warn: runs can work, but people should know or change something."""
     found: str
     advice: str = ""
 
 
-def checks(folder: Path = Path("runs")) -> list[Check]:
-    """Every check, for runs that will be kept under `folder`, which need not exist yet."""
+def check_machine(folder: Path = Path("runs")) -> list[Check]:
+    """Make every check, for runs under `folder`, which need not exist yet."""
     folder = folder.absolute()
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     disk = check_disk(shutil.disk_usage(existing).free, existing)
@@ -41,7 +41,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
 
 
 def check_engine(url: str, key: str | None) -> Check:
-    """Whether a policy could be published to the vLLM server at `url`."""
+    """Check whether a policy could be published to the vLLM server at `url`."""
     with EngineControl(url, model="", key=key, timeout_s=_ENGINE_S) as engine:
         if not engine.healthy():
             return Check("engine", "fail", f"nothing healthy answers at {url}", "Start it: agentloop engine MODEL")
@@ -80,11 +80,11 @@ def _check_sandbox() -> Check:
 
 
 def check_disk(free: int, folder: Path) -> Check:
-    """Whether runs can be written in `folder`, where so many bytes are free."""
+    """Check whether runs can be written in `folder`, which has `free` bytes."""
     found = f"{free / _GIGABYTE:.1f} GiB free in {folder}"
     if not os.access(folder, os.W_OK):
         return Check("disk", "fail", f"{folder} can't be written in", "Set run.folder to a folder of yours.")
-    if (kind := network_file_system(folder)) is not None:  # SQLite's WAL needs shared memory and locks
+    if (kind := network_file_system(folder)) is not None:  # SQLite's write-ahead log needs shared memory and locks
         advice = "A SQLite buffer is refused there. Set run.folder to a local disk, or replay.database to PostgreSQL."
         return Check("disk", "warn", f"{found}, on {kind}, a network file system", advice)
     if free < _LITTLE_DISK:

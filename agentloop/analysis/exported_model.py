@@ -1,5 +1,4 @@
-"""A trained policy as a folder that plain transformers loads: weights, tokenizer, template, and the page that says how
-it was trained and how well it does."""
+"""Exports a trained policy as a folder that plain transformers loads: weights, tokenizer, template and model card."""
 
 import json
 import shutil
@@ -13,14 +12,14 @@ from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
-from agentloop.runs.run_folder import COMPLETE, RunFolder, explained, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, explaining_disk, open_run_folder
 from replay import questions
 from replay.store import ReplayStore
 
 _ADAPTER = "adapter_config.json"
 _SUCCESS = "eval/success"
-_OF_THE_MACHINE = ("run.folder", "model.path", "replay.database")
-"""Keys that say where things lay, not what was done."""
+_PLACES = ("run.folder", "model.path", "replay.database")
+"""Keys that name places on the machine, which the model card leaves out."""
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -59,19 +58,19 @@ What differs from the defaults:
 
 
 def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> Path:
-    """Write a policy of a run to a folder, which is returned; adapters are merged into the model below them.
+    """Write a policy of a run to the folder `target`; adapters are merged into the model below them.
 
-    Raises UserError where the run has no weights or the folder is not empty, and for what `sft` made, which is a whole
-    model already.
+    Raises UserError where the run has no weights or the folder is not empty, and for trainings by `sft`, whose model is
+    a whole folder already.
     """
     folder, target = open_run_folder(run), Path(target)
     if not folder.environments:
-        raise UserError(f"RUN must be a run of agentloop train, got {str(run)!r}. Copy what sft made as it is.")
+        raise UserError(f"RUN must be a run of agentloop train, got {str(run)!r}. Copy sft's folder model as it is.")
     weights = stored_weights(folder, policy)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")
-    with explained(target, option="--to", advice="Choose another folder."):
-        left = shutil.ignore_patterns(COMPLETE)  # and modes: what is given away is not private, as a run's weights are
+    with explaining_disk(target, option="--to", advice="Choose another folder."):
+        left = shutil.ignore_patterns(COMPLETE)  # copyfile leaves the private modes of a run's files out
         shutil.copytree(weights, target, ignore=left, dirs_exist_ok=True, copy_function=shutil.copyfile)
         if (target / _ADAPTER).exists():
             _merge(folder, target)
@@ -81,7 +80,7 @@ def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> P
 
 
 def _merge(folder: RunFolder, target: Path) -> None:
-    """Adapters in `target` become weights of the model below them."""
+    """Merge the adapters in `target` into the weights of the model below them."""
     from peft import PeftModel
 
     config = folder.config
@@ -96,10 +95,10 @@ def _merge(folder: RunFolder, target: Path) -> None:
 
 
 def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
-    """The page as Markdown, with the fields that hubs read before it."""
+    """The model card as Markdown, after the fields that hubs read."""
     config, base = folder.config, folder.config.model.path
     changed = changed_keys(config)
-    settings = [f"{key}: {json.dumps(value)}" for key, value in changed.items() if key not in _OF_THE_MACHINE]
+    settings = [f"{key}: {json.dumps(value)}" for key, value in changed.items() if key not in _PLACES]
     return _CARD.format(
         base="" if base is None or Path(base).exists() else f"base_model: {json.dumps(base)}\n",
         name=folder.path.name,
@@ -127,7 +126,7 @@ def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> Iterator[t
 
 
 def _first_model(config: RunConfig) -> str:
-    """A hub's model by its id; of a folder its last two names, as what `sft` writes is called `model`."""
+    """A hub model's id, or the last two names of a folder, because `sft` calls all its folders `model`."""
     model = config.model.path
     if model is None:
         return "the built-in one"

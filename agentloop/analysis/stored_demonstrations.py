@@ -1,4 +1,4 @@
-"""What a run did well, as conversations that `agentloop sft` reads."""
+"""Exports stored rows as conversations that `agentloop sft` reads."""
 
 import json
 from collections.abc import Callable
@@ -26,12 +26,11 @@ def write_demonstrations(
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Rows that ended with an answer, a line each in OpenAI's chat format, with the tools that they were shown; of an
-    agent's session, a line for each of its training sequences.
+    """Write rows that ended with an answer, one line each, in OpenAI's chat format with their tools.
 
-    Replies that are not the policy's, as examples in a prompt, or that another line has, have weight 0, so `sft` only
-    shows them. Tokens and log-probs are left behind, and so are rows of another environment or version, whose tools are
-    not known; sessions hold their own. Raises ReplayError for a file that can't be written.
+    An agent's session has one line per training sequence. Replies have weight 0, so that `sft` only shows them, if they
+    are not the policy's or another line has them. Rows of another environment or version are left out, because their
+    tools are not known; sessions hold their own tools. Raises ReplayError for a file that can't be written.
     """
     known = [] if environments is None else [(one.name, one.version) for one in environments.all]
 
@@ -42,7 +41,7 @@ def write_demonstrations(
             conversations = [*conversations_of(row.nodes)]
         else:
             factory = environments and environments.recorded(record.environment, record.environment_version)
-            assert factory  # else it was not asked for
+            assert factory  # the query takes known environments alone
             conversations = [(row.messages, list(factory.tools))]
         lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
         return "\n".join(map(json.dumps, lines)).encode()

@@ -1,4 +1,4 @@
-"""Stored log-probs against models: those of the policies that sampled them, and those of one that is asked now."""
+"""Compares stored log-probs with a model's: that of the policies that sampled them, or that of another one."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,12 +24,12 @@ from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 
 _BATCH = 32
-"""Trajectories read at once."""
+"""Number of trajectories that are read at once."""
 
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """Stored behavior log-probs against those that the policy's weights give now."""
+    """A comparison of stored behavior log-probs with those by the weights of the policy that sampled them."""
 
     version: int
     model: str
@@ -44,7 +44,7 @@ class PolicyCheck:
 class LogProbCheck:
     policies: tuple[PolicyCheck, ...]
     gone: tuple[int, ...]
-    """Versions that sampled stored tokens and whose weights are nowhere."""
+    """Versions that sampled stored tokens, but whose weights are gone."""
 
     @property
     def worst(self) -> float:
@@ -53,7 +53,7 @@ class LogProbCheck:
 
 @dataclass(frozen=True)
 class Drifted:
-    """How far a policy has moved away from what is stored; over action tokens with a known behavior log-prob."""
+    """How far a policy has moved away from the stored rows, over action tokens with a known behavior log-prob."""
 
     version: int
     trajectories: int
@@ -63,11 +63,11 @@ class Drifted:
     """Nats."""
     approx_kl: float | None
     ess: float | None
-    """By the run's `replay.ess.weights`, as its updates measure it."""
+    """Effective sample size by the run's `replay.ess.weights`, as its updates measure it."""
 
 
 def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
-    """Where the weights of each policy version still are: snapshots, checkpoints, and what the run began with."""
+    """The places of all policy versions' weights: snapshots, checkpoints, and the run's first weights."""
     first: Path | str = folder.start if folder.config.model.path is None else folder.config.model.path
     found: dict[int, Path | str] = {0: first}
     found |= {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
@@ -75,7 +75,7 @@ def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
 
 
 def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:
-    """The policy that --policy names, by its version or by the folder of its weights; the run's newest for None."""
+    """The policy that --policy names, by its version or the folder of its weights; None means the run's newest."""
     known = weights_of_run(folder)
     if policy is None:
         return max(known), known[max(known)]
@@ -102,7 +102,7 @@ def check_log_probs(
     filter: str | None = None,
     skip: Collection[str] = (),
 ) -> LogProbCheck:
-    """Recompute the behavior log-probs of the run's own rows but those of `skip`, one policy version after another."""
+    """Recompute the behavior log-probs of the run's own rows, except for `skip`, version by version."""
     rows = [row for row in sampled_rows(store, folder.run_id, filter) if row.id not in skip]
     checks, gone = [], []
     for version in sorted({version for _, oldest, newest in rows for version in range(oldest, newest + 1)}):
@@ -110,7 +110,7 @@ def check_log_probs(
         if version not in weights:
             gone.append(version)
             continue
-        check = _checked(store, folder, ids, version, weights[version])
+        check = _check_policy(store, folder, ids, version, weights[version])
         if check.tokens:
             checks.append(check)
     return LogProbCheck(tuple(checks), tuple(gone))
@@ -120,10 +120,10 @@ def rescore(
     store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
-    actor, ids = _actor(folder, weights), [row.id for row in sampled_rows(store, None, filter, limit=limit)]
+    actor, ids = _load_actor(folder, weights), [row.id for row in sampled_rows(store, None, filter, limit=limit)]
     parts: list[Drift] = []
-    for rows, batch, log_probs in _scored(store, folder, actor, ids):
-        store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
+    for rows, batch, log_probs in _score_rows(store, folder, actor, ids):
+        store.add_scores(folder.run_id, version, _split_by_segment(rows, batch, log_probs))
         found = drift_of(ScoredBatch(batch, log_probs, None))
         parts.append(replace(found, token_logs=found.token_logs.flatten()))
     if not any(bool(part.tokens.any()) for part in parts):
@@ -142,23 +142,23 @@ def rescore(
 
 
 def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
-    """One of `weights_of_run`, or another model of its family."""
+    """Load weights of the run, or of another model of its family."""
     first = folder.config.model.path or folder.start
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 
-def _actor(folder: RunFolder, weights: Path | str) -> Actor:
+def _load_actor(folder: RunFolder, weights: Path | str) -> Actor:
     return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
 
 
-def _checked(
+def _check_policy(
     store: ReplayStore, folder: RunFolder, ids: Sequence[str], version: int, weights: Path | str
 ) -> PolicyCheck:
-    actor = _actor(folder, weights)
+    actor = _load_actor(folder, weights)
     count = tokens = 0
     worst = total = 0.0
-    for rows, batch, log_probs in _scored(store, folder, actor, ids):
-        mine = batch.response_mask & ~batch.behavior_log_probs.isnan() & (_versions(rows, batch) == version)
+    for rows, batch, log_probs in _score_rows(store, folder, actor, ids):
+        mine = batch.response_mask & ~batch.behavior_log_probs.isnan() & (_token_versions(rows, batch) == version)
         gaps = (log_probs - batch.behavior_log_probs)[mine].abs().double()
         count += len(set(batch.trajectory[mine.any(dim=1)].tolist()))
         tokens += len(gaps)
@@ -167,10 +167,10 @@ def _checked(
     return PolicyCheck(version, str(weights), count, tokens, worst, total / tokens if tokens else 0.0)
 
 
-def _scored(
+def _score_rows(
     store: ReplayStore, folder: RunFolder, actor: Actor, ids: Sequence[str]
 ) -> Iterator[tuple[list[Trajectory], Batch, Tensor]]:
-    """Trajectories of one run each, and their log-probs [B, T], on the CPU."""
+    """Yield trajectories of one run at a time, with their log-probs [B, T] on the CPU."""
     for start in range(0, len(ids), _BATCH):
         read = store.read(ids[start : start + _BATCH])
         for run, group in groupby(read, key=lambda row: row.record.run):
@@ -182,8 +182,8 @@ def _scored(
             yield rows, batch, log_probs.cpu()
 
 
-def _versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
-    """[B, T] int64: the policy that sampled each token; -1 where none did or where it saw more than is stored."""
+def _token_versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
+    """[B, T] int64: the policy that sampled each token; -1 for none, or if it saw more than is stored."""
     versions = torch.full(batch.token_ids.shape, -1)
     parts = [segment for row in rows for segment in row.segments if len(segment.tokens)]
     for row, segment in zip(versions, parts, strict=True):
@@ -192,10 +192,10 @@ def _versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
     return versions
 
 
-def _by_segment(
+def _split_by_segment(
     rows: Sequence[Trajectory], batch: Batch, log_probs: Tensor
 ) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
-    """By trajectory and position; NaN where no token was sampled."""
+    """Split log-probs by trajectory and segment; NaN where no token was sampled."""
     places = [(row.id, i) for row in rows for i, segment in enumerate(row.segments) if len(segment.tokens)]
     values = torch.where(batch.response_mask, log_probs.float(), torch.nan).numpy()
     return {place: values[i, : batch.lengths[i]] for i, place in enumerate(places)}

@@ -1,4 +1,4 @@
-"""A policy that a run left on disk, evaluated, or playing one episode for people to read."""
+"""Evaluates a stored policy, or lets it play one episode for people to read."""
 
 import json
 from collections.abc import Sequence
@@ -43,45 +43,45 @@ def evaluate_run(
     samples: int | None = None,
     environment_changed: bool = False,
 ) -> EvaluationReport:
-    """Same tasks and seed as during training, so that the figures compare.
+    """Evaluate a run's policy, with the tasks and seed of training, so that figures can be compared.
 
-    Raises UserError where the environment's source has changed since, unless that is said.
+    Raises UserError where the environment's source has changed, unless `environment_changed`.
     """
     folder = open_run_folder(run)
-    config = _asked(folder.config, tasks, samples)
+    config = _with_sizes(folder.config, tasks, samples)
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = stored_weights(folder, policy)
-    version = iteration_of(folder, weights) if folder.environments else None  # sft publishes nothing
+    version = iteration_of(folder, weights) if folder.environments else None  # sft has no policy versions
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
-    return _evaluated(config, environments, source, (config.model.path or folder.start, weights), whose)
+    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose)
 
 
 def evaluate_model(
     config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
 ) -> EvaluationReport:
-    """The model of a configuration on its held-out tasks, as a run that begins with it would."""
-    asked = _asked(load_config(config, overrides), tasks, samples)
+    """Evaluate the model of a configuration on its held-out tasks, like the run would at its start."""
+    asked = _with_sizes(load_config(config, overrides), tasks, samples)
     if (model := asked.model.path) is None:
         raise UserError(f"--model must be given where model.path of {config} is null, got neither. Add --model PATH.")
     environments, source = open_tasks(asked)
     whose = Evaluated(model, None, model, environments.name, environments.version)
-    return _evaluated(asked, environments, source, (model, None), whose)
+    return _evaluate_policy(asked, environments, source, (model, None), whose)
 
 
-def _asked(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
+def _with_sizes(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
     values = to_plain(config)
     values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
     return load_plain(values, source="evaluate")
 
 
-def _evaluated(
+def _evaluate_policy(
     config: RunConfig,
     environments: RunEnvironments,
     source: TaskSource,
     weights: tuple[Path | str, Path | None],
     whose: Evaluated,
 ) -> EvaluationReport:
-    """`weights`: the model that comes first, and the weights saved of it since."""
+    """`weights` are the place of the first model, and of weights saved since."""
     display = ConsoleDisplay(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)
@@ -94,7 +94,7 @@ def _evaluated(
 def sampling_actors(
     config: RunConfig, environments: RunEnvironments, first: Path | str, *, saved: Path | None = None
 ) -> Actors:
-    """The policy whose weights are `saved`, or those of `first`, in an environment, or in several."""
+    """Actors with the policy whose weights are `saved`, or those of `first`."""
     loaded = load_policy(config, first, saved=saved)
     generator = LocalGenerator(
         loaded.model,
@@ -106,7 +106,7 @@ def sampling_actors(
 
 
 def stored_weights(folder: RunFolder, policy: int | None) -> Path:
-    """The folder of this policy's weights; None: the last checkpoint's. Raises UserError where it was not kept."""
+    """The folder of a policy's weights; None means the last checkpoint's. Raises UserError for one not kept."""
     if policy is None:
         complete = complete_checkpoints(folder.checkpoints)
         if not complete:
@@ -121,17 +121,17 @@ def stored_weights(folder: RunFolder, policy: int | None) -> Path:
 
 
 def iteration_of(folder: RunFolder, weights: Path) -> int:
-    """The iteration that made these stored weights; a policy's version, for each iteration publishes once."""
+    """The iteration that made these stored weights, which is also the policy's version."""
     return int(weights.name if weights.parent == folder.policies else weights.parent.name)
 
 
 def play_with(model: str, environment: str, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
-    """The newest policy of the run in the folder `model`, or the model of that path or hub id, plays a training task.
+    """Let the newest policy of the run in the folder `model`, or the model of that path or hub id, play a task.
 
-    A run's own configuration holds, with the overrides over it. Raises UserError for what can't be loaded.
+    A run's own configuration is used, with the overrides over it. Raises UserError for a model that can't be loaded.
     """
     folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
-    config = _to_play(model, folder, environment, overrides)
+    config = _config_to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
     first = model if folder is None else config.model.path or folder.start
@@ -142,8 +142,8 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
     return scores.episodes[0], config
 
 
-def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a file, or of an environment's name, for this model or that of the run in `folder`."""
+def _config_to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+    """The configuration from a file, or from an environment's name, for this model or the run in `folder`."""
     if is_config_file(environment):
         path = model if folder is None else folder.config.model.path
         named = [] if path is None else [f"model.path={json.dumps(path)}"]
@@ -152,7 +152,7 @@ def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: 
         return config.model_copy(update=own)
     values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
     several = values.pop("environments", None) or {}
-    if environment in several:  # by the run's own name for it
+    if environment in several:  # the run's own name for one of its environments
         given = several[environment]
         own = {k: v for k, v in given.items() if k not in ("tasks", "share")}
         values |= {"tasks": given["tasks"], "environment": own}

@@ -1,5 +1,4 @@
-"""`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner, what starts all of them,
-and where agents that others start ask for its episodes or are recorded for later runs."""
+"""`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner."""
 
 import os
 import signal
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of, saying
+from agentloop.cli.options import Resume, ResumingCommand, RunPlace, read_resume, role_printer
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
@@ -41,10 +40,10 @@ def engine(
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")
     ] = None,
     further: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve as they are.")
+        list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve unchanged.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy it has to serve.")
+        Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy is served.")
     ] = None,
     attach: Annotated[
         str | None, typer.Option(metavar="URL", help="Start nothing: publish to the server at URL, and prove it.")
@@ -56,21 +55,21 @@ def engine(
     name: Annotated[str, typer.Option(help="What it calls the model.")] = "policy",
     dtype: Annotated[str, typer.Option(help="vLLM's numbers: auto, bfloat16, float32, ...")] = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt and its reply; as the model allows if left out.")
+        int | None, typer.Option(min=1, help="Most tokens of a prompt and its reply; the model's limit if left out.")
     ] = None,
     lora_rank: Annotated[
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's folder.")] = 600.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for its first answer.")] = 1800.0,
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = os.environ.get(KEY_VARIABLE) or None, saying("engine"), list[int]()
+    key, say, asked = os.environ.get(KEY_VARIABLE) or None, role_printer("engine"), list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
 
-    policies = None if run is None else _policies_of(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
+    policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
     if (model is None) == (attach is None):
         raise UserError(
             f"MODEL must be given, or --attach, but not both, got {model} and {attach}. "
@@ -91,7 +90,7 @@ def engine(
                 raise typer.Exit(1) from error
 
 
-def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
+def _wait_for_policies(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
     end = time.monotonic() + wait_s
     if wait_s and not run.is_dir():
         say(f"waits for the run at {run}")
@@ -107,12 +106,12 @@ def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: 
 
 @app.command(epilog="Example: agentloop worker --run runs/search-001 --concurrency 64")
 def worker(
-    run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, which is waited for.")],
+    run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, which may come later.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 32,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds for which the run may not be there yet.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run.")] = 600.0,
 ) -> None:
     """Collect episodes for a run: claimed from its database, run on its engines, stored as they end."""
-    say = saying("worker")
+    say = role_printer("worker")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         joined = join_run(run, wait_s=wait, note=say)
         say(f"collecting for {run}, {concurrency} episodes at once")
@@ -134,11 +133,11 @@ def launch(
     resume: Resume = None,
 ) -> None:
     """Start the roles of a run: learner, engines, workers, on this machine or on Ray."""
-    going_on = resume_of(resume, run)
+    going_on = read_resume(resume, run)
     roles = load_roles(file)
     config = load_run_config(roles)
-    role_members(roles, config, Path("RUN"))  # refused before a folder is made
-    # All roles are given the run's folder: none has to guess which run is meant.
+    role_members(roles, config, Path("RUN"))  # mistakes are found before a folder is made
+    # All roles get the run's folder, so none has to guess which run is meant.
     place = run or run_to_continue(config, resume=going_on) or claim_run_folder(config)
     members = role_members(roles, config, place)
     print(f"run folder: {place}", flush=True)
@@ -159,16 +158,16 @@ def gateway(
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Or give the tickets of this run to agents.")] = None,
     upstream: Annotated[str | None, typer.Option(metavar="URL", help="The vLLM; with --text the base URL.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Its tokenizer, template and config.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: for imitation only.")] = False,
     upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
-    name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
-    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at, above 0.")] = 1.0,
+    name: Annotated[str, typer.Option(help="Name of the recording; an existing one is continued.")] = "gateway",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of a vLLM upstream, above 0.")] = 1.0,
     idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
     host: Annotated[
         str, typer.Option(help=f"Address to listen on; if others reach it, set {_GATEWAY_KEY}.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
-    public_url: Annotated[str | None, typer.Option(metavar="URL", help="Where agents find it, if elsewhere.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8700,
+    public_url: Annotated[str | None, typer.Option(metavar="URL", help="URL for agents, if another.")] = None,
 ) -> None:
     """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
     with needing("gateway", "agentloop gateway"):
@@ -194,7 +193,7 @@ def gateway(
         raise UserError(f"--public-url must begin with http:// or https://, got {public_url!r}. Write the whole URL.")
     section = GatewaySection(host=host, port=port, public_url=public_url)
 
-    say = saying("gateway")
+    say = role_printer("gateway")
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         if run is not None:
             give_episodes(run, section, key=key, idle_s=idle_s, stop=stop, say=say)

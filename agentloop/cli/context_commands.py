@@ -1,4 +1,4 @@
-"""`agentloop context check`: what a chat template does."""
+"""`agentloop context check`: a report on a chat template."""
 
 import json
 from dataclasses import asdict
@@ -18,7 +18,7 @@ app = command_group(help="Look at chat templates.", epilog="Example: agentloop c
 
 @app.callback()
 def context() -> None:
-    """Keeps `check` a command of its own: Typer takes the only command of an app for the app."""
+    """Make `check` a command of its own: Typer would merge an app's only command into the app."""
 
 
 @app.command(epilog="Example: agentloop context check runs/quickstart-001/model")
@@ -44,7 +44,7 @@ def check(
         files = load_model_files(model, template=template)
         report = check_template(files)
         usable = report.parser in PARSERS and not (report.parts["tools"] or report.parts["results"])
-    except ValueError as error:  # a tokenizer that is not safe
+    except ValueError as error:  # an unsafe tokenizer
         raise RenderError(str(error)) from None
     if as_json:
         print(json.dumps({"state": report.state, "works_with_tools": usable, **asdict(report)}))
@@ -61,7 +61,7 @@ def _report_text(report: TemplateReport) -> str:
     for case in report.cases:
         lines.append(f"{case.name:<{width}}  {case.state}")
         details = (f"{'':<{width}}    {detail}" for detail in case.details)
-        lines += [detail for detail in details if detail not in lines]  # what cases have in common is said once
+        lines += [detail for detail in details if detail not in lines]  # a detail of several cases is shown once
     unsupported = sum(case.state == "unsupported" for case in report.cases)
     rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
     lines.append(f"\nverdict: {report.state}{rest}")

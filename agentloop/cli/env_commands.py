@@ -1,4 +1,4 @@
-"""`agentloop env check | play`: what an environment is like before a run begins, and an episode of it by a model."""
+"""`agentloop env check | play`: a report on an environment, and an episode in it by a model."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from context.messages import Message, conversation_text, plain_message
 from context.wording import visible_lines
 
 _DRAWN, _DEMONSTRATED = 100, 20
-"""Tasks that are compared with each other; demonstrations that are judged."""
+"""Number of tasks that are compared with each other, and of demonstrations that are judged."""
 _METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "state_key", "achieved", "demonstrate")
 app = command_group(
     help="Look at an environment before anything is trained on it.",
@@ -52,7 +52,7 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
         config = load_config(Path(environment), overrides or [])
     else:
         config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
-    found = _checked(config)
+    found = _check_environment(config)
     print(json.dumps(found) if as_json else visible_lines(_as_text(found)))
 
 
@@ -75,8 +75,8 @@ def play(
     print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))
 
 
-def _checked(config: RunConfig) -> dict[str, Any]:
-    """What is found of the environment, as JSON. Raises UserError for whatever would stop a run."""
+def _check_environment(config: RunConfig) -> dict[str, Any]:
+    """Facts about the environment, as JSON values. Raises UserError for faults that would stop a run."""
     environments, source = open_tasks(config)
     if len(environments.all) > 1:
         raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
@@ -94,13 +94,13 @@ def _checked(config: RunConfig) -> dict[str, Any]:
         "rows": source.summary,
         "different": len(tasks),
         "shared": sum(task in tasks for task in held_out),
-        "empty_rewards": [_of_nothing(factory, scorer, example) for _ in range(2)],
-        "demonstrated": _demonstrated(factory, config.rollout.success_reward) if can_demonstrate else None,
+        "empty_rewards": [_reward_empty_reply(factory, scorer, example) for _ in range(2)],
+        "demonstrated": _demonstrated_share(factory, config.rollout.success_reward) if can_demonstrate else None,
     }
     return {**found, "remarks": [*_remarks(found, config)]}
 
 
-def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:
+def _reward_empty_reply(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:
     """The reward of an empty reply."""
     messages = (*task.messages(), Message("assistant", "", author=LLM))
     with factory.started(task) as environment:
@@ -109,7 +109,7 @@ def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -
     return episode.environment_reward
 
 
-def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
+def _demonstrated_share(factory: EnvironmentFactory, success: float) -> float:
     """The share of demonstrations that are a success."""
     rng, successes = random.Random(0), 0
     for _ in range(_DEMONSTRATED):

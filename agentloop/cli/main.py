@@ -1,4 +1,4 @@
-"""The front door. Heavy imports stay inside the commands, so that --help answers at once."""
+"""The program `agentloop`. Heavy imports stay inside the commands, so that --help answers at once."""
 
 import re
 import signal
@@ -34,11 +34,11 @@ _LATE = {
     "context_commands": {"context": "Look at chat templates."},
     "replay": {"replay": "Look into a replay buffer."},
 }
-"""The help of each command that is imported when it is called, by its module."""
+"""Help texts, by module, of the commands that are imported when they are called."""
 
 
 class LateCommand(TyperCommand):
-    """A command of another module, which is imported when one is called: the program's --help needs only `help`."""
+    """A command whose module is imported when it is called. The program's own --help needs only its help text."""
 
     def loaded(self) -> Any:
         module = next(module for module, commands in _LATE.items() if self.name in commands)
@@ -56,7 +56,7 @@ class _Program(TyperGroup):
             self.commands.update({name: LateCommand(name, help=help) for name, help in commands.items()})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""
+        """Replace `~/` by the user's home, also in `--option=~/...`, which shells leave as it is."""
         return super().parse_args(ctx, [re.sub("^(--[a-z-]+=)?~/", rf"\g<1>{Path.home()}/", word) for word in args])
 
 
@@ -73,7 +73,7 @@ app = typer.Typer(
 app.add_typer(run_app)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"agentloop {version('agentloop-replay')}")
         raise typer.Exit
@@ -83,7 +83,7 @@ def _say_version(asked: bool) -> None:
 def begin(
     context: typer.Context,
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand not in (None, "train"):
@@ -91,10 +91,10 @@ def begin(
 
 
 def main() -> None:
-    """Entry point: whatever goes wrong is one line on stderr.
+    """Run the program. Any error is one line on stderr.
 
-    Exit code 2: the user can mend it. 1: a run stopped, or this program has a mistake, whose traceback is in a file;
-    the exception is then the cause of the SystemExit.
+    Exit code 2 means that the user can mend the error. 1 means that a run stopped, or that this program has a fault.
+    Its traceback is then in a file, and the exception is the cause of the SystemExit.
     """
     before = signal.signal(signal.SIGINT, _stop)
     try:
@@ -111,25 +111,25 @@ def main() -> None:
         place = place_in_user_code(error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
             raise  # how a command ends
-        if isinstance(error, (UserError, *_refusals())):
+        if isinstance(error, (UserError, *_refusal_types())):
             theirs = any(place_in_user_code(cause) for cause in _causes(error))
-            _say(f"{error} The traceback: {_written_down(error)}" if theirs else str(error))
+            _say(f"{error} The traceback: {_write_traceback(error)}" if theirs else str(error))
             sys.exit(2)
         if place is None:
             _say(
                 f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
-                f"{_written_down(error)}"
+                f"{_write_traceback(error)}"
             )
             raise SystemExit(1) from error
         found = one_line_with_place(error)
-        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_written_down(error)}")
+        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_write_traceback(error)}")
         raise SystemExit(2) from error
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C, as another exception than the KeyboardInterrupt that somebody's code may raise."""
+    """End by Ctrl-C. RunStop differs from the KeyboardInterrupt that a user's code may raise."""
     raise RunStop(128 + number)
 
 
@@ -139,8 +139,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """What `replay` and `context` refuse; imported once there is an error."""
+def _refusal_types() -> tuple[type[Exception], ...]:
+    """Exceptions of `replay` and `context` that the user can mend; imported once there is an error."""
     from context import PrefixError, RenderError
     from replay.errors import ReplayError
 
@@ -153,8 +153,8 @@ def _say(message: str) -> None:
     print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
 
 
-def _written_down(error: BaseException) -> str:
-    """The file that has the whole traceback now."""
+def _write_traceback(error: BaseException) -> str:
+    """Write the whole traceback to a file, and return its name."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", errors="replace", prefix="agentloop-", suffix=".txt", delete=False
     ) as file:

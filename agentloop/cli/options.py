@@ -46,11 +46,11 @@ RunPlace = Annotated[
 
 
 command_group = partial(typer.Typer, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-"""An app of commands below a word of their own."""
+"""Makes an app of commands below a common word."""
 
 
 class ResumingCommand(TyperCommand):
-    """A command whose `--resume` may stand alone, which means the newest run. In Typer, options always have a value."""
+    """A command whose `--resume` needs no value, and then means the newest run. Typer's options need a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = [
@@ -60,18 +60,18 @@ class ResumingCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-def resume_of(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
-    """What --resume means to a run. Raises UserError where --run also says which one is meant."""
+def read_resume(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
+    """The value of --resume for a run. Raises UserError where --run is given, too."""
     if run is not None and resume is not None:
         raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
     return "auto" if resume == "auto" else resume == _NEWEST
 
 
-def saying(role: str) -> Callable[[str], None]:
-    """Prints what a program of a run has to say, with the time."""
+def role_printer(role: str) -> Callable[[str], None]:
+    """A function that prints a line with the time and the role's name."""
     return lambda text: print(f"{time.strftime('%H:%M:%S')} {role}: {text}", flush=True)
 
 
 def program() -> str:
-    """What to type to start this program again, where its folder is not on the PATH too."""
+    """The command that starts this program, also where its folder is not on the PATH."""
     return "agentloop" if shutil.which("agentloop") else os.path.relpath(Path(sys.executable).with_name("agentloop"))

@@ -61,11 +61,11 @@ def report(
     ] = None,
 ) -> None:
     """Write a run's page as one file to send to somebody: all curves, and nothing is fetched."""
-    from agentloop.runs.run_folder import explained
+    from agentloop.runs.run_folder import explaining_disk
     from agentloop.runs.run_report import report_run
     from replay.pages.report import REPORT_NAME
 
     with opened(run) as buffer:
         path = out or (buffer.folder or Path()) / REPORT_NAME
-        with explained(path, option="--out", advice="Choose another with --out FILE."):
+        with explaining_disk(path, option="--out", advice="Choose another with --out FILE."):
             print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))

@@ -1,4 +1,4 @@
-"""`agentloop train | evaluate | sft | export | config | doctor`: a run, from its configuration to what it trained."""
+"""`agentloop train | evaluate | sft | export | config | doctor`: the commands for a run and its model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentloop.cli.options import (
     RunArgument,
     RunPlace,
     program,
-    resume_of,
+    read_resume,
 )
 from agentloop.distributed.torchrun import own_rank
 from agentloop.errors import UserError
@@ -50,7 +50,7 @@ def train(
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
-    # After the configuration: they load torch, and a mistake in it is said at once.
+    # These imports load torch. They come after the configuration, so that a mistake in it is shown at once.
     from agentloop.runs.display import ConsoleDisplay
     from agentloop.runs.run_folder import refuse_used_folder
     from agentloop.training.train import train as run_training
@@ -61,7 +61,7 @@ def train(
         return
     if run is not None:
         refuse_used_folder(run)
-    going_on = resume_of(resume, run)
+    going_on = read_resume(resume, run)
     result = run_training(
         settings,
         resume=going_on,
@@ -78,7 +78,7 @@ def train(
 
 
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
-    """The configuration in a file; of a run's folder, the run's own, to go on with."""
+    """The configuration in a file, or that of the run in a folder, which is resumed."""
     from agentloop.config.config_file import load_config
     from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 
@@ -96,7 +96,7 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
 def next_run(
     config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
 ) -> tuple[list[str], str] | None:
-    """The command after this run, and what it is; None where this one was begun by another command."""
+    """A command to try after this run, with its reason; None after a resume by the run's folder."""
     if config.is_dir():
         return None
     from replay.diagnosis import TOO_FAST
@@ -108,7 +108,7 @@ def next_run(
         setting, why = f"optimizer.learning_rate={rate:g}", "success fell: the learning rate is probably too high"
     elif result.success_after == 0.0:
         data = settings.sft.data or "DEMONSTRATIONS.jsonl"
-        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: show it how first"
+        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: train on demonstrations first"
     key = setting.partition("=")[0]
     kept = [given for given in overrides if given.partition("=")[0] != key]
     sets = [word for each in (*kept, setting) for word in ("--set", each)]
@@ -263,9 +263,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: optional packages, GPU, sandbox, disk. Exit code 1 if something can't work."""
-    from agentloop.analysis.doctor import check_engine, checks
+    from agentloop.analysis.doctor import check_engine, check_machine
 
-    found = checks(folder)
+    found = check_machine(folder)
     if engine is not None:
         found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:

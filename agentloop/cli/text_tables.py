@@ -1,4 +1,4 @@
-"""Numbers and tables as a terminal shows them."""
+"""Numbers and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their contents; numbers to the right. Nothing is cut."""
+    """A table with columns as wide as their contents. Numbers are flush right."""
     rows = [list(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     right = [all(re.fullmatch(r"[-+0-9.e%]+", text) for text in column) for column in zip(*rows, strict=True)]
@@ -29,11 +29,11 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 Cell = str | tuple[str, int] | Callable[[Mapping[str, Any]], str]
-"""A value's name, a number's with its digits behind the point, or what makes the text of a row."""
+"""The name of a value, a number's name with its digits after the point, or a function from a row to text."""
 
 
 def row_table(rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> str:
-    """A line per row; `cells` by the titles of the columns."""
+    """A table with a line per row; `cells` are by the titles of their columns."""
     return table(list(cells), [[_text(row, cell) for cell in cells.values()] for row in rows])
 
 
@@ -57,7 +57,7 @@ def _text(row: Mapping[str, Any], cell: Cell) -> str:
 
 
 def quoted(name: str, most: int) -> Cell:
-    """The beginning of a text, in quotes, which a row may not have."""
+    """A cell with the beginning of a text in quotes, or `-` without one."""
     return lambda row: "-" if row[name] is None else repr(excerpt(row[name], most))
 
 
@@ -82,7 +82,7 @@ _KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
 
 
 def evaluation_table(report: EvaluationReport) -> str:
-    """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
+    """A table with a line per figure: its value, its 95 % confidence interval, and the interval's kind."""
     shares = {f"pass@{k}": share for k, share in report.pass_at_k.items()}
     shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
     ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}

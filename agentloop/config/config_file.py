@@ -1,4 +1,4 @@
-"""From a YAML file to a `RunConfig`; every mistake is one line that names its place and its key.
+"""A YAML file becomes a `RunConfig`; every mistake in it is one line that names its place and its key.
 
 The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
 """
@@ -21,48 +21,49 @@ from agentloop.errors import UserError
 from context.wording import nearest
 
 _TO_BE_GIVEN = "???"
-"""What a file says where only the command line can, as in Hydra."""
+"""A file's placeholder for a value that the command line must give, as in Hydra."""
 _OWN = Path(__file__).parents[1] / "configs"
 
 Place = Callable[[KeyPath], str]
-"""Where a key was written, as the start of an error: `FILE:LINE` or the override."""
+"""Gives the place where a key was written, as the start of an error: `FILE:LINE` or the override."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
+    """Load the configuration in `path`, with `dotted.key=value` overrides over it; the last one wins."""
     given, places = read_keys(path)
-    return _loaded(given, places, overrides, source=str(path))
+    return _load_over_defaults(given, places, overrides, source=str(path))
 
 
-def _loaded(
+def _load_over_defaults(
     given: Mapping[str, Any], places: dict[KeyPath, str], overrides: Sequence[str], *, source: str
 ) -> RunConfig:
-    """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
+    """Put `given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
 
-    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
+    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, but `loss.fresh` and
+    `loss.replay` share one class and differ in their defaults.
     """
 
     def place(path: KeyPath) -> str:
         return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
 
-    def laid(defaults: Mapping[KeyPath, Any]) -> dict[str, Any]:
+    def overlaid(defaults: Mapping[KeyPath, Any]) -> dict[str, Any]:
         values = to_plain(RunConfig())
         for path, default in defaults.items():
             value_at(values, path[:-1])[path[-1]] = default
-        _lay(given, (), values, place)
+        _overlay(given, (), values, place)
         for override in overrides:
             _apply(override, values, places)
         return values
 
-    values = laid({})
-    if values["model"]["path"] is not None:  # which only the last override may say
-        values = laid(MODEL_DEFAULTS)
+    values = overlaid({})
+    if values["model"]["path"] is not None:  # known only after the last override
+        values = overlaid(MODEL_DEFAULTS)
     _check_given(values, (), place)
     return _validated(values, place)
 
 
 def _check_given(value: Any, path: KeyPath, place: Place) -> None:
-    """Refuse a value that the file leaves to the command line and that was not given there."""
+    """Raises UserError for a value that the file leaves to the command line and that was not given there."""
     for name, below in value.items() if isinstance(value, Mapping) else ():
         _check_given(below, (*path, name), place)
     if value == _TO_BE_GIVEN:
@@ -71,13 +72,13 @@ def _check_given(value: Any, path: KeyPath, place: Place) -> None:
 
 
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """What a file says, not yet checked, and where it says each of its keys.
+    """The keys and values of a file, not yet checked, and the place of each key.
 
-    `quickstart`, where there is no such file: the one of that name that comes with agentloop.
+    A name such as `quickstart`, where there is no such file, means the file that comes with agentloop.
     """
     source, own = str(path), _OWN / f"{path.name}.yaml"
     built_in = path.parent == Path() and own.is_file() and not path.exists()
-    document = read_yaml(_text_of(own if built_in else path), source)
+    document = read_yaml(_read_text(own if built_in else path), source)
     given = {} if document.value is None else document.value
     if not isinstance(given, dict):
         found = shown(given)
@@ -86,23 +87,23 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
 
 
 def is_config_file(name: str) -> bool:
-    """Whether a word can only mean the file of a configuration."""
+    """Whether a command's argument names a configuration file, by its ending."""
     return name.endswith((".yaml", ".yml"))
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:
-    """The whole configuration as JSON-able values: what is stored with a run and printed by `--json`."""
+    """The whole configuration as JSON values, as it is stored with a run and printed by `--json`."""
     return config.model_dump(mode="json")
 
 
 def load_plain(
     values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "stored configuration"
 ) -> RunConfig:
-    """What `to_plain` gave, back again, with overrides over it; keys it does not mention have their defaults."""
-    return _loaded(values, {}, overrides, source=source)
+    """Load the result of `to_plain`, with overrides over it; keys that it lacks have their defaults."""
+    return _load_over_defaults(values, {}, overrides, source=source)
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -118,24 +119,24 @@ def _text_of(path: Path) -> str:
         raise UserError(f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Convert it.") from None
 
 
-def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
-    """Lay a value over those at a path: key by key where a section is, else whole. Refuses keys that there are not."""
+def _overlay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
+    """Put a value over that at a path: key by key for a section, else as a whole. Raises UserError for unknown keys."""
     entries, dotted = schema_entries(), ".".join(path)
     if not path or isinstance(entries.get(path), str):
         if isinstance(value, Mapping):
             for name, below in value.items():
-                _lay(below, (*path, name), values, place)
+                _overlay(below, (*path, name), values, place)
         elif value is not None:  # a section whose keys are all commented out reads as null
-            rule = f"{dotted} must be a section of keys, got {shown(value)}. {_keys_of(path)}"
+            rule = f"{dotted} must be a section of keys, got {shown(value)}. {_list_keys(path)}"
             raise UserError(f"{place(path)}: {rule}")
         return
     above = next((n for n in range(len(path)) if isinstance(entries.get(path[: n + 1]), Key)), None)
     if above is None:
-        raise UserError(f"{place(path)}: {_unknown(path)}")
+        raise UserError(f"{place(path)}: {_unknown_key(path)}")
     key, inner, there = entries[path[: above + 1]], path[above:], value_at(values, path[:above])
     assert isinstance(key, Key)
     if key.kinds and inner[1:] == (next(iter(key.kinds[0])),):
-        there[inner[0]] = {}  # another kind: the options of the one before are none of its own
+        there[inner[0]] = {}  # another kind has options of its own
     for depth, name in enumerate(inner[:-1], above + 1):  # a key inside a free mapping: environment.options.hops
         below = there.get(name, {})
         if not isinstance(below, dict) or not key.free:
@@ -153,12 +154,12 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
         raise UserError(f"{source}: an override must be dotted.key=value, got no {'key' if equals else '='}.")
     path = tuple(dotted.strip().split("."))
     try:
-        # To YAML a placeholder at the beginning is a mapping.
+        # YAML would read a placeholder at the beginning as a mapping.
         value = text if text.startswith("{split}") else read_yaml(text, source, at=path).value
     except UserError as error:
-        rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
+        rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # an override has no line
         raise UserError(source + rule) from None
-    _lay(value, path, values, lambda _: source)
+    _overlay(value, path, values, lambda _: source)
     places |= dict.fromkeys([path, *(key for key in places if key[: len(path)] == path)], source)
 
 
@@ -166,28 +167,28 @@ def _without_password(text: str) -> str:
     return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
 
 
-def _unknown(path: KeyPath) -> str:
-    """A known key of the same name, the one least deep below the same section first; else one that is spelled alike."""
+def _unknown_key(path: KeyPath) -> str:
+    """The error for an unknown key. It suggests a key of that name, below the same section first, or a similar one."""
     dotted, known = shown(".".join(path)), [each.dotted for each in schema_entries().values() if isinstance(each, Key)]
     above = "".join(f"{name}." for name in path[:-1])
     last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
     below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
     similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, known)
     similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
-    advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
+    advice = f"Did you mean {similar}?" if similar else _list_keys(path[:-1])
     return f"{dotted} must be a known key, got an unknown one. {advice}"
 
 
-def _keys_of(section: KeyPath) -> str:
+def _list_keys(section: KeyPath) -> str:
     names = [path[-1] for path in schema_entries() if path[:-1] == section]
     where = f" of {'.'.join(section)}" if section else ""
     return f"The keys{where}: {', '.join(names)}."
 
 
 def _validated(values: dict[str, Any], place: Place) -> RunConfig:
-    # Strict JSON mode: `true` is no number and `128` no text, while lists still become tuples.
+    # In strict JSON mode `true` is no number and `128` no text, while lists still become tuples.
     try:
-        text = json.dumps(_at_home(values), allow_nan=False)
+        text = json.dumps(_expand_home(values), allow_nan=False)
     except (TypeError, ValueError) as error:
         problem = shown(str(error))
         raise UserError(f"{place(())}: every value must be plain and finite, got: {problem}.") from None
@@ -195,36 +196,36 @@ def _validated(values: dict[str, Any], place: Place) -> RunConfig:
         return RunConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    problems = dict(_problem(details, values, place) for details in found)
+    problems = dict(_describe_problem(details, values, place) for details in found)
     paths = list(schema_entries())
     first = min(problems, key=lambda path: paths.index(path) if path in paths else -1)
     more = "" if len(problems) == 1 else f" ({len(problems)} keys are wrong; this is the first.)"
     raise UserError(problems[first] + more) from None
 
 
-def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> tuple[KeyPath, str]:
-    """The key that an error of pydantic's is about, and the error as a sentence that begins with its place."""
+def _describe_problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> tuple[KeyPath, str]:
+    """The key of a pydantic error, and the error as a sentence that begins with its place."""
     path, value = _known_key(details["loc"], values)
     where = (*path, *_keys_inside(details["loc"][len(path) :], value))
     entry, kind = schema_entries().get(path), details["type"]
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     if kind == "value_error" and not message.startswith("must "):
-        # A section of a mapping names its key without the way there.
-        return _placed(message if where == path else ".".join((*where[:-1], message)), path, place)
+        # A section within a mapping names its key without the path to it.
+        return _locate_rule(message if where == path else ".".join((*where[:-1], message)), path, place)
     if kind != "value_error" and isinstance(entry, Key) and where == path:
-        rule, default = f"must be {entry.rule}, got {_quoted(value)}", entry.default_with(values["model"]["path"])
-        return path, f"{place(path)}: {entry.dotted} {rule}. It is: {entry.meaning} Default: {_quoted(default)}."
+        rule, default = f"must be {entry.rule}, got {_quote(value)}", entry.default_with(values["model"]["path"])
+        return path, f"{place(path)}: {entry.dotted} {rule}. It is: {entry.meaning} Default: {_quote(default)}."
     if kind == "missing":
         where, message = (*where, str(details["loc"][-1])), "must be given, got nothing"
     elif kind == "extra_forbidden":
         message = "must be a known key, got an unknown one"
     elif kind != "value_error":
-        message = f"must {message.partition('should ')[2] or 'be of a known kind'}, got {_quoted(details['input'])}"
+        message = f"must {message.partition('should ')[2] or 'be of a known kind'}, got {_quote(details['input'])}"
     return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
 
 
 def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[KeyPath, Any]:
-    """The longest beginning of an error's place that is a key, and its value; union members and indices follow."""
+    """The longest beginning of an error's place that is a key, and its value. Union members and indices follow it."""
     path: KeyPath = ()
     value: Any = values
     for part in parts:
@@ -235,17 +236,17 @@ def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[K
 
 
 def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
-    """The keys below a key; what else is in the place of an error are indices and names of kinds."""
+    """The keys below a key in the place of an error, without indices and names of kinds."""
     for part in parts:
         if isinstance(value, Mapping) and part in value:
             yield str(part)
             value = value[part]
 
 
-def _placed(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
-    """A rule over several keys, in the agreed form: placed at the first key that it names and somebody wrote.
+def _locate_rule(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
+    """A broken rule over several keys, with the place of the first key that it names and that was written.
 
-    The key may lie in a free mapping or a list, such as context.options.budget.
+    The key may be below a free mapping or a list, such as context.options.budget.
     """
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     for key in (name[:length] for name in named for length in range(len(name), 0, -1)):
@@ -255,15 +256,15 @@ def _placed(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
     return path, f"{place(path)}: {message}"
 
 
-def _quoted(value: object) -> str:
-    """Text in quotes, so that `got '128'` is not `got 128`."""
+def _quote(value: object) -> str:
+    """A value for an error message; text is in quotes, so that `got '128'` is not `got 128`."""
     return repr(shown(value)) if isinstance(value, str) else shown(value)
 
 
-def _at_home(value: Any) -> Any:
-    """`~/` is the user's home in every path: only shells know it otherwise."""
+def _expand_home(value: Any) -> Any:
+    """Replace `~/` by the user's home in every path, as a shell would."""
     if isinstance(value, str):
         return os.path.expanduser(value) if value.startswith("~/") else value
     if isinstance(value, Mapping):
-        return {key: _at_home(each) for key, each in value.items()}
-    return [*map(_at_home, value)] if isinstance(value, list) else value
+        return {key: _expand_home(each) for key, each in value.items()}
+    return [*map(_expand_home, value)] if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from agentloop.config.strict_yaml import resolve_scalar
 _WIDTH = 120
 _OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
 
-# Text that YAML 1.1 readers would take for something else.
+# Texts that readers of YAML 1.1 take for true or false.
 _YAML_1_1 = frozenset({"y", "n", "yes", "no", "on", "off"})
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
 _REFERENCE_HEADER = """\
@@ -33,7 +33,7 @@ def describe_config(config: RunConfig) -> str:
     values = config.model_dump(mode="json")
     lines: list[str] = []
     depth = 0
-    explained: list[Any] = []  # what an earlier section has said of a key of the same name is not said again
+    explained: list[Any] = []  # a meaning that an earlier key of the same name has is not repeated
     for path, entry in schema_entries().items():
         indent = "  " * (len(path) - 1)
         if not isinstance(entry, Key):
@@ -62,7 +62,7 @@ def describe_config(config: RunConfig) -> str:
 
 
 def changed_keys(config: RunConfig) -> dict[str, Any]:
-    """What differs from the defaults, by dotted key."""
+    """Values that differ from their defaults, by dotted key."""
     values = config.model_dump(mode="json")
     keys = [entry for entry in schema_entries().values() if isinstance(entry, Key)]
     found = {key.dotted: (value_at(values, key.path), key.default_with(config.model.path)) for key in keys}
@@ -80,7 +80,7 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts so that YAML 1.1 and 1.2 read them alike."""
+    """Writes texts so that readers of YAML 1.1 and 1.2 agree on them."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -16,16 +16,16 @@ class Key:
 
     path: tuple[str, ...]
     rule: str
-    """What a value must be, as the end of a sentence: `a number from 0 to 1`."""
+    """The rule for a value, as the end of a sentence with "must be": `a number from 0 to 1`."""
     default: Any
-    """With the built-in model."""
+    """Default with the built-in model."""
     model_default: Any
-    """Where model.path names a model."""
+    """Default where model.path names a model."""
     meaning: str
     free: bool
-    """True: a mapping whose keys are no keys of the configuration (options of an environment)."""
+    """Whether the value is a mapping with keys of the user's, such as an environment's options."""
     kinds: tuple[Mapping[str, Any], ...] = ()
-    """What it may be, with the defaults of each kind; the first key says which one is meant."""
+    """The kinds of value that it may have, each with its defaults; the first key names the kind."""
 
     def default_with(self, model_path: str | None) -> Any:
         return self.default if model_path is None else self.model_default
@@ -37,7 +37,7 @@ class Key:
 
 @cache
 def schema_entries() -> dict[tuple[str, ...], Key | str]:
-    """Keys, and the meanings of sections, by path; sections before their keys, in the order of the file."""
+    """Keys, and the meanings of sections, by path, in the order of the file; a section comes before its keys."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig().model_dump(mode="json")
     return dict(_entries(schema, schema["$defs"], defaults, ()))

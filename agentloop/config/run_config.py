@@ -54,38 +54,38 @@ else:
 class RunConfig(Section):
     """One run, whole."""
 
-    algorithm: AlgorithmName = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
+    algorithm: AlgorithmName = Field("grpo", description="Algorithm that computes advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
-    tiny: TinyModelSection = Field(default_factory=TinyModelSection, description="The model without a path.")
+    tiny: TinyModelSection = Field(default_factory=TinyModelSection, description="The built-in model.")
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
     environments: EnvironmentShares = Field(
         default_factory=dict,
-        description="Several environments in place of one, by names of yours: each with its share of the episodes, the "
-        "keys of environment, and tasks of its own; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "
+        description="Several environments instead of one, by names of yours. Each has its share of the episodes, the "
+        "keys of environment, and its own tasks; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "
         "{share: 0.3, options: {hops: [3, 4]}}}. See docs/environments.md.",
     )
     tasks: TasksSection = Field(default_factory=TasksSection, description="A data set as tasks, and their order.")
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
-    gateway: GatewaySection = Field(default_factory=GatewaySection, description="Where agents ask the policy by URL.")
+    gateway: GatewaySection = Field(default_factory=GatewaySection, description="URL at which agents ask the policy.")
     collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
-    batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
+    batch: BatchSection = Field(default_factory=BatchSection, description="The rows of one iteration.")
     compute: ComputeSection = Field(default_factory=ComputeSection, description="Speed; see docs/scaling.md.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="Rewards of an episode.")
     advantage: AdvantageSection = Field(default_factory=AdvantageSection, description="Advantages of trajectories.")
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
-    kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
+    kl: KlSection = Field(default_factory=KlSection, description="KL divergence from a reference policy.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="The policy's optimizer.")
     critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
-    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
-    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where numbers go.")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What is kept to resume from.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where metrics are logged.")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
@@ -109,7 +109,7 @@ class RunConfig(Section):
         return self
 
     def _log_probs_are_there(self) -> None:
-        """Where tokens come without behavior log-probs, nothing may need them."""
+        """Raises ValueError where tokens have no behavior log-probs and the loss or the KL needs them."""
         speakers = [author for author in self.context.authors if author.action]
         trained = next((author.name for author in speakers if author.trained), None)
         hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     @property
     def parts(self) -> tuple[EnvironmentPart, ...]:
-        """Its environments, of which most runs have one."""
+        """The run's environments; most runs have one."""
         if not self.environments:
             return (EnvironmentPart(None, 1.0, self.environment, self.tasks),)
         return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in self.environments.items())

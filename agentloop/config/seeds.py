@@ -4,6 +4,6 @@ import hashlib
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for `purpose`; the same on every machine and in every process."""
+    """Derive a 63-bit seed for `purpose`, which is equal on every machine and in every process."""
     text = "/".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Strict YAML: plain values and the line of every key, nothing that can surprise.
+"""A strict reader of YAML: it gives plain values and the line of every key.
 
 PyYAML's own loaders share the value of an alias (a 430-byte file then becomes gigabytes), keep the last of two equal
 keys, recurse without limit, and read YAML 1.1: `1e-5` is text there, `no` is false and `12:30` is 750. PyYAML's
@@ -19,7 +19,7 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 
 KeyPath = tuple[str, ...]
-"""A dotted path, in parts."""
+"""The parts of a dotted path."""
 
 _WORDS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -30,7 +30,7 @@ _WORDS = {
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-# libyaml where PyYAML has it: pure Python needs seconds for a file of the largest size allowed.
+# libyaml is used where PyYAML has it: pure Python needs seconds for a file of the largest size allowed.
 _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
@@ -42,9 +42,9 @@ class Document:
 
 
 def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Document:
-    """The one YAML document in `text`, for the key `at` (the top by default).
+    """Read the one YAML document in `text`, the value of the key `at` (the top by default).
 
-    `source` names it in errors, `UserError`s of one line: `SOURCE:LINE: <key> must <rule>, got ...`.
+    Raises UserError with one line that begins with `source`: `SOURCE:LINE: <key> must <rule>, got ...`.
     """
     if len(text) > MAX_BYTES:
         raise UserError(f"{source}: {_subject(at)} must be at most {MAX_BYTES} bytes, got more. Shorten it.")
@@ -65,7 +65,7 @@ def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Document:
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
-    """What an unquoted scalar means in YAML 1.2; `inf` and `nan` come back as floats."""
+    """The value of an unquoted scalar in YAML 1.2; `.inf` and `.nan` become floats."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
@@ -78,14 +78,14 @@ def resolve_scalar(text: str) -> bool | int | float | str | None:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: on one line, short, with nothing a terminal would obey."""
+    """A value for an error message: one short line, without control characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:200])
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _refuse_tricks(text: str, source: str, at: KeyPath) -> None:
-    """Refuse what recurses without limit or means more than it says, event by event, before anything is composed."""
+    """Raises UserError for deep nesting, anchors, aliases and tags, event by event, before anything is composed."""
     depth = 0
     event: Any
     for event in yaml.parse(text, Loader=_LOADER):
@@ -101,7 +101,7 @@ def _refuse_tricks(text: str, source: str, at: KeyPath) -> None:
 
 
 class _Builder:
-    """Builds plain values from nodes, whose depth is bounded, by recursion."""
+    """Builds plain values from nodes by recursion; the depth of nodes is bounded."""
 
     def __init__(self, source: str) -> None:
         self.lines: dict[KeyPath, int] = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.environments import EnvironmentPart, said_of
+from agentloop.config.sections.environments import EnvironmentPart, name_environment
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task
@@ -125,7 +125,7 @@ def load_environments(
                 judges=[judge.function for judge in config.reward.functions] if section.is_rows or agent else [],
             )
         except UserError as error:
-            raise UserError(said_of(part.name, str(error))) from error
+            raise UserError(name_environment(part.name, str(error))) from error
         factory = factory if part.name is None else factory.named(part.name)
         by_name[factory.name] = factory
     return RunEnvironments(by_name)

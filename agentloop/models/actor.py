@@ -18,27 +18,27 @@ from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 @dataclass(frozen=True)
 class KeptForBackward:
-    """Bytes that a pass with gradient keeps; they grow with its tokens alone, for attention keeps no scores."""
+    """Bytes that a pass with gradient keeps. They grow with its tokens alone, because attention keeps no scores."""
 
     fixed: int
-    """Weights in the type of its products."""
+    """Weights, in the type that the pass multiplies in."""
     per_token: int
 
-    def of(self, tokens: int) -> int:
+    def bytes_for(self, tokens: int) -> int:
         return self.fixed + tokens * self.per_token
 
 
 class Actor:
-    """A causal language model that scores its tokens.
+    """A causal language model that gives the log-probs of its tokens.
 
-    It is always scored in evaluation mode, with and without gradient: with dropout, the ratio of unchanged
-    weights would not be 1.
+    The model is always in evaluation mode, with and without gradient. With dropout, the ratio of unchanged weights
+    would not be 1.
     """
 
     def __init__(
         self, model: PreTrainedModel, *, packs: bool | None = False, compute: ComputeSection | None = None
     ) -> None:
-        """`packs`: the rows of a pass stand one behind another, without padding; None: where that is quicker."""
+        """With `packs` the rows of a pass follow one another without padding; None packs them where that is quicker."""
         self.model = model
         self.compute = on_its_device(compute or ComputeSection(), model)
         self._head = Head(model, self.compute)
@@ -59,14 +59,14 @@ class Actor:
 
     @property
     def half_precision(self) -> bool:
-        """Its products are rounded to 16 bits, differently in batches of other shapes."""
+        """Whether products are rounded to 16 bits, which differs between batches of different shapes."""
         return self.model.dtype.itemsize == 2 or self.compute.autocast != "none"
 
     def probe(self) -> None:
-        """Ask the model now what would be asked at first use: of sharded weights all ranks must ask together."""
+        """Try the head now instead of at first use, because all ranks of a sharded model must do so together."""
         self._head.probe()
         if isinstance(self.model, FSDPModule):
-            # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
+            # A pass without gradient leaves the outermost weights whole, and whole weights are never trained.
             self.model.reshard()
 
     def log_probs(
@@ -90,20 +90,19 @@ class Actor:
         if len(wanted.rows) == 0:
             zeros = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
             return zeros, zeros
-        laid, columns, places = self._laid_out(token_ids, attention_mask, wanted)
+        laid, columns, places = self._lay_out(token_ids, attention_mask, wanted)
         asked = ScoredTokens(places, token_ids[wanted.rows, wanted.tokens], temperature[wanted.rows], entropy)
-        how = self._head.way(len(places))
-        if how is None:
-            chosen, uncertainty = _of_logits(self._forward(laid, columns), asked)
+        sizes = self._head.choose_chunks(len(places))
+        if sizes is None:
+            chosen, uncertainty = _score_logits(self._forward(laid, columns), asked)
         else:
-            chosen, uncertainty = self._head.scores(asked, how, lambda: self._forward(laid, columns))
+            chosen, uncertainty = self._head.scores(asked, sizes, lambda: self._forward(laid, columns))
         if uncertainty is None:
             uncertainty = torch.full_like(chosen, torch.nan, requires_grad=False)
         return _spread(chosen, response_mask), _spread(uncertainty, response_mask)
 
-    def _laid_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
-        """The pass, the columns whose states reach the head (only some where the model can leave others out), and the
-        places of the wanted predictions among those states."""
+    def _lay_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
+        """The pass, the columns whose states reach the head, and the places of the wanted predictions among these."""
         laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         places = laid.places[wanted.rows, wanted.sources]
         every = torch.arange(token_ids.shape[1], device=token_ids.device)
@@ -115,7 +114,7 @@ class Actor:
         return laid, columns, rows + torch.searchsorted(columns, wanted.sources)
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
-        """Logits at the columns, or at all of them where the model can't leave any out."""
+        """Logits at the columns; a model that can't leave columns out gives logits at all of them."""
         if self.model.training:
             self.model.train(False)
         kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
@@ -125,7 +124,7 @@ class Actor:
         return logits
 
 
-def _of_logits(logits: Tensor, asked: ScoredTokens) -> tuple[Tensor, Tensor | None]:
+def _score_logits(logits: Tensor, asked: ScoredTokens) -> tuple[Tensor, Tensor | None]:
     # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
     scores = log_softmax(logits.flatten(0, 1).index_select(0, asked.places), asked.temperature)
     chosen = scores.gather(1, asked.targets[:, None])[:, 0]
@@ -133,5 +132,5 @@ def _of_logits(logits: Tensor, asked: ScoredTokens) -> tuple[Tensor, Tensor | No
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Values of the True positions, in order, back in their places."""
+    """Put values of the True positions, in order, back in their places."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)

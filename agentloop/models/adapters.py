@@ -1,4 +1,4 @@
-"""LoRA adapters on a frozen model: new ones, saved ones, and the model without them as the KL's reference."""
+"""LoRA adapters on a frozen model: they are made or loaded, and switched off where the KL's reference is scored."""
 
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from agentloop.models.loading import LoadedModel, has_adapters, load_model, mute
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
-    """The weights a run begins with at `first`, or those it `saved` since.
+    """Load the weights that a run begins with at `first`, or the weights that it `saved` since.
 
-    With `lora.rank`, what is saved are adapters, and the model at `first` lies below them wherever the run's folder has
-    been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
+    With `lora.rank` a run saves adapters alone. They are put on the model at `first`, wherever the run's folder
+    has been moved to. A saved whole model is loaded as it is. Raises UserError where adapters can't be put on it.
     """
     shown = config.context
     load = partial(load_model, config.model, template=shown.template, template_args=shown.template_args)
@@ -43,7 +43,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
 
 
 def add_adapters(model: Any, config: RunConfig, first: Path | str) -> None:
-    """New ones, which change nothing yet: one of the two matrices is 0, the other made from the run's seed."""
+    """Put new adapters on the model. They change nothing yet: one matrix is 0, the other comes from the seed."""
     from peft import LoraConfig
 
     section = config.lora
@@ -70,9 +70,9 @@ def add_adapters(model: Any, config: RunConfig, first: Path | str) -> None:
 
 
 def _check_names(model: Any, names: tuple[str, ...]) -> None:
-    """Each is there, and none is at an end of the model.
+    """Raises UserError for a name that no layer has, and for the embeddings or the head.
 
-    The head's weight is used apart from its layer, where an adapter would not be seen.
+    The head's weight is used without its layer, so an adapter on the layer would have no effect.
     """
     layers = dict(model.named_modules())
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -88,9 +88,9 @@ def _check_names(model: Any, names: tuple[str, ...]) -> None:
 
 
 class WithoutAdapters(Actor):
-    """The actor's own model with its adapters switched off while it is scored: no second copy of the weights.
+    """The actor's own model, scored with its adapters switched off, so that no second copy of the weights is needed.
 
-    What it stands for is the model below the adapters, which is the starting policy if they began at zero (LoRA's do).
+    It is the model below the adapters. That is the starting policy if the adapters began at zero, as LoRA's do.
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -100,10 +100,10 @@ class WithoutAdapters(Actor):
                 "set lora.rank."
             )
         super().__init__(actor.model, packs=actor.packs, compute=actor.compute)
-        self._head = actor._head  # asked once for both: ranks that ask a sharded model must do it together
+        self._head = actor._head  # tried once for both: all ranks of a sharded model must do so together
 
     def log_probs(self, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        """As the actor's, without gradient."""
+        """Score tokens like the actor does, without adapters and without gradient."""
         self.model.disable_adapters()
         try:
             with torch.no_grad():
@@ -113,7 +113,7 @@ class WithoutAdapters(Actor):
 
 
 def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
-    """What the KL is measured against; None where no part of the configuration asks for it."""
+    """The policy that the KL is measured against; None where the configuration uses no KL."""
     section = config.kl
     if section.loss_coef == 0.0 and section.reward_coef == 0.0:
         return None

@@ -1,4 +1,4 @@
-"""A backbone is run: in which type it multiplies, and what it keeps for backward."""
+"""How the body of a model is run: the type it multiplies in, and what it keeps for backward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,7 +18,7 @@ from agentloop.models.row_attention import Laid, attention_within, has_flash, kn
 
 @contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Hooks around it, and what shards it, stay."""
+    """Replace a module's forward within the block. Its hooks, and the code that shards it, stay."""
     own = module.__dict__.get("forward")
     module.forward = forward
     try:
@@ -30,7 +30,7 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 
 def on_its_device(compute: ComputeSection, model: PreTrainedModel) -> ComputeSection:
-    """The settings with `autocast: auto` decided by where the model's weights are, and by their type."""
+    """The settings with `autocast: auto` decided by the device and the type of the model's weights."""
     if compute.autocast != "auto":
         return compute
     quick = model.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -53,7 +53,7 @@ class Passes:
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
         self.can_recompute = bool(layers)
         self.recomputes = compute.gradient_checkpointing is True
-        """Backward makes the activations of layers again."""
+        """Whether backward computes the activations of layers again."""
         if self.recomputes and not layers:
             raise UserError(
                 f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
@@ -61,7 +61,7 @@ class Passes:
             )
 
     def pack_by_default(self, *, half_precision: bool) -> bool:
-        """True: rows are quicker packed than padded."""
+        """Whether packed rows are quicker than padded rows."""
         return self._within_rows and half_precision and has_flash(self._device)
 
     def laid(self, token_ids: Tensor, attention_mask: Tensor, *, packs: bool) -> Laid:
@@ -69,7 +69,7 @@ class Passes:
 
     @contextmanager
     def open(self, laid: Laid) -> Iterator[None]:
-        """While the model is called; backward may follow outside."""
+        """Set up autocast, attention and recomputation while the model is called. Backward may follow outside."""
         with ExitStack() as stack:
             stack.enter_context(autocast(self._device, self._compute))
             stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
@@ -81,7 +81,7 @@ class Passes:
 
 def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..., Any]:
     def as_before(*arguments: Any, **named: Any) -> Any:
-        with attention_within(named.get("rows"), backbone):  # backward is outside of the pass
+        with attention_within(named.get("rows"), backbone):  # backward runs outside of the pass
             return forward(*arguments, **named)
 
     # Nothing is random in evaluation mode.
@@ -90,10 +90,10 @@ def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..
 
 @contextmanager
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, products: torch.dtype) -> Iterator[None]:
-    """Within, the model has its weights rounded to `dtype`, and multiplies in `products`. For passes without gradient.
+    """Round the model's weights to `dtype` and multiply in `products`, within the block and without gradient.
 
-    One decoder layer at a time has a copy, as do embeddings and head while they run. Weights that are sharded are whole
-    in that moment, and are put back before what has gathered them takes its own.
+    One decoder layer at a time has rounded copies, and so have embeddings and head while they run. Sharded weights are
+    whole at that moment. The originals are put back before FSDP's own hooks shard them again.
     """
     hooks, inside = [], set[nn.Module]()
     for module in model.modules():
@@ -101,7 +101,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, products: torch.dtype)
             continue
         parts = [module]
         if isinstance(module, GradientCheckpointingLayer):
-            # All of it: what is adapted looks at the types of its parts before it calls them.
+            # The whole layer: adapted parts look at the types of their own parts before they call them.
             parts = list(module.modules())
             inside.update(parts)
         if any(part._parameters for part in parts):
@@ -116,7 +116,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, products: torch.dtype)
 
 
 class _Copies:
-    """Stand in for the parameters of some modules, as long as these run."""
+    """Rounded copies that replace the parameters of some modules while these modules run."""
 
     def __init__(self, parts: list[nn.Module], dtype: torch.dtype, products: torch.dtype) -> None:
         self._parts, self._dtype, self._products = parts, dtype, products

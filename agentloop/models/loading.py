@@ -22,19 +22,19 @@ from context.templates.model_files import ModelFiles, named_controls, named_temp
 
 @dataclass(frozen=True)
 class LoadedModel(ModelFiles):
-    """Weights and everything needed to talk to them in tokens."""
+    """A model with its tokenizer, chat template and stop tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     @property
     def vocab_size(self) -> int:
-        """Of the model, whose tokenizer may know fewer tokens."""
+        """The size of the model's vocabulary; its tokenizer may know fewer tokens."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
-        """What makes tokens and log-probs of two runs comparable."""
+        """Facts that two runs must share so that their tokens and log-probs can be compared."""
         return {
             "tokenizer": self.codec.hash,
             "template": self.template.hash,
@@ -50,11 +50,11 @@ def load_model(
     template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it.
+    """Load from a folder or a hub id. Only safetensors are read, and the model's own code runs only if allowed.
 
-    A folder of adapters (PEFT) comes on the model it names, which stays frozen. `template`: a chat template in place of
-    its own, by name, path or text, which is saved with the tokenizer from then on; `template_args`: further variables
-    of it.
+    A folder of adapters (PEFT) is loaded on the model that it names, which stays frozen. `template` is the name, path
+    or text of a chat template that replaces the model's own, and is saved with the tokenizer. `template_args` are
+    further variables of the template.
     """
     if (Path(path) / "adapter_config.json").exists():
         require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
@@ -84,7 +84,7 @@ def load_model(
 
 
 def _check_shards(path: str | Path) -> None:
-    """Refuses a folder whose index names other files than its own .safetensors: transformers would unpickle them."""
+    """Raises UserError where the index names a file that transformers would unpickle, or a file of another folder."""
     index = Path(path) / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -99,7 +99,7 @@ def _check_shards(path: str | Path) -> None:
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
-    """transformers fills weights that are missing or of another shape with random numbers."""
+    """Raises UserError for missing or misshapen weights, which transformers would fill with random numbers."""
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         raise UserError(
             f"model.path must hold weights of the shapes that its config.json says, got {list(stored)} in place of "
@@ -114,13 +114,13 @@ def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
 
 
 def require_peft(problem: str) -> None:
-    """Raises UserError where it is not installed."""
+    """Raises UserError with the `problem` where PEFT is not installed."""
     if importlib.util.find_spec("peft") is None:
         raise UserError(f"{problem}. pip install 'agentloop-replay[peft]'")
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
-    """True: PEFT adapters (LoRA) are in it, and only they are trained."""
+    """Whether the model has PEFT adapters (LoRA), which alone are trained then."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
@@ -134,7 +134,7 @@ def choose_device(section: ModelSection) -> torch.device:
 
 @contextmanager
 def muted_libraries() -> Iterator[None]:
-    """Without transformers' progress bars, which would tear the console's own display, and its reports."""
+    """Mute transformers within the block: its progress bars and reports would disturb the console display."""
     logging = transformers.utils.logging
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -197,14 +197,15 @@ def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mappin
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The tokens that it names: bos_token, eos_token, ..."""
+    """The special tokens that the tokenizer names: bos_token, eos_token, ..."""
     return {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
 
 
 def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:
-    """A line where a model is to see more tokens than it was trained with. Raises UserError where it can't see them.
+    """A remark where the context is longer than the positions that the model was trained with; None if it is not.
 
-    Rotary positions go on beyond what was trained, mostly into nonsense; learned ones end.
+    Rotary positions go on beyond the trained ones, though mostly into nonsense. Learned positions end, which raises
+    UserError.
     """
     config: Any = model.config.get_text_config()
     most = getattr(config, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""Whether what a pass keeps for its backward fits next to what else is in memory."""
+"""Estimates of the memory that a pass and an update need, and whether it is there."""
 
 import os
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from agentloop.errors import UserError, one_line
 from agentloop.models.actor import Actor, KeptForBackward
 
 _USABLE = 0.9
-"""Of what is free; the rest is for what lives only within a layer, and for gaps."""
+"""Share of the free memory that is planned with. The rest is for tensors within a layer, and for gaps."""
 _FEW, _MORE = 64, 128
-"""Tokens of the two passes that are looked at."""
+"""Tokens of the two passes that are measured."""
 
 
 def kept_for_backward(actor: Actor) -> KeptForBackward:
-    """Found by two small passes."""
-    few, more = (_kept(actor, tokens) for tokens in (_FEW, _MORE))
+    """Measure, with two small passes, the bytes that a pass keeps for its backward."""
+    few, more = (_measure_kept(actor, tokens) for tokens in (_FEW, _MORE))
     per_token = (more - few) // (_MORE - _FEW)
     return KeptForBackward(few - _FEW * per_token, per_token)
 
 
 @torch.enable_grad()
-def _kept(actor: Actor, tokens: int) -> int:
-    """Bytes that autograd keeps of a row of so many tokens, without the weights themselves."""
+def _measure_kept(actor: Actor, tokens: int) -> int:
+    """Bytes that autograd keeps for a row of so many tokens, without the weights themselves."""
     weights = {weight.untyped_storage().data_ptr() for weight in actor.model.parameters()}
     sizes: dict[int, int] = {}
 
@@ -42,20 +42,20 @@ def _kept(actor: Actor, tokens: int) -> int:
     action = torch.arange(tokens, device=actor.device)[None] > 0
     with saved_tensors_hooks(note, lambda tensor: tensor):
         kept = actor.log_probs(there.long(), there, action, torch.ones(1, device=actor.device))
-    del kept  # so long nothing that was noted has made room for another
+    del kept  # until here the noted tensors live, so no two of them share an address
     return sum(sizes.values())
 
 
 def fits(kept: KeptForBackward, *, tokens: int, to_come: int, free: int) -> bool:
-    """Whether passes of so many tokens can keep their activations, where `to_come` bytes of the `free` have a use."""
-    return kept.of(tokens) + to_come <= _USABLE * free
+    """Whether passes of so many tokens can keep their activations; other things need `to_come` of the `free` bytes."""
+    return kept.bytes_for(tokens) + to_come <= _USABLE * free
 
 
 def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | None:
-    """Let backward make activations again where the largest passes, of so many tokens, could not keep them.
+    """Let backward compute activations again if the largest passes, of so many tokens, can't keep them.
 
-    `to_come`: bytes of gradients and of an optimizer's state that are not there yet. Returns what was chosen and why;
-    None where there was nothing to choose.
+    `to_come` are the bytes of gradients and optimizer state that will be allocated. Returns the choice and its reason
+    in words; None where there was nothing to choose.
     """
     if actor.compute.gradient_checkpointing != "auto" or actor.device.type != "cuda" or not actor.passes.can_recompute:
         return None
@@ -64,16 +64,16 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
     actor.passes.recomputes = not fits(kept, tokens=tokens, to_come=to_come, free=free)
     chosen = "made again in backward" if actor.passes.recomputes else "kept for backward"
     return (
-        f"activations are {chosen}: passes of {tokens:,} tokens would keep {kept.of(tokens) / 1e9:.1f} GB, gradients "
-        f"and optimizer take {to_come / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free "
+        f"activations are {chosen}: passes of {tokens:,} tokens would keep {kept.bytes_for(tokens) / 1e9:.1f} GB, "
+        f"gradients and optimizer take {to_come / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free "
         "(compute.gradient_checkpointing: auto)"
     )
 
 
 def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> str:
-    """About what an update takes of this machine's memory, in words, where the policy is on its CPU.
+    """Say how much of this machine's memory an update takes, for a policy on the CPU.
 
-    `state`: bytes of what an optimizer keeps; `there`: of all memory. Raises UserError where no pass fits.
+    `state` are the optimizer's bytes, `there` those of all memory. Raises UserError where no pass fits.
     """
     weights = actor.model.parameters()
     held = state + sum(each.nbytes + 4 * each.numel() * each.requires_grad for each in weights)
@@ -84,22 +84,22 @@ def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> 
         )
     kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
     tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
-    most = held + kept.of(tokens)
+    most = held + kept.bytes_for(tokens)
     low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
     return (
         f"memory: up to {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
-        f"{in_gb(held)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
+        f"{in_gb(held)}, a pass of {tokens:,} tokens {in_gb(kept.bytes_for(tokens))}).{low}"
     )
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process may take yet, or has at hand."""
+    """Bytes of a GPU that this process can still use: free ones, and those that torch has reserved."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def machine_memory() -> int:
-    """Bytes that this machine has, or a container may take of it."""
+    """Bytes of this machine's memory, or of a container's limit if that is lower."""
     limit, physical = Path("/sys/fs/cgroup/memory.max"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = limit.read_text().strip() if limit.exists() else "max"
     return min(physical, int(allowed)) if allowed.isdecimal() else physical
@@ -111,7 +111,7 @@ def in_gb(size: int) -> str:
 
 @contextmanager
 def memory_suffices(tokens: int) -> Iterator[None]:
-    """Within, passes of an update are made. Raises UserError where a GPU's memory ends."""
+    """Raises UserError where the passes within the block run out of a GPU's memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

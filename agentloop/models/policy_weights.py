@@ -1,4 +1,4 @@
-"""A policy's weights, whole or sharded over ranks: into files, and as what they say of the next token.
+"""A policy's weights, whole or sharded over ranks: they are written to files, and score rows of tokens.
 
 The policy may be whole in this process, or sharded over ranks. Then every rank makes the same call, rank 0 writes, and
 none has a whole copy at any moment; the files are byte for byte those of a policy that is whole.
@@ -28,10 +28,10 @@ from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
 
 LARGEST_FILE = 50 * 10**9
-"""Bytes; what goes beyond begins another file. transformers' own default."""
+"""Bytes of the largest file; further weights go into another one. transformers has the same default."""
 _ADAPTER_PREFIX = "base_model.model."
-"""PEFT's, of the names in its files."""
-# In the order in which safetensors writes them.
+"""Prefix of the names in PEFT's files."""
+# Types in the order in which safetensors writes their tensors.
 _TYPE_NAMES = {
     torch.int64: "I64",
     torch.float64: "F64",
@@ -45,24 +45,24 @@ _TYPE_NAMES = {
 
 
 class RowScores(NamedTuple):
-    """What a policy says of a row of tokens, in nats: of each but the first at temperature 1, and of the next one."""
+    """A policy's log-probs, in nats, of each token of a row but the first, at temperature 1, and of next tokens."""
 
     log_probs: tuple[float, ...]
     rounding: tuple[float, ...]
-    """What these move when it multiplies in the type that its weights are rounded to."""
+    """How much these change when the policy multiplies in the type that its weights are rounded to."""
     next_ids: tuple[int, ...]
-    """The likeliest, the likeliest first."""
+    """The likeliest next tokens, the likeliest first."""
     next_log_probs: tuple[float, ...]
     next_rounding: tuple[float, ...]
 
 
 def shard(model: PreTrainedModel) -> None:
-    """A part of every weight on each rank (FSDP2, Zhao et al. 2023, arXiv 2304.11277), on the model's own device.
+    """Shard every weight over the ranks (FSDP2, Zhao et al. 2023, arXiv 2304.11277), on the model's own device.
 
-    Layer by layer, then embeddings and head, each alone unless they are tied; then the rest. Gradients become sums over
-    ranks, not means: what a token weighs is its share in the whole step on every rank.
+    Each layer is sharded by itself, then embeddings and head unless they are tied, then the rest. Gradients become sums
+    over ranks, not means: a token's weight is its share in the whole step, on every rank.
     """
-    # Without one, weights would go to the GPUs wherever there are any.
+    # Without a mesh, weights would go to GPUs wherever there are any.
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -75,12 +75,12 @@ def shard(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # Without it a factor is a kind of sum that only NCCL has.
+            # Without this, a divide factor needs a kind of sum that only NCCL has.
             module.set_force_sum_reduction_for_comms(True)
 
 
 class PolicyWeights:
-    """Those of `model`, which is sharded where there are several `ranks`."""
+    """The weights of `model`, which is sharded where there are several `ranks`."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
         self.model, self._ranks, self._largest_file = model, ranks, largest_file
@@ -91,7 +91,7 @@ class PolicyWeights:
 
     @property
     def tied_head(self) -> str | None:
-        """The name of the head's weight where it is that of the embeddings; None: the head has one of its own."""
+        """The name of the head's weight if it is tied to the embeddings; None if the head has its own weight."""
         model: Any = self.model
         head = model.get_output_embeddings()
         if head.weight is not model.get_input_embeddings().weight:
@@ -100,7 +100,7 @@ class PolicyWeights:
         return f"{module}.weight"
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder, as `save_pretrained` writes it."""
+        """Write a Hugging Face folder, byte for byte as `save_pretrained` does."""
         self._sort_adapted()
         with muted_libraries():
             if not self._ranks.several:
@@ -112,11 +112,11 @@ class PolicyWeights:
 
     @property
     def bytes_of_files(self) -> int:
-        """What `save` writes of weights: adapters alone, or everything, tied weights once."""
+        """Bytes of the weights that `save` writes: adapters alone, or all weights, tied ones once."""
         return sum(each.nbytes for each in self.model.parameters() if each.requires_grad or self.kind == "full")
 
     def save_head(self, file: Path, name: str) -> None:
-        """The head's weight alone, under this name."""
+        """Write the head's weight alone, under this name."""
         model: Any = self.model
         stream_tensors(file, {name: model.get_output_embeddings().weight}, self._ranks)
 
@@ -124,10 +124,10 @@ class PolicyWeights:
     def scores(
         self, rows: Sequence[Sequence[int]], *, number_type: str, temperature: float, most: int
     ) -> list[RowScores]:
-        """Of each row, with the weights rounded to `number_type` and products in float32.
+        """Score each row with the weights rounded to `number_type` and products in float32.
 
-        `temperature` is that of the `most` likely next tokens. Rows go one by one: batches of other shapes would round
-        otherwise.
+        `temperature` applies to the `most` likely next tokens. Rows are scored one by one, because batches of different
+        shapes round differently.
         """
         own = [rows[0] if row is None else row for row in self._ranks.share(rows)]
         found = [self._scored(row, getattr(torch, number_type), temperature, most) for row in own]
@@ -135,7 +135,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def copy_to(self, copy: nn.Module | None) -> None:
-        """Trainable weights, whole and one after another, into the `copy` of the rank that has one."""
+        """Copy trainable weights, whole and one after another, into the `copy` of the rank that has one."""
         copies: Mapping[str, Tensor] = {} if copy is None else dict(copy.named_parameters())
         for name, parameter in self.model.named_parameters():
             if not parameter.requires_grad:
@@ -165,7 +165,7 @@ class PolicyWeights:
         return logits
 
     def _sort_adapted(self) -> None:
-        """PEFT has the names of adapted layers in a set, and would write them in an order of this process' own."""
+        """Sort the names of adapted layers: PEFT has them in a set, whose order differs between processes."""
         model: Any = self.model
         for adapter in model.peft_config.values() if has_adapters(self.model) else ():
             if isinstance(adapter.target_modules, set):
@@ -190,14 +190,15 @@ class PolicyWeights:
 
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
-    """Each to a millionth of a nat: they are kept as text."""
+    """Round each value to a millionth of a nat, because scores are stored as text."""
     return tuple(round(value, 6) for value in values.tolist())
 
 
 def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors of a file by the names they have there: a tied one once, and under the names it was read by.
+    """The tensors of a file by their names in it. A tied tensor is there once.
 
-    transformers says which, of stand-ins without memory. Raises UserError where a file holds weights in another form.
+    transformers names stand-ins without memory, by which the tensors are found. Raises UserError where a file holds
+    weights in another form.
     """
     parts = model.state_dict()
     places = _stand_ins(parts)
@@ -213,22 +214,23 @@ def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a model's state that its files hold, by their names there: a tied one once."""
+    """The tensors of a model's state that its files hold, by their names there. A tied tensor is there once."""
     saved = {name: t for name, t in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
     stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(saved, model))
     return stored
 
 
 def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """They have shapes and types, and no memory."""
+    """Tensors of the same shapes and types that take no memory."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
 
 
 def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Called on every rank with the same names. Rank 0 writes what safetensors' `save_file` would of the whole tensors.
+    """Write the file that safetensors' `save_file` would write for the whole tensors, one tensor at a time.
 
-    A sharded tensor is taken from all ranks, any other from rank 0; no more than one is whole at a time. safetensors
-    writes only what is whole in memory: see docs/decisions/0013-streamed-weights.md. Raises ValueError for an odd type.
+    Every rank calls this with the same names, and rank 0 writes. A sharded tensor is gathered from all ranks, any other
+    is rank 0's. safetensors itself needs all tensors in memory: see docs/decisions/0013-streamed-weights.md. Raises
+    ValueError for a type that is not known.
     """
     ordered = _ordered(tensors)
     with nullcontext() if ranks.index else path.open("wb") as file:

@@ -1,7 +1,11 @@
-"""Rows of a pass: padded, or one behind another, where each sees itself and what rows begin with is computed once.
+"""Rows of a pass, padded or packed.
 
-transformers calls attention functions by name. A model runs under the name of this one while it is given packed rows,
-and under its own else: it samples as it always does.
+Packed rows follow one another in one long row, without padding. Each token attends only to its own row. A beginning
+that a row shares with the row before it is computed once. For example, the rows `a b c` and `a b d` are packed as
+`a b c d`: `d` attends to the `a b` of the first row.
+
+transformers calls attention functions by name. A model uses the function of this module, by its name, while it is given
+packed rows. Otherwise it uses its own function, so it samples as it always does.
 """
 
 from collections.abc import Iterator
@@ -19,44 +23,44 @@ from transformers import AttentionInterface, PreTrainedModel
 
 _NAME = "agentloop_rows"
 _WIDEST = 256
-"""Numbers of a head that flash-attention's kernels take; a multiple of 8."""
+"""Largest width of a head that flash-attention's kernels take, in multiples of 8."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Where rows are among the N tokens of a pass."""
+    """The places of the rows among the N tokens of a packed pass."""
 
     new: list[int]
-    """Tokens of each row that no row before it has; at least one."""
+    """Number of each row's tokens that it does not share with the row before it; at least one."""
     whole: list[int]
-    """All tokens of each row."""
+    """Number of all tokens of each row."""
     places: Tensor | None
-    """[sum of whole]: which of the N tokens each row's are, one row behind another; None: the N as they are."""
+    """[sum of whole]: the places of each row's tokens among the N, row after row; None: the N in their order."""
     new_bounds: Tensor
-    """[B + 1] int32: where each row's new tokens begin, and end."""
+    """[B + 1] int32: where each row's new tokens begin, and where the last ones end."""
     whole_bounds: Tensor
 
 
 @dataclass(frozen=True)
 class Laid:
-    """Tokens as a model takes them, and where to find each in what it returns."""
+    """The inputs of a model's call, and the place of each token in the result."""
 
     inputs: dict[str, Any]
     places: Tensor
-    """[B, T]: where each real token is among all positions."""
+    """[B, T]: the place of each real token among all positions."""
 
 
 def padded(token_ids: Tensor) -> Laid:
-    """[B, T] as it is; padding stands on the right, where causal attention alone keeps it out of every result."""
+    """The padded rows [B, T] as they are. Padding is on the right, so causal attention keeps it out of every result."""
     places = torch.arange(token_ids.numel(), device=token_ids.device).view_as(token_ids)
     return Laid({"input_ids": token_ids}, places)
 
 
 def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> Laid:
-    """[1, N] real tokens alone. `within_rows`: what a row begins with like the one before it is not there again.
+    """The real tokens alone, [1, N]. With `within_rows`, a beginning shared with the row before is left out.
 
-    Else positions that begin again at 0 tell the model where rows begin: Hugging Face models make a block-diagonal
-    attention mask of them. A model that takes no notice of positions mixes rows up; `check_scoring` finds that out.
+    Otherwise rows begin where positions begin again at 0: Hugging Face models make a block-diagonal attention mask of
+    them. A model that ignores positions would mix rows up, which `check_scoring` finds.
     """
     lengths = attention_mask.sum(dim=1)
     shared = torch.zeros_like(lengths)
@@ -67,7 +71,7 @@ def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> L
     columns = torch.arange(token_ids.shape[1], device=token_ids.device)
     new = attention_mask & (columns >= shared[:, None])
     own = new.flatten().cumsum(0).view_as(token_ids) - 1
-    # A token is where the last row before it that had it again has it.
+    # A shared token is where the nearest earlier row has computed it.
     places = torch.where(new, own, 0).cummax(dim=0).values
     inputs = {"input_ids": token_ids[new][None], "position_ids": columns.expand_as(new)[new][None]}
     if not within_rows:
@@ -81,7 +85,7 @@ def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> L
 
 
 def knows_rows(backbone: nn.Module) -> bool:
-    """True: this attention can stand for the model's own, which is full and has no part in its scores but the mask."""
+    """Whether this module's attention can replace the model's own: that must be full, with plain scores and a mask."""
     if not isinstance(backbone, PreTrainedModel) or getattr(backbone, "_is_stateful", False):
         return False
     config = backbone.config
@@ -93,14 +97,14 @@ def knows_rows(backbone: nn.Module) -> bool:
 
 @cache
 def has_flash(device: torch.device) -> bool:
-    """True: torch's flash-attention takes rows of any lengths there; torch 2.12 and Ampere are the first with it."""
+    """Whether torch's flash-attention takes rows of any lengths there, as from torch 2.12 and Ampere on."""
     new = device.type == "cuda" and torch.version.hip is None and "enable_gqa" in signature(varlen_attn).parameters
     return new and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @contextmanager
 def attention_within(rows: PackedRows | None, backbone: nn.Module) -> Iterator[None]:
-    """The backbone's attention is that of the rows; None: its own."""
+    """Let the backbone attend within the packed rows; None leaves it its own attention."""
     if rows is None:
         yield
         return
@@ -124,7 +128,7 @@ def _attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within rows, [1, N, H, D] of [1, H, N, D]; keys and values may have fewer heads."""
+    """Causal attention within rows: [1, H, N, D] in, [1, N, H, D] out. Keys and values may have fewer heads."""
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     # Rotary angles are float32 under autocast too.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -143,12 +147,14 @@ def _attend(
 
 
 def _row_by_row(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, scaling: float | None) -> Tensor:
-    """For float32, and on CPUs."""
+    """Attention of one row after another, for float32 and for CPUs."""
     found = []
     each = zip(query.split(rows.new), key.split(rows.whole), value.split(rows.whole), strict=True)
     for new, keys, values in each:
         shared = len(keys) - len(new)
-        if new.is_cuda and keys.shape[1] < new.shape[1]:  # with fewer heads, the kernel that keeps all scores is left
+        if (
+            new.is_cuda and keys.shape[1] < new.shape[1]
+        ):  # with fewer heads, only the kernel that keeps all scores is left
             keys, values = (states.repeat_interleave(new.shape[1] // keys.shape[1], dim=1) for states in (keys, values))
         states = scaled_dot_product_attention(
             new.transpose(0, 1)[None],

@@ -2,8 +2,8 @@
 
 The template only ever appends: earlier thinking stays unless a context strategy takes it out.
 
-Everything is made from a seed and written with `save_pretrained`, so that it is loaded like any other model.
-Wide initial weights (0.08) matter: at 0.02 a model this small does not learn to copy within minutes.
+Tokenizer and weights are made from a seed and written with `save_pretrained`, so the model is loaded like any other.
+The initial weights are wide (0.08), because at 0.02 a model this small does not learn to copy within minutes.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _ADDED = (
     "<think>",
     "</think>",
 )
-# Words with their leading space, numbers and punctuation apart: 28 % fewer tokens here than GPT-2's rule.
+# Words with their leading space; numbers and punctuation apart. That takes 28 % fewer tokens here than GPT-2's rule.
 _PIECES = r" ?[A-Za-z]+|\d+|[^A-Za-z\d]+"
 
 CHAT_TEMPLATE = """\
@@ -81,7 +81,7 @@ def build_tiny_model(folder: Path, section: TinyModelSection, *, corpus: Iterabl
 
 
 def build_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE over `corpus` with the template's control tokens."""
+    """Train a byte-level BPE on `corpus`, with the template's control tokens."""
     pieces = [
         pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),

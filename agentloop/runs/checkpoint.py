@@ -1,4 +1,4 @@
-"""What survives a crash: a new directory per checkpoint, fsynced, renamed, marked complete last; never in place."""
+"""Checkpoints, which survive a crash: each is a new directory, fsynced, renamed, and marked complete last."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explained
+from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explaining_disk
 from replay.storage.databases.disk import flush
 
 _RANDOM_TENSORS = "random.safetensors"
@@ -40,21 +40,21 @@ class Checkpoint:
 
     @property
     def state(self) -> Path:
-        """Folder of the optimizer and what else is trained with."""
+        """Folder of the optimizer's and the critic's state."""
         return self.folder / "state"
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
-    """Make `target` whole or not at all: filled next to it, fsynced, renamed, then marked complete."""
+    """Make `target` whole or not at all: it is filled under another name, fsynced, renamed, then marked complete."""
     unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with explained(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
+        with explaining_disk(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
             unfinished.mkdir(parents=True)
             fill(unfinished)
             for path in [*unfinished.rglob("*"), unfinished]:
                 flush(path)
-            _remove(target)
+            _remove_marked(target)
             unfinished.rename(target)
             flush(target.parent)
             (target / COMPLETE).touch()
@@ -64,9 +64,9 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _remove(directory: Path) -> None:
+def _remove_marked(directory: Path) -> None:
     if directory.exists():
-        # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
+        # The mark goes first: a kill in the middle must not leave half a directory that looks complete.
         (directory / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(directory)
 
@@ -74,7 +74,7 @@ def _remove(directory: Path) -> None:
 def save_checkpoint(
     folder: Path, save_model: Callable[[Path], None], save_state: Callable[[Path], None], values: Mapping[str, Any]
 ) -> None:
-    """Write one checkpoint with the state of every random generator in the process."""
+    """Write one checkpoint, with the state of every random generator in the process."""
 
     def fill(target: Path) -> None:
         save_model(target / "model")
@@ -87,8 +87,8 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
-    with readable(folder):
+    """Read a complete checkpoint. The caller calls `restore_random` once all other parts are restored."""
+    with explaining_damage(folder):
         values = json.loads((folder / _VALUES).read_text())
         if not isinstance(values, dict):
             raise ValueError(f"{_VALUES} holds no mapping")
@@ -96,8 +96,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Turn what damage to the checkpoint in `folder` raises within into a UserError that says how to go on."""
+def explaining_damage(folder: Path) -> Iterator[None]:
+    """Turn an error that a damaged checkpoint raises within the block into a UserError that says how to go on."""
     try:
         yield
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
@@ -112,11 +112,11 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` complete directories, and what kills have left half done before them."""
+    """Remove all but the newest `keep` complete directories, and unfinished ones that kills have left."""
     kept = complete_checkpoints(folder)[-keep:]
     for path in list(folder.glob("*")):
         if path not in kept and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):
-            _remove(path)
+            _remove_marked(path)
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -128,7 +128,7 @@ def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_random(checkpoint: Checkpoint) -> None:
-    """Put every random generator of the process back to where it was."""
+    """Set every random generator of the process to the checkpoint's state."""
     torch.set_rng_state(checkpoint.random["torch"])
     cuda = [state for name, state in sorted(checkpoint.random.items()) if name.startswith("cuda.")]
     if cuda and torch.cuda.device_count() == len(cuda):
@@ -144,6 +144,6 @@ def seed_process(config: RunConfig) -> None:
     torch.set_num_threads(config.run.threads)
     seed = derive_seed(config.run.seed, "process")
     torch.manual_seed(seed)
-    # Nothing here uses these two; an environment of the user's may.
+    # This program uses neither of these two, but a user's environment may.
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -1,4 +1,4 @@
-"""What people watch while a run goes: a line for each iteration, and now and then one about a phase that takes long."""
+"""The progress of a run as lines of text: one for each iteration, and some about phases that take long."""
 
 import sys
 import threading
@@ -11,47 +11,36 @@ from typing import Protocol, TextIO
 from agentloop.runs.confidence_intervals import wilson
 from context.wording import visible_lines
 
-_OF_EVERY_ITERATION = ("collect", "update", "checkpoint", "report")
+_FAMILIAR_PHASES = ("collect", "update", "checkpoint", "report")
 
 
 class RunDisplay(Protocol):
-    """What shows people how a run goes."""
+    """Shows people the progress of a run."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Something long is going on: `done` of `total` (episodes, updates, ...)."""
+        """Note that a long phase has come to `done` of `total` (episodes, updates, ...)."""
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
-        """An iteration has been committed. `left`: seconds that the rest of the run takes at the pace so far."""
+        """Show a committed iteration. `left` is the estimate of the run's remaining seconds."""
 
     def note(self, text: str) -> None:
-        """A message on a line of its own."""
+        """Show a message on a line of its own."""
 
 
 def percent(share: float) -> str:
-    """0.172 as `17.2 %`."""
+    """Write 0.172 as `17.2 %`."""
     return f"{share:.1%}".replace("%", " %")
 
 
 def with_interval(share: float, tasks: int) -> str:
-    """0.317 of 60 tasks as `31.7 % (21-44)`, with Wilson's 95 % interval: too wide where a task has several samples."""
+    """Write 0.317 of 60 tasks as `31.7 % (21-44)`, with Wilson's 95 % interval for one sample per task."""
     found = wilson(share * tasks, tasks)
     return f"{percent(share)} ({100 * found.low:.0f}-{100 * found.high:.0f})"
 
 
 def duration(seconds: float) -> str:
-    """75 seconds as `1:15`, an hour more as `1:01:15`."""
+    """Write 75 seconds as `1:15`, an hour more as `1:01:15`."""
     return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
-
-
-def note_length(
-    display: RunDisplay, whole: int, unit: str, *, warm_up: tuple[str, int], saved: tuple[str, int]
-) -> None:
-    """Say which settings, each a key and its number, are too long for a run of so many `iterations` or `updates`."""
-    (rising, steps), (saving, every) = warm_up, saved
-    parts = [f"{rising}={steps} covers {min(steps, whole)} of the {whole} {unit}: lower it"] * (2 * steps > whole)
-    parts += [f"{saving}={every} is beyond the {whole} {unit}: nothing is saved before the end"] * (every > whole)
-    if parts:
-        display.note("; ".join(parts))
 
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
@@ -74,35 +63,35 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
 
 
 class ConsoleDisplay:
-    """Plain lines, for terminals, logs and pipes."""
+    """Prints plain lines, for terminals, logs and pipes."""
 
     silence = 15.0
-    """Seconds after which a line says how far what goes on has come."""
+    """Seconds without a line after which the progress of a phase is shown."""
 
     def __init__(
         self, *, stderr: bool = False, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`stderr` leaves stdout to what a program reads; `file` takes the lines in the place of both."""
+        """With `stderr`, stdout is left to output for programs. `file` gets the lines instead of both."""
         self._file, self._stderr, self._clock = file, stderr, clock
         self._phase_began = self._shown_at = clock()
         self._phase, self._first, self._done, self._total = "", 0, 0, 0
         self._quiet = False
-        """Since an iteration ended: phases that every iteration has begin without a line."""
+        """Whether an iteration has ended: later phases begin without a line."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        if name != self._phase or done < self._done:  # another round of it
+        if name != self._phase or done < self._done:  # another round of the same phase
             self._phase, self._phase_began, self._first = name, self._clock(), done
-            if not (self._quiet or name in _OF_EVERY_ITERATION):
+            if not (self._quiet or name in _FAMILIAR_PHASES):
                 self.note(f"{name} ...")
         self._done, self._total = done, total
         self.look()
 
     def look(self) -> None:
-        """Show the phase that is under way, unless something was shown just now."""
+        """Show the progress of the present phase, unless a line was shown just now."""
         now, quiet_since = self._clock(), max(self._shown_at, self._phase_began)
         if self._done >= self._total or now - quiet_since < self.silence:
             return
-        seconds, done = now - self._phase_began, self._done - self._first  # without what was resumed
+        seconds, done = now - self._phase_began, self._done - self._first  # without progress before a resume
         # An upper bound: warm-ups and runs may end early.
         rest = f"left <= {duration(seconds / done * (self._total - self._done))}" if done > 0 else None
         self.note(f"{self._phase} {self._done}/{self._total}  {rest or f'for {duration(seconds)}'}")
@@ -114,13 +103,13 @@ class ConsoleDisplay:
 
     def note(self, text: str) -> None:
         file = self._file or (sys.stderr if self._stderr else sys.stdout)
-        print(f"{visible_lines(text)}\n", end="", file=file, flush=True)  # in one piece, for several threads do so
+        print(f"{visible_lines(text)}\n", end="", file=file, flush=True)  # in one piece, because several threads print
         self._shown_at = self._clock()
 
 
 @contextmanager
 def showing_progress(display: RunDisplay) -> Iterator[None]:
-    """Within, the console shows what is under way even while nothing of it ends; other displays see to themselves."""
+    """Let a console display show progress from a thread, within the block, while no episode or update ends."""
     if not isinstance(display, ConsoleDisplay):
         yield
         return

@@ -1,4 +1,4 @@
-"""One learner of a run leads it, or one gateway, for as long as it says so."""
+"""One process at a time leads a run, or a gateway's recording, as long as it renews its lease."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from replay.store import ReplayStore
 
 
 class Leadership:
-    """The lease of a run's one learner, or gateway, which a thread extends meanwhile."""
+    """The lease of a run's one learner or gateway. A thread extends it."""
 
     def __init__(self, store: ReplayStore, run: str, place: str, *, lease_s: float) -> None:
-        """`place` is this process's alone: whoever led from there before, on this machine, is gone."""
+        """Only one process at a time uses `place`, so an earlier leader from there, on this machine, is gone."""
         self._store, self._run, self._lease_s = store, run, lease_s
         self._name = f"{socket.gethostname()}:{place}"
         self._ended = threading.Event()
@@ -23,9 +23,9 @@ class Leadership:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within, this is the run's leader. Raises ReplayError while another one leads, RunReplaced once one does."""
+        """Lead the run within the block. Raises ReplayError if another process leads, RunReplaced if one takes over."""
         self._store.roles.lead(self._run, self._name, lease_s=self._lease_s)
-        # Not before: workers of a run that has ended must leave it, whoever is refused.
+        # Only a leader may reopen the run: workers of a run that has ended must leave it.
         self._store.roles.end_run(self._run, ended=False)
         thread = threading.Thread(target=self._extend, name="leadership", daemon=True)
         thread.start()
@@ -44,9 +44,9 @@ class Leadership:
                 self._store.roles.still_leads(self._run, self._name, lease_s=self._lease_s)
             except RunReplaced as error:
                 self._replaced = error
-                # As a person would ask it to stop: whatever it is about to write is refused anyhow.
+                # This process is stopped as by a person; the database refuses all further writes anyhow.
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             except DatabaseFailed:
-                # The database may be away for a moment; who leads is seen at the next write.
+                # The database may be away for a moment; the next write finds out who leads.
                 continue

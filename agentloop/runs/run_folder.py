@@ -1,4 +1,4 @@
-"""Where a run lives on disk: <run.folder>/<run.name>-001 and what is inside."""
+"""The folder of a run, <run.folder>/<run.name>-001, and the files in it."""
 
 import errno
 import fcntl
@@ -25,20 +25,20 @@ from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases import Location
 
 COMPLETE = "COMPLETE"
-"""Written last into a folder: one without it is not whole."""
+"""File that is written last into a folder. A folder without it is not whole."""
 LOGS = "logs"
-"""Folder of what the roles of a launched run print."""
+"""Folder for the output of a launched run's roles."""
 _IDENTITY = "run.json"
 _SHOWN = 200
-"""Characters of a setting in a message: `context.template` is the text of one."""
+"""Most characters of a setting in a message; `context.template`, for example, is a long text."""
 _OWN = "run:"
 """Prefix of a stored path that is relative to the run's folder, so that the folder can be moved."""
 _OWN_PATHS = (("tasks", "data"), ("model", "path"))
-"""Settings that may hold such a path."""
+"""Settings that may hold a path with this prefix."""
 _FILES = ("model", "environment", "environments", "tasks", "reward", "replay", "loss", "metrics", "sft")
-"""Sections whose texts may name files of the user's; others hold words that a file could be called by chance."""
+"""Sections whose texts may name the user's files. Words of other sections could be file names by chance."""
 _FOLDERS = ("path", "data", "attach")
-"""Keys below them that may name folders."""
+"""Keys in these sections that may name folders."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunFolder:
     run_id: str
     config: RunConfig
     environments: tuple[str, ...] = ()
-    """Digests of the sources that the environment has had, oldest first; none before it was loaded, and for sft."""
+    """Digests of the environment's sources in this run, oldest first. There are none for `agentloop sft`."""
 
     @property
     def database(self) -> Location:
@@ -55,22 +55,22 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The trained model, a Hugging Face folder: a link to the newest checkpoint's; of sft, a folder of its own."""
+        """The trained model, a Hugging Face folder: a link to the newest checkpoint's model, or sft's own folder."""
         return self.path / MODEL
 
     @property
     def start(self) -> Path:
-        """What the run began with: its tokenizer, and the first weights of the built-in model."""
+        """The folder of the run's tokenizer, and of the built-in model's first weights."""
         return start_folder(self.path)
 
     def stored_config(self) -> dict[str, Any]:
-        """The configuration as it is written down, with what lies in this folder named from here."""
-        return _stored(self.config, self.path)
+        """The configuration as it is stored. Paths in this folder are relative to it."""
+        return _config_to_store(self.config, self.path)
 
     def name_model(self, checkpoint: Path) -> None:
-        """The trained model is that of this checkpoint from now on."""
-        with explained(self.model):
-            if self.model.is_dir() and not self.model.is_symlink():  # as a copy that follows links leaves it
+        """Make this checkpoint's model the trained model of the run."""
+        with explaining_disk(self.model):
+            if self.model.is_dir() and not self.model.is_symlink():  # as in a copy of the run that followed links
                 shutil.rmtree(self.model)
             unfinished = self.path / f"{self.model.name}.unfinished"
             unfinished.unlink(missing_ok=True)
@@ -86,10 +86,10 @@ class RunFolder:
         return self.path / "policies"
 
     def lock(self) -> IO[str]:
-        """Held while a process trains here; released when it ends, however it ends."""
-        with explained(self.path / LOCK):
+        """Lock the folder for the process that trains here. The lock ends with the process, however that ends."""
+        with explaining_disk(self.path / LOCK):
             stream = (self.path / LOCK).open("w")
-        # A tool's forked process would hold the lock on after the trainer was killed.
+        # A forked process of a tool would keep the lock after the trainer was killed.
         os.register_at_fork(after_in_child=stream.close)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,23 +103,23 @@ class RunFolder:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, or policies, in a folder of them, oldest first."""
+    """The complete checkpoints or policies in their folder, oldest first."""
     marks = folder.glob(f"*/{COMPLETE}")
     return sorted((mark.parent for mark in marks if mark.parent.name.isdecimal()), key=lambda path: int(path.name))
 
 
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
-    """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
+    """Create a new run in `path`, or under the next free number of its name."""
     path = claim_run_folder(config) if path is None else path
     began = {"id": uuid.uuid4().hex, "began_in": str(Path.cwd())}
-    _change_identity(path, **began, name=config.run.name, config=_stored(config, path))
+    _change_identity(path, **began, name=config.run.name, config=_config_to_store(config, path))
     return open_run_folder(path)
 
 
 def claim_run_folder(config: RunConfig) -> Path:
-    """The folder of a run to come, empty: no other run is made there but by its path."""
+    """Create the empty folder of a run to come, under the next free number of its name."""
     parent, name = Path(config.run.folder), config.run.name
-    with explained(parent):
+    with explaining_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
         while True:
             path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
@@ -136,7 +136,7 @@ def has_run(path: Path) -> bool:
 
 
 def remove_unbegun(folder: RunFolder) -> None:
-    """A run that could not be put together leaves nothing to stumble over, but for logs of what was started with it."""
+    """Remove a run that could not begin, except for the logs of roles that were started with it."""
     for path in filter(_is_no_log, folder.path.iterdir()):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     with suppress(OSError):  # where there are logs
@@ -144,7 +144,7 @@ def remove_unbegun(folder: RunFolder) -> None:
 
 
 def refuse_used_folder(path: Path) -> None:
-    """Raises UserError for a folder without a run that holds what no run made: one that is refused is removed."""
+    """Raises UserError for a folder that has other files and no run: a refused run's folder would be emptied."""
     if path.is_dir() and not has_run(path) and any(map(_is_no_log, path.iterdir())):
         raise UserError(f"--run must be a run, or a folder that is empty or new, got {str(path)!r}. Name another.")
 
@@ -154,18 +154,18 @@ def _is_no_log(path: Path) -> bool:
 
 
 def record_environment(folder: RunFolder, source: str) -> None:
-    """Note that rows are collected with the environment of this digest from now on."""
+    """Note that rows are now collected with the environment of this digest."""
     if folder.environments[-1:] != (source,):
         _change_identity(folder.path, environments=[*folder.environments, source])
 
 
 def record_config(folder: RunFolder) -> str | None:
-    """Note that the run goes on with the configuration of `folder`. What is another than before, in words."""
+    """Store the configuration of `folder`, with which the run goes on. Returns the changes in words."""
     before, now = to_plain(open_run_folder(folder.path).config), to_plain(folder.config)
     changed = [(part, key) for part, keys in _MAY_CHANGE.items() for key in keys if before[part][key] != now[part][key]]
     if not changed:
         return None
-    # All else is the same, and names files from where the run began.
+    # All other settings are unchanged, and name files from where the run began.
     stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
     for part, key in (*changed, ("run", "schedule_iterations")):
         stored[part][key] = now[part][key]
@@ -178,7 +178,7 @@ def record_config(folder: RunFolder) -> str | None:
     return "; ".join(texts)
 
 
-def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
+def _config_to_store(config: RunConfig, folder: Path) -> dict[str, Any]:
     plain, here = to_plain(config), folder.absolute()
     for section, key in _OWN_PATHS:
         place = Path(plain[section][key] or "/").absolute()
@@ -187,11 +187,11 @@ def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
     return plain
 
 
-def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
+def _read_config(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     if began_in != Path.cwd():
-        below = folder.absolute().is_relative_to(Path.cwd())  # a copied project is one of its own
-        plain |= {section: _from(began_in, plain[section], section, below) for section in _FILES}
-        plain["context"]["parser"] = _from(began_in, plain["context"]["parser"], "parser", below)
+        below = folder.absolute().is_relative_to(Path.cwd())  # a copied project uses its own files
+        plain |= {section: _relocate(began_in, plain[section], section, below) for section in _FILES}
+        plain["context"]["parser"] = _relocate(began_in, plain["context"]["parser"], "parser", below)
     for section, key in _OWN_PATHS:
         name = plain[section][key]
         if name is not None and name.startswith(_OWN):
@@ -199,59 +199,59 @@ def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     return load_plain(plain)
 
 
-def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
-    """A setting with its files as named from where the run began, unless the run is `below` here and they are here."""
+def _relocate(began_in: Path, value: Any, key: str, below: bool) -> Any:
+    """Give a setting's files full paths from where the run began, unless the run is `below` here and they are here."""
     if isinstance(value, Mapping):
         inner = [(name, each, "attach" if key == "attach" else name) for name, each in value.items()]
-        return {name: _from(began_in, each, own, below) for name, each, own in inner}
+        return {name: _relocate(began_in, each, own, below) for name, each, own in inner}
     if isinstance(value, list):
-        return [_from(began_in, each, key, below) for each in value]
+        return [_relocate(began_in, each, key, below) for each in value]
     if not isinstance(value, str) or not value:
         return value
-    if key == "agent":  # a command, of whose words some are files
-        return re.sub(r"\S+", lambda word: _word_from(began_in, word[0], below), value)
+    if key == "agent":  # a command, some of whose words may be files
+        return re.sub(r"\S+", lambda word: _relocate_word(began_in, word[0], below), value)
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
     folder = f"{file.partition('{split}')[0]}x/.." if "{split}" in file else file
 
     def is_in(root: Path) -> bool:
         return isfile(root / file) or (key in _FOLDERS and isdir(normpath(root / folder)))
 
-    # Other words may be what a file is called by chance.
+    # Other words may be file names by chance.
     named = key in _FOLDERS or "/" in file or "." in file
     return f"{began_in / file}{colon}{name}" if named and is_in(began_in) and not (below and is_in(Path())) else value
 
 
-def _word_from(began_in: Path, word: str, below: bool) -> str:
-    found = _from(began_in, word, "", below)
+def _relocate_word(began_in: Path, word: str, below: bool) -> str:
+    found = _relocate(began_in, word, "", below)
     return word if found == word else shlex.quote(found)
 
 
 def _change_identity(path: Path, **changed: Any) -> None:
     identity = json.loads((path / _IDENTITY).read_text()) if has_run(path) else {}
     unfinished = path / f"{_IDENTITY}.unfinished"
-    with explained(path):
+    with explaining_disk(path):
         path.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps({**identity, **changed}, indent=1))
         os.replace(unfinished, path / _IDENTITY)
 
 
 def open_run_folder(path: Path) -> RunFolder:
-    """An existing run; the error says what is missing."""
+    """Open an existing run. Raises UserError for a folder that is not one."""
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
         environments, began_in = tuple(identity.get("environments", ())), Path(identity["began_in"])
-        return RunFolder(path, identity["id"], _read(identity["config"], path, began_in), environments)
+        return RunFolder(path, identity["id"], _read_config(identity["config"], path, began_in), environments)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 
 def config_to_resume(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of the run in this folder with overrides over it, to go on with."""
+    """The configuration of the run in this folder, with overrides over it, to resume the run with."""
     return load_plain(to_plain(open_run_folder(path).config), overrides, source=str(path))
 
 
 def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:
-    """The newest run of that name; None: a new one is to be begun. Raises UserError where `resume` is True."""
+    """The newest run of the configured name; None to begin a new one, or UserError where `resume` is True."""
     numbered = _numbered(Path(config.run.folder), config.run.name) if resume else []
     runs = [(number, path) for number, path in numbered if has_run(path)]
     if not runs and resume is True:
@@ -263,12 +263,12 @@ def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Pat
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
-    """The run in `path`, or the newest of that name, to go on with `config`: the run's own, but for `_MAY_CHANGE`."""
+    """The run in `path`, or the newest of that name, with `config`, which may differ in the keys `_MAY_CHANGE`."""
     path = path or run_to_continue(config, resume=True)
-    assert path is not None, "it is refused"
+    assert path is not None, "run_to_continue raises instead"
     folder = open_run_folder(path)
-    config = with_former_schedules(folder.config, config)
-    own, others = what_iterations_do(folder.config), what_iterations_do(config)
+    config = keep_schedules(folder.config, config)
+    own, others = iteration_settings(folder.config), iteration_settings(config)
     for key in {**own, **others}:
         mine, asked = own.get(key), others.get(key)
         if mine != asked:
@@ -280,17 +280,17 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
 
 
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
-    """Folders of that name with their numbers, also of starts that were killed before they had a run.json."""
+    """Folders of that name with their numbers, including those of starts that were killed early."""
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
     return [(int(match[1]), path) for match, path in matches if match]
 
 
 @contextmanager
-def explained(
+def explaining_disk(
     target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
 ) -> Iterator[None]:
-    """Turn what the disk does to `target` within into a line with its path and the room that is left."""
+    """Turn a disk's error within the block into a UserError with its path and the free bytes."""
     try:
         yield
     except Exception as error:
@@ -306,7 +306,7 @@ def explained(
 
 
 def _disk_failure(error: Exception) -> OSError | None:
-    """The failure of the disk behind an error; None: it is none. Libraries written in Rust only name it in a text."""
+    """The disk's failure behind an error, if there is one. Libraries written in Rust only name it in a text."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -321,11 +321,11 @@ _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": tuple(CheckpointSection.model_fields),
     "sft": ("every",),
 }
-"""Keys that a resumed run may have other values of: but for rounding, none changes what an iteration does."""
+"""Keys whose values a resume may change. Except for rounding, none changes what an iteration does."""
 
 
-def what_iterations_do(config: RunConfig) -> dict[str, Any]:
-    """Its keys but for those that may have another value when a run is resumed, dotted where they are in a section."""
+def iteration_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that a resume must not change, by dotted key."""
     found: dict[str, Any] = {}
     for part, value in to_plain(config).items():
         keys = {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
@@ -333,8 +333,8 @@ def what_iterations_do(config: RunConfig) -> dict[str, Any]:
     return found | {"run.schedule_iterations": config.run.schedule_length}
 
 
-def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the schedules of the run as it was begun: else earlier iterations would have had other rates."""
+def keep_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
+    """`config` with the schedule length that the run began with: its first iterations followed that."""
     length, asked = former.run.schedule_length, config.run.schedule_iterations
     if asked is not None or (former.run.schedule_iterations is None and config.run.iterations == length):
         return config
@@ -344,7 +344,7 @@ def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
 
 
 def check_length(config: RunConfig, done: int, run: Path) -> None:
-    """Raises UserError where the run has made more iterations than it is to have."""
+    """Raises UserError where the run has made more iterations than are configured."""
     if config.run.iterations < done:
         raise UserError(
             f"run.iterations must be at least the {done} iterations that {run} has made, got {config.run.iterations}. "

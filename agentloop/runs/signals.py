@@ -20,11 +20,11 @@ _IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begi
 
 @dataclass
 class StopRequest:
-    """Whether a signal has asked to stop; looked at between iterations."""
+    """Whether a signal has asked to stop. The run looks at it between iterations."""
 
     signal_number: int | None = None
     has_work: bool = False
-    """Whether something is under way that should be finished; if not, the first signal ends the run."""
+    """Whether an iteration or update is under way, to be finished first; if not, the first signal ends the run."""
 
     @property
     def requested(self) -> bool:
@@ -32,12 +32,12 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + signal, as shells expect: 130 for Ctrl-C, 143 for SIGTERM; 0 if nobody asked."""
+        """128 + signal, as shells expect: 130 for Ctrl-C, 143 for SIGTERM; 0 without a signal."""
         return 128 + self.signal_number if self.signal_number is not None else 0
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Within, a signal is kept until somebody looks at it."""
+        """Within the block, a signal only sets the request."""
         self.has_work = True
         try:
             yield
@@ -49,9 +49,9 @@ class StopRequest:
 def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
     """Let the first signal ask to stop, and the second end the process as a crash would: --resume mends both.
 
-    Forked processes know nothing of this: SIGTERM ends them, and Ctrl-C is left to this one. Outside of
-    `StopRequest.working` the first signal raises RunStop, and so does the user's code that fails after one. `working`
-    and `idle` are shown at the first signal. In any but the main thread signals are left alone.
+    Forked processes don't do this: SIGTERM ends them, and they ignore Ctrl-C. Outside of `StopRequest.working` the
+    first signal raises RunStop; a failure of the user's code after a signal does so, too. At the first signal
+    `working` or `idle` is shown. In another thread than the main thread signals are left alone.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -72,7 +72,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
         if not request.has_work:
             raise RunStop(128 + number)
 
-    # Not shown by `receive` itself: it may have interrupted the very print that `show` would do.
+    # `receive` does not show its text itself, because it may have interrupted a print of `show`.
     shower = threading.Thread(target=show_all, name="signals", daemon=True)
     shower.start()
     previous = {number: signal.signal(number, receive) for number in _SIGNALS}
@@ -82,7 +82,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     except UserError as problem:
         if not (request.requested and isinstance(problem.__cause__, UserCodeFailed)):
             raise
-        # Ctrl-C reaches processes of the user's code too, and what they leave behind fails.
+        # Ctrl-C also reaches processes of the user's code, which then fails.
         words.put(f"stopped at once: {problem}")
         raise RunStop(request.exit_code) from problem
     finally:
@@ -94,14 +94,14 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process as it is, and those that multiprocessing began, which would wait for work that never comes."""
+    """End this process at once, and kill the processes that multiprocessing began, which would wait for ever."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
 
 
 class _Forked:
-    """Makes processes that are forked within `graceful_stop` forget it, before a signal can reach them."""
+    """Resets the signal handlers of processes forked within `graceful_stop`, before a signal can reach them."""
 
     def __init__(self) -> None:
         self.are_ours = False
@@ -119,7 +119,7 @@ class _Forked:
     def forget(self) -> None:
         if "before" in self._masks.__dict__:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, lambda *_: None)  # no SIG_IGN, which a program that it begins would inherit
+            signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which programs that it starts would inherit
         self.release()
 
 

@@ -1,4 +1,4 @@
-"""Where numbers go besides the database: each sink is checked before the run starts, and loses only its own numbers."""
+"""Sinks of metrics besides the database. A sink is checked before the run starts; one that fails is dropped."""
 
 import contextlib
 import importlib
@@ -23,10 +23,10 @@ _TRAJECTORIES = "trajectories"
 
 
 class MetricSink(Protocol):
-    """What `metrics.sinks` may name: a class made with the run folder as its only argument.
+    """A sink of one's own for `metrics.sinks`: a class made with the run folder as its only argument.
 
-    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again. A sink with
-    `log_trajectories(iteration, trajectories)` is given a few that were collected, too.
+    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again. A sink with a
+    method `log_trajectories(iteration, trajectories)` also gets some of the collected trajectories.
     """
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
@@ -46,7 +46,7 @@ class MetricSinks:
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """To the sinks that have a place for them, if there are some."""
+        """Give trajectories, if there are any, to the sinks with a method for them."""
         for name, sink in list(self._sinks.items()) if trajectories else ():
             if (log := getattr(sink, "log_trajectories", None)) is not None:
                 self._attempt(name, partial(log, iteration, trajectories))
@@ -67,7 +67,7 @@ class MetricSinks:
 
 
 def shown_trajectories(collected: Sequence[Trajectory], most: int, redact: Redactor | None) -> list[Trajectory]:
-    """A few of them, spread over their groups, with the messages that are stored."""
+    """At most `most` trajectories, spread over their groups, with redacted messages."""
     most = min(most, len(collected))
     rows = [collected[place * len(collected) // most] for place in range(most)]
     return [replace(row, messages=tuple(redact(row.messages) or ())) for row in rows] if redact else rows
@@ -76,10 +76,10 @@ def shown_trajectories(collected: Sequence[Trajectory], most: int, redact: Redac
 def open_sinks(
     names: Sequence[str], folder: Path, *, warn: Callable[[str], None], keep_through: int | None = None
 ) -> MetricSinks:
-    """`metrics.jsonl` and the sinks of `metrics.sinks`.
+    """Open `metrics.jsonl` and the sinks of `metrics.sinks`.
 
-    `keep_through` is the checkpoint's iteration on resume: what files hold of later ones is dropped. A service that
-    can't be reached now is left out, with a warning.
+    On resume `keep_through` is the checkpoint's iteration: later iterations are dropped from files. A service that
+    can't be reached is left out, with a warning.
     """
     sinks: dict[str, MetricSink] = {}
     try:
@@ -89,7 +89,7 @@ def open_sinks(
                 raise UserError(
                     f"metrics.sinks must name each sink once, besides metrics.jsonl, got {name!r}. Remove it."
                 )
-            sink = _open(name, folder, warn, keep_through)
+            sink = _open_sink(name, folder, warn, keep_through)
             if sink is not None:
                 sinks[name] = sink
     except OSError as error:
@@ -98,7 +98,7 @@ def open_sinks(
     return MetricSinks(sinks, warn)
 
 
-def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
+def _open_sink(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
     if ":" in name:
         return _own_sink(name, folder)
     if name == "tensorboard":
@@ -112,7 +112,7 @@ def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: in
         return services[name](folder)
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  a network's failure, in whatever form, is no reason not to train
+    except Exception as error:  # noqa: BLE001  no failure of a network may stop the training
         warn(f"metrics sink {name} failed: {one_line(error)}. It gets nothing; the database still gets everything.")
         return None
 
@@ -139,7 +139,7 @@ class MetricsFile:
     """One JSON object per iteration in a file: `{"iteration": 3, "actor/entropy": 1.25, ...}`."""
 
     def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
-        """Goes on with `path`: its iterations up to `keep_through` (None: all) stay, a torn line goes."""
+        """Append to `path`. Its iterations up to `keep_through` (None: all) stay; a torn line is removed."""
         _keep_whole_lines(path, keep_through)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
 
@@ -154,7 +154,7 @@ class MetricsFile:
 
 
 def _keep_whole_lines(path: Path, keep_through: int | None) -> None:
-    """Write a copy of `path` next to it, then rename: a crash here loses nothing. Untouched when all is well."""
+    """Remove torn and newer lines: a copy is written, then renamed, so a crash loses nothing."""
     content = path.read_bytes() if path.exists() else b""
     kept = b"".join(line for line in content.splitlines(keepends=True) if _is_kept(line, keep_through))
     if kept != content:
@@ -174,31 +174,31 @@ def _is_kept(line: bytes, keep_through: int | None) -> bool:
     return line.endswith(b"\n") and (keep_through is None or iteration <= keep_through)
 
 
-def _package(module: str, sink: str) -> Any:
+def _import_package(module: str, sink: str) -> Any:
     with needing(sink, f"metrics.sinks: {sink}"):
         return importlib.import_module(module)
 
 
-def _known(metrics: Mapping[str, float]) -> dict[str, float]:
+def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _outcome(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
+def _outcome_values(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
     names = ("id", "task", "reward", "success", "stop_reason", "num_turns")
     return {"iteration": iteration, **{name: getattr(record, name) for name in names}}
 
 
 class TensorBoardSink:
-    """Each metric as a scalar at its iteration; what is unknown (NaN) is no point."""
+    """Logs each metric as a scalar at its iteration, except for unknown values (NaN)."""
 
     def __init__(self, folder: Path, *, keep_through: int | None = None) -> None:
-        """TensorBoard no longer shows what earlier files in `folder` say of iterations after `keep_through`."""
-        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        """Hide the iterations after `keep_through` in earlier files of `folder`."""
+        writer = _import_package("torch.utils.tensorboard", "tensorboard").SummaryWriter
         purged = None if keep_through is None else keep_through + 1
         self._writer: Any = writer(str(folder / "tensorboard"), purge_step=purged)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        for name, value in _known(metrics).items():
+        for name, value in _finite_metrics(metrics).items():
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
@@ -207,19 +207,19 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Offline unless WANDB_MODE says otherwise: training never waits for a network that nobody asked for.
+    """Logs to Weights & Biases, offline unless WANDB_MODE says otherwise.
 
-    WANDB_PROJECT, WANDB_ENTITY and the rest of W&B's environment hold. The run has our run's id, so that a resumed
-    one goes on in the same; W&B ignores iterations it has already, which a resume repeats with the same values.
+    WANDB_PROJECT, WANDB_ENTITY and W&B's other variables are respected. W&B's run has this run's id, so a resume goes
+    on in it. W&B ignores iterations that it has already, which a resume repeats with the same values.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError for a missing package or key, and what W&B raises where its server can't be reached."""
-        self._wandb = wandb = _package("wandb", "wandb")
+        """Raises UserError for a missing package or key, and W&B's own errors where its server can't be reached."""
+        self._wandb = wandb = _import_package("wandb", "wandb")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode = os.environ.get("WANDB_MODE", "offline")
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))  # nothing outside the run folder
-        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds for the last uploads; else without end
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))  # no files outside the run folder
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds for the last uploads, which would have no limit
         try:
             self._run: Any = wandb.init(
                 mode=mode,
@@ -229,7 +229,7 @@ class WandbSink:
                 config=made["config"],
                 dir=str(folder),
                 resume="allow" if mode == "online" else None,
-                # The console is the display's, and the code is not W&B's business.
+                # W&B takes neither the console's output nor the code.
                 settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
             )
         except wandb.errors.UsageError as error:
@@ -239,12 +239,13 @@ class WandbSink:
             ) from error
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(_known(metrics), step=iteration)
+        self._run.log(_finite_metrics(metrics), step=iteration)
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """A table, with the conversations as text."""
+        """Log a table with the conversations as text."""
         rows = [
-            _outcome(iteration, row.record) | {"conversation": conversation_text(map(plain_message, row.messages))}
+            _outcome_values(iteration, row.record)
+            | {"conversation": conversation_text(map(plain_message, row.messages))}
             for row in trajectories
         ]
         table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
@@ -255,39 +256,39 @@ class WandbSink:
 
 
 class TrackioSink:
-    """On this machine, where trackio keeps all its runs (TRACKIO_DIR), unless TRACKIO_SPACE_ID or the like is set.
+    """Logs to trackio: on this machine (TRACKIO_DIR), unless TRACKIO_SPACE_ID or the like is set.
 
-    The run is named after its folder and id, so that a resumed one goes on in the same; iterations that a resume
-    repeats are there twice, with the same values. TRACKIO_PROJECT names another project than `agentloop`.
+    The run is named after its folder and id, so a resume goes on in it. Iterations that a resume repeats are there
+    twice, with the same values. TRACKIO_PROJECT names another project than `agentloop`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError for a missing package, and what trackio raises where a server of it can't be reached."""
-        self._trackio = _package("trackio", "trackio")
+        """Raises UserError for a missing package, and trackio's own errors where its server can't be reached."""
+        self._trackio = _import_package("trackio", "trackio")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        with contextlib.redirect_stdout(io.StringIO()):  # which is for what programs read of the run
+        with contextlib.redirect_stdout(io.StringIO()):  # stdout is for output that programs read
             self._run: Any = self._trackio.init(
                 os.environ.get("TRACKIO_PROJECT", _PROJECT),
                 name=f"{folder.name}-{made['id'][:8]}",
                 config=made["config"],
                 resume="allow",
-                private=True,  # a Space that is made for it: conversations are in it
+                private=True,  # a Space made for the run has conversations in it
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(_known(metrics), step=iteration)
+        self._run.log(_finite_metrics(metrics), step=iteration)
 
     def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Traces of trackio's: the messages, with the outcome beside them."""
+        """Log trackio's traces: the messages, with the outcome as metadata."""
         traces = [
-            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome(iteration, row.record))
+            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome_values(iteration, row.record))
             for row in trajectories
         ]
         self._run.log({_TRAJECTORIES: traces}, step=iteration)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            self._trackio.finish()  # rather than the run's own, which would be called once more as the program ends
+            self._trackio.finish()  # the run's own `finish` would be called once more at the program's end

@@ -34,7 +34,7 @@ class Demonstration:
     """One conversation; several sequences where its template or the strategy rewrites what was shown."""
 
     digest: str
-    """Digest of the line it was read from."""
+    """Digest of the line in the file."""
     sequences: tuple[TokenSequence, ...]
 
 
@@ -42,15 +42,15 @@ class Demonstration:
 class Demonstrations:
     read: list[Demonstration] = field(default_factory=list)
     too_long: int = 0
-    """Conversations that do not fit the context: left out whole, for a cut one would teach to stop anywhere."""
+    """Number of conversations too long for the context, which are left out: a cut one would teach to stop anywhere."""
     ignored: Counter[str] = field(default_factory=Counter)
-    """Fields of the file that were not looked at."""
+    """Fields of the file that are not used, with their counts."""
 
 
 def read_demonstrations(path: Path, config: RunConfig, loaded: LoadedModel, *, key: str) -> Demonstrations:
-    """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line.
+    """Read every conversation of the file; `key` names it in errors. Raises UserError with the first bad line.
 
-    Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown.
+    Replies of weight 1 get the author `demonstration`, which is trained. Replies of weight 0 are only shown.
     """
     section, found = config.context, Demonstrations()
     renderer = loaded.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
@@ -97,16 +97,17 @@ def _sequences(
     return trained
 
 
-def mismatch(config: RunConfig) -> str | None:
-    """A remark where `sft.data` shows other tools or another system message than the environment will.
+def compare_with_environment(config: RunConfig) -> str | None:
+    """A remark where `sft.data` shows other tools or another system message than the environment.
 
-    The default environment need not be meant. Raises UserError where it has none of the tools that are named.
+    The default environment is not compared, because it may not be meant. Raises UserError where the environment has
+    none of the data's tools.
     """
     if config.environment.name == RunConfig().environment.name and not config.environments:
         return None
     try:
         environments, source = open_tasks(config)
-    except UserError as problem:  # sft needs none of it
+    except UserError as problem:  # sft itself needs no environment
         return f"demonstrations were not compared with the environment: {problem}"
     tools = [_by_name(one.tools) for one in environments.all]
     systems = {_system(source.train(index).messages()) for index in range(32)}
@@ -118,18 +119,18 @@ def mismatch(config: RunConfig) -> str | None:
             name = next(name for name in {**tools[0], **own} if own.get(name) != tools[0].get(name))
             how = "is not shown" if name not in own else "is described otherwise" if name in known else "is not its own"
             different.append(f"{place}, tool {name} {how}")
-        elif system not in systems and len(systems) <= len(tools):  # else tasks have their own ones
+        elif system not in systems and len(systems) <= len(tools):  # otherwise each task has its own system message
             different.append(f"{place}, the system message is {excerpt(repr(system), 60)}")
     if named and not named & known:
         raise UserError(
             f"sft.data must show tools of {environments.where} ({', '.join(sorted(known)) or 'it has none'}), got only "
-            f"{', '.join(sorted(named))} in {config.sft.data!r}. Give them those of: agentloop env check CONFIG --json"
+            f"{', '.join(sorted(named))} in {config.sft.data!r}. Use those of: agentloop env check CONFIG --json"
         )
     if not different:
         return None
     return (
         f"{len(different):,} of {total:,} demonstrations differ from what {environments.where} will show: "
-        f"{different[0]}. Mend them and begin again, if that is not meant: agentloop env check CONFIG --json"
+        f"{different[0]}. If that is not meant, change them and begin again: agentloop env check CONFIG --json"
     )
 
 
@@ -142,7 +143,7 @@ def _system(messages: Sequence[Message]) -> str:
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:
-    """The words and tools of the file's first thousands of conversations, to make a tokenizer of."""
+    """Texts of the file's first conversations and their tools, to train a tokenizer on."""
     texts: list[str] = []
     for _, _, found in itertools.islice(_conversations(path, key, Counter()), _CORPUS_CONVERSATIONS):
         for message in found.messages:
@@ -153,7 +154,7 @@ def conversation_texts(path: Path, *, key: str) -> list[str]:
 
 
 def _conversations(path: Path, key: str, ignored: Counter[str]) -> Iterator[tuple[str, bytes, Conversation]]:
-    """Place, line and conversation of every line that is not empty."""
+    """Yield place, line and conversation for every line that is not empty."""
     try:
         for number, line in enumerate(lines(path), 1):
             if line.strip():

@@ -1,4 +1,4 @@
-"""Supervised training of a model on one's own demonstrations: the start from which replay goes on."""
+"""Supervised training of a model on one's own demonstrations, as a start for reinforcement learning."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from agentloop.models.memory import check_memory, choose_checkpointing, machine_
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
+    explaining_damage,
     newest_checkpoint,
     prune,
-    readable,
     restore_random,
     save_checkpoint,
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -46,7 +46,12 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, conversation_texts, mismatch, read_demonstrations
+from agentloop.supervised.demonstrations import (
+    Demonstration,
+    compare_with_environment,
+    conversation_texts,
+    read_demonstrations,
+)
 from agentloop.supervised.supervised_update import Learned, learn, measure
 from replay.locate import METRICS
 from replay.records import RunRecord
@@ -54,16 +59,16 @@ from replay.store import ReplayStore
 
 _Row = TypeVar("_Row")
 _FIRST = "start"
-"""Folder of the built-in model as the training begins with it."""
+"""Folder of the built-in model before the training."""
 _READ_SECTIONS = ("run", "model", "tiny", "lora", "context", "batch", "compute", "optimizer", "sft", "checkpoint")
-"""What of a configuration decides about this training."""
+"""Sections of the configuration that this training uses."""
 
 
 @dataclass(frozen=True)
 class SftResult:
     folder: Path
     model: Path
-    """Where the trained model is, once all updates have been made: for model.path."""
+    """Folder of the trained model after all updates, for model.path."""
     updates: int
     conversations: int
     held_out: int
@@ -71,7 +76,7 @@ class SftResult:
     """Mean loss of a trained token of the held-out conversations, nats."""
     held_out_after: float
     measured_after: int
-    """The update after which `held_out_after` was measured; 0: none was."""
+    """The update after which `held_out_after` was measured; 0 if none was."""
     exit_code: int
     """0, or 128 + signal when a signal ended it early."""
 
@@ -79,13 +84,13 @@ class SftResult:
 def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay | None = None) -> SftResult:
     """Train `model.path`, or a new built-in model, on `sft.data` in a folder of its own, <folder>/<name>-sft-001.
 
-    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped; a
-    folder: the one in it, whose configuration `config` is.
+    `resume` continues the newest of these trainings from its last checkpoint, to the same weights as if it had never
+    stopped. A folder continues the training in it, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
     run, display = resume if isinstance(resume, Path) else None, display or ConsoleDisplay()
-    config = _own_run(config) if run is None else config
-    folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
+    config = _with_own_name(config) if run is None else config
+    folder, data = (_resume_training(config, run), None) if resume else _begin_training(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         if (change := record_config(folder)) is not None:
             display.note(change)
@@ -101,13 +106,13 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     return training.result(stop.exit_code)
 
 
-def _own_run(config: RunConfig) -> RunConfig:
-    """Numbered apart from the runs of its name, and without a buffer."""
+def _with_own_name(config: RunConfig) -> RunConfig:
+    """The configuration under a name of its own, with its own numbers, and without a buffer elsewhere."""
     run = config.run.model_copy(update={"name": f"{config.run.name}-sft"})
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 
 
-def _resumed(config: RunConfig, run: Path | None) -> RunFolder:
+def _resume_training(config: RunConfig, run: Path | None) -> RunFolder:
     folder = resumed_run_folder(config, run)
     if folder.environments:
         raise UserError(
@@ -117,11 +122,11 @@ def _resumed(config: RunConfig, run: Path | None) -> RunFolder:
     return folder
 
 
-def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
-    """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
+def _begin_training(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
+    """Create a new folder and read the data. Unusable data leaves no folder."""
     if config.sft.data is None:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
-    if (difference := mismatch(config)) is not None:
+    if (difference := compare_with_environment(config)) is not None:
         display.note(difference)
     if config.model.path is not None:
         data = _read(config, config.model.path, display)
@@ -135,7 +140,7 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
 
 
 def _first_model(folder: RunFolder, display: RunDisplay) -> str:
-    """The weights that the training begins with; the built-in model is made at first use, with its own tokenizer."""
+    """The place of the first weights. The built-in model is made at first use, with a tokenizer of the data."""
     config = folder.config
     if config.model.path is not None:
         return config.model.path
@@ -151,7 +156,7 @@ def _first_model(folder: RunFolder, display: RunDisplay) -> str:
 
 @dataclass(frozen=True)
 class _Data:
-    """The model with what it is to learn, in its own tokens."""
+    """The model and its training data, in the model's own tokens."""
 
     config: RunConfig
     loaded: LoadedModel
@@ -188,12 +193,12 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
         "too long for the context"
     )
     if found.ignored:
-        display.note(f"not looked at: {', '.join(sorted(found.ignored))}")
+        display.note(f"fields not looked at: {', '.join(sorted(found.ignored))}")
     return _Data(config, loaded, trained, held_out)
 
 
 def batch_of_update(rows: Sequence[_Row], update: int, *, size: int, seed: int) -> list[_Row]:
-    """What the 1-based `update` learns from: every epoch has all rows once, in an order of its own by the seed."""
+    """The rows of the 1-based `update`. Every epoch has all rows once, in an order from the seed."""
     epoch, place = divmod(update - 1, -(-len(rows) // size))
     order = list(rows)
     random.Random(derive_seed(seed, "sft", epoch)).shuffle(order)
@@ -224,9 +229,6 @@ class _Training:
         self._store.add_run(self._record())
         if checkpoint is None:
             self._display.note(f"folder: {self._folder.path}")
-            section = self._config.sft
-            warm_up, saved = ("sft.warmup_updates", section.warmup_updates), ("sft.every", section.every)
-            note_length(self._display, self._total, "updates", warm_up=warm_up, saved=saved)
             self._measure({})
             return
         values = checkpoint.values
@@ -236,13 +238,13 @@ class _Training:
                 "start a new one without --resume."
             )
         self.update, self.losses = values["update"], [(int(u), float(loss)) for u, loss in values["held_out"]]
-        with readable(checkpoint.folder):
+        with explaining_damage(checkpoint.folder):
             self._optimizer.load_state(read_tensors(checkpoint.state))
         restore_random(checkpoint)
         self._display.note(f"resumed {self._folder.path} after update {self.update}")
 
     def _record(self) -> RunRecord:
-        """An iteration is an update here."""
+        """The record of this training, whose iterations are updates."""
         plain, authors = self._folder.stored_config(), self._authors
         config = {name: plain[name] for name in _READ_SECTIONS}
         config["run"]["iterations"] = self._total
@@ -250,7 +252,7 @@ class _Training:
         return RunRecord(self._folder.run_id, name, config, authors.to_json(), authors.hash, code)
 
     def run(self, stop: StopRequest) -> None:
-        """To the last update or a request to stop; a checkpoint is the last thing."""
+        """Train to the last update or a request to stop; then save a checkpoint."""
         batch, context = self._config.batch, self._config.context
         with stop.working(), memory_suffices(batch.micro_batch_tokens):
             tokens = max(batch.micro_batch_tokens, context.max_tokens)

@@ -15,15 +15,15 @@ from context import AuthorTable, TokenSequence, loss_mask
 @dataclass(frozen=True)
 class Learned:
     loss: float
-    """Mean of the trained tokens, nats."""
+    """Mean loss of the trained tokens, nats."""
     tokens: int
-    """Trained ones."""
-    of_tokens: tuple[tuple[float, ...], ...]
-    """-log-prob by row and token, nats; 0 where it is not trained."""
+    """Number of trained tokens."""
+    token_losses: tuple[tuple[float, ...], ...]
+    """-log-prob by row and token, nats; 0 for tokens that are not trained."""
 
 
 def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """What `learn` says of the rows as they are, without a gradient."""
+    """Measure the loss of the rows without a gradient."""
     with torch.no_grad():
         return learn(actor, rows, authors, max_tokens=max_tokens)
 
@@ -31,14 +31,14 @@ def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *
 def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
     """Add the gradient of the mean loss of the rows' trained tokens to the model's.
 
-    Cross-entropy at temperature 1 of the tokens whose author is trained, each counting alike over all rows; how they
-    are cut into passes of `max_tokens` tokens does not matter.
+    The loss is the cross-entropy at temperature 1 of tokens by trained authors. All tokens of all rows weigh the same,
+    whatever the cut into passes of `max_tokens` tokens.
     """
     masks = [torch.from_numpy(loss_mask(row, authors)) for row in rows]
     tokens = sum(int(mask.sum()) for mask in masks)
     if tokens == 0:
         raise ValueError("rows must hold a token by a trained author, got none.")
-    of_tokens: list[tuple[float, ...]] = [()] * len(rows)
+    token_losses: list[tuple[float, ...]] = [()] * len(rows)
     total = 0.0
     for cut in cut_micro_batches([len(row) for row in rows], max_tokens, packs=actor.packs):
         losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
@@ -47,8 +47,8 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
             (whole / tokens).backward()
         total += float(whole.detach())
         for place, i in enumerate(cut):
-            of_tokens[i] = tuple(losses[place, : len(rows[i])].tolist())
-    return Learned(total / tokens, tokens, tuple(of_tokens))
+            token_losses[i] = tuple(losses[place, : len(rows[i])].tolist())
+    return Learned(total / tokens, tokens, tuple(token_losses))
 
 
 def _losses(actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,7 @@
 """Supervised warm-up of the built-in model on an environment's own careless demonstrations.
 
-Muon on the hidden matrices finds copying within seconds; it ends after the last reply's hardest token became easy.
+With Muon on the hidden matrices, copying is learned within seconds. The warm-up ends soon after the hardest token of
+the last reply has become easy.
 """
 
 import itertools
@@ -26,7 +27,7 @@ _RATE_OF_MATRICES, _RATE_OF_REST = 2e-2, 5e-3
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
 Progress = Callable[[int, float], None]
-"""Called with updates made and the smoothed loss."""
+"""Called with the number of updates and the smoothed loss."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ def demonstrated_sequences(
     tools: Sequence[Mapping[str, Any]],
     strategy: Strategy,
 ) -> list[TokenSequence]:
-    """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
+    """The training sequences of a conversation; its replies have the author `demonstration` and no log-probs.
 
-    Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
+    A strategy that rewrites the context makes several sequences. One that stops the episode ends them early.
     """
     conversation = renderer.template.with_call_ids(conversation)
     context = ContextManager(renderer, parser, max_tokens=_ENDLESS, strategy=strategy)
@@ -92,8 +93,8 @@ def warm_up(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         hardest = _accumulate(actor, batch, authors, control_ids)
-        # Rates that find copying quickly also throw the weights about, and a policy that is handed on in mid-flight can
-        # lose its format at the first step of reinforcement learning: they go down to 0 over the last updates.
+        # High rates find copying quickly, but leave weights from which the first step of reinforcement learning can
+        # lose the format. So the rates fall to 0 over the last updates.
         cooling = 1.0 - max(0.0, update - cooling_from) / (section.updates_after_target + 1)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * cooling
@@ -111,19 +112,19 @@ def warm_up(
 def _accumulate(
     actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable, control_ids: frozenset[int]
 ) -> float:
-    """Gradients of the mean loss of the demonstrated tokens; the mean of `hardest_of_last_reply`."""
+    """Add the gradients of the demonstrated tokens' mean loss. Returns the mean of `hardest_of_last_reply`."""
     rows = [row for sequences in demonstrated for row in sequences]
     learned = learn(actor, rows, authors, max_tokens=_MICRO_BATCH_TOKENS)
     hardest = 0.0
     for end in itertools.accumulate(len(sequences) for sequences in demonstrated):
         last = rows[end - 1]
         control = [token in control_ids for token in last.token_ids.tolist()]
-        hardest += hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
+        hardest += hardest_of_last_reply(learned.token_losses[end - 1], loss_mask(last, authors).tolist(), control)
     return hardest / len(demonstrated)
 
 
 def hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:
-    """The largest loss in the last run of action tokens, apart from its first word and the control tokens before it."""
+    """The largest loss in the last reply, without its leading control tokens and the first token after them."""
     end = len(marked) - 1 - list(marked)[::-1].index(True)
     start = end
     while start > 0 and marked[start - 1]:

@@ -1,4 +1,4 @@
-"""Advantages as a run is configured: of what is collected, and of a batch with replayed rows."""
+"""Advantages by a run's configuration, for collected groups and for batches with replayed rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,7 @@ class AdvantageEstimator:
         turn_rewards: TurnRewards | None = None,
         states: StateValues | None = None,
     ) -> None:
-        """`authors`, `turn_rewards` and `states` serve credit by turns. Raises UserError for a function that does not
-        fit."""
+        """Credit by turns needs the last three. Raises UserError for an unusable `advantage.function`."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
         self._algorithm = _algorithm_for_members(config)
         spec = config.advantage.function
@@ -48,8 +47,10 @@ class AdvantageEstimator:
     def advantages_for_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[Trajectory]:
-        """Whole groups with the advantages that they are stored with, also those of agents with rewards of their own:
-        `rewards` are less the KL penalty, `greedy` rewards by task."""
+        """Whole groups with the advantages that are stored, including those of agents with their own rewards.
+
+        `rewards` are less the KL penalty. `greedy` are rewards of greedy episodes by task.
+        """
         known, pairs = greedy or {}, list(zip(rows, rewards, strict=True))
         members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
         own = self._advantages_for_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
@@ -61,8 +62,11 @@ class AdvantageEstimator:
         return found
 
     def _advantages_for_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
-        """Advantages of the agents with rewards of their own, by row and name: each among the same agent of the
-        trajectories that its own is compared with. A KL penalty takes from each what it takes from the trajectory."""
+        """Advantages of agents with their own rewards, by row and name.
+
+        An agent is compared with the same agent of the trajectories that its trajectory is compared with. A KL penalty
+        lowers each agent's reward like the trajectory's.
+        """
         known, members = [row.trajectory.record.of_agents for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
@@ -70,8 +74,8 @@ class AdvantageEstimator:
         if names and (changed or not ALGORITHMS[config.algorithm].several_agents):
             raise UserError(
                 f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, "
-                "advantage.normalise_batch or advantage.credit turn or state, got one of "
-                f"{names[0]}. Change them, or it."
+                "advantage.normalise_batch or advantage.credit turn or state, got a reward for the agent "
+                f"{names[0]}. Change these settings, or return one reward."
             )
         for agent in names:
             at = [place for place, each in enumerate(known) if agent in each]
@@ -88,16 +92,16 @@ class AdvantageEstimator:
     def advantages_for_batch(
         self, rows: Sequence[BatchRow], baseline: ReplayBaseline
     ) -> tuple[list[BatchRow], dict[str, float]]:
-        """The rows with the advantages they are trained with, and metrics; under `stored` rows begin with their own.
+        """The rows with the advantages that they are trained with, and metrics.
 
-        In this order: baseline, batch normalisation, turns, the weight of what is replayed and went badly.
+        In this order: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
             members = members_of(rows)
             found = self._advantages(members, baseline)
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
-            others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
+            others = [set(found) - {place} for place, found in enumerate(self._compared_positions(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
         rows = self._normalise(rows)
         if self._config.advantage.credit != "trajectory":
@@ -117,14 +121,14 @@ class AdvantageEstimator:
         rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
 
-    def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
+    def _compared_positions(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._algorithm.compares == "batch")
 
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
         if self._own is None:
             return advantages_for_members(members, baseline, self._algorithm)
         result = [0.0] * len(members)
-        for positions in dict.fromkeys(others for others in self._compared(members, baseline) if others):
+        for positions in dict.fromkeys(others for others in self._compared_positions(members, baseline) if others):
             given = self._own([members[p] for p in positions])
             for position, value in zip(positions, given, strict=True):
                 result[position] = value
@@ -134,20 +138,20 @@ class AdvantageEstimator:
         kind = self._config.advantage.normalise_batch
         if kind == "none":
             return list(rows)
-        # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
+        # Where groups are compared, an advantage of 0 means that there is no signal; otherwise it is a measured value.
         measured = self._own is None and self._algorithm.compares != "group"
         given, fresh = [row.advantage for row in rows], [row.stream == FRESH for row in rows]
         values = normalise_batch(given, fresh, centre=kind == "whiten", zero_is_measured=measured)
         return [replace(row, advantage=value) for row, value in zip(rows, values, strict=True)]
 
     def _credit_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
-        """The advantages of each row's turns; none where these are unknown."""
+        """The advantages of each row's turns; none where its turn rewards are not known."""
         assert self._turn_rewards is not None
         section = self._config.advantage
         members = members_of(rows)
         turn_rewards = self._turn_rewards([row.trajectory for row in rows])
         known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
-        compared = self._compared(known, baseline)
+        compared = self._compared_positions(known, baseline)
         result: list[list[float]] = []
         for position, (row, member) in enumerate(zip(rows, known, strict=True)):
             others = [p for p in compared[position] if not (self._algorithm.leaves_itself_out and p == position)]
@@ -157,8 +161,10 @@ class AdvantageEstimator:
         return result
 
     def _credit_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
-        """A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns, the outcome alone where V is not
-        known; and the share of turns where it is (0 of none)."""
+        """The advantages A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns.
+
+        Where V is not known, A_k is the outcome. Also returns the share of turns with a known V.
+        """
         assert self.states is not None
         terms, coef = self.states.turn_terms([row.trajectory for row in rows]), self._config.advantage.turn_coef
         known = [term is not None for turns in terms for term in turns]
@@ -167,16 +173,16 @@ class AdvantageEstimator:
         return values, sum(known) / max(len(known), 1)
 
     def _spread_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
-        """The row with the advantages of its turns on their tokens; as it is where they are unknown."""
+        """The row with its turns' advantages on their tokens; unchanged where they are not known."""
         assert self._authors is not None
         segments = row.trajectory.segments
         masks = [response_mask(segment.tokens, self._authors) for segment in segments]
-        is_main = [segment.reason != "fork" for segment in segments]  # which is a strategy's question
+        is_main = [segment.reason != "fork" for segment in segments]  # a fork holds a strategy's question
         return replace(row, token_advantages=over_tokens(masks, is_main, values, outcome=row.advantage))
 
 
 def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
-    """The row with the advantages of its agents, by name, on what each of them asked for; else with the row's own."""
+    """The row with each agent's advantage on the replies to its requests, and the row's own on other replies."""
     nodes = row.trajectory.nodes
     values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
     paths = sequences_of(nodes).values()
@@ -185,8 +191,7 @@ def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
 
 
 def _algorithm_for_members(config: RunConfig) -> Algorithm:
-    """By which members are compared with each other. Where a critic makes the advantages of its batches, this gives
-    those that rows are stored with."""
+    """The algorithm that compares members. Where a critic computes a batch's advantages, it gives the stored ones."""
     algorithm = ALGORITHMS[config.algorithm]
     stored = ALGORITHMS[algorithm.stored_as or algorithm.name]
     if config.advantage.normalise_std is False and stored.without_std is not None:

@@ -1,4 +1,4 @@
-"""Build the parts of a run: from nothing, or from its last checkpoint."""
+"""Builds the parts of a run, new or from its last checkpoint."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -53,12 +53,12 @@ from replay.storage.write import Redactor
 from replay.store import ReplayStore
 
 _TEXT = "The agent reads the question, calls a tool and waits for its answer."
-"""Words that models know, for `check_scoring`."""
+"""Words that models know, which `check_scoring` uses."""
 
 
 @dataclass(frozen=True)
 class Components:
-    """Everything the loop conducts."""
+    """The parts of a run that the loop uses."""
 
     config: RunConfig
     folder: RunFolder
@@ -70,9 +70,9 @@ class Components:
     collector: Collector
     estimator: AdvantageEstimator
     hindsight: Hindsight | None
-    """What looks for successes in failed episodes; None: nothing does."""
+    """Finds successes in failed episodes; None without hindsight."""
     restarts: RestartFinder | None
-    """What finds successes to begin in; None: all episodes begin at the start."""
+    """Finds successes in which episodes begin; None if all episodes begin at the start."""
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -80,9 +80,9 @@ class Components:
     authors: AuthorTable
     fingerprint: Mapping[str, str | int]
     scores_are_stored: bool
-    """Behavior log-probs of what the policy as it is sampled are its old ones."""
+    """Whether log-probs stored at sampling can be used as the old log-probs of rows of the current policy."""
     opened: ExitStack
-    """What ends with them."""
+    """Resources that are closed with the components."""
 
     @property
     def run_id(self) -> str:
@@ -94,7 +94,7 @@ class Components:
 
     @property
     def generator(self) -> Generator | ConcurrentGenerator:
-        """What samples from the published policy."""
+        """The generator that samples from the published policy."""
         return self.publisher.generator
 
     def close(self) -> None:
@@ -109,27 +109,27 @@ def build_components(
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
 ) -> Components:
-    """Load the weights (the checkpoint's, or the first ones) and connect everything; seeds the process.
+    """Load the weights, the checkpoint's or the first ones, and build all parts. The process is seeded.
 
     Raises UserError where the environment's source is not the run's, unless `environment_changed`.
     """
     config = folder.config
     seed_process(config)
-    if checkpoint is None:  # a run that goes on has the rows
+    if checkpoint is None:  # a resumed run has the rows already
         for place in config.replay.attach.values():
             check_attachable(place)
     with ExitStack() as opened:
-        acting = _acting(folder, opened, environment_changed=environment_changed)
+        acting = _open_parts(folder, opened, environment_changed=environment_changed)
         if acting.source.summary is not None:
             display.note(f"tasks: {acting.source.summary}")
         first = starting_model(folder, display)
-        seed_process(config)  # whether the warm-up was made just now or by a start that was killed must not matter
-        return _connected(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
+        seed_process(config)  # also after a warm-up, which an earlier start may have made
+        return _connect_parts(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
 
 
 @dataclass(frozen=True)
-class _Acting:
-    """The parts that need no model: a mistake in them is refused before the built-in one is warmed up."""
+class _OpenedParts:
+    """The parts that need no model. Mistakes in them are found before the built-in model is warmed up."""
 
     environments: RunEnvironments
     source: TaskSource
@@ -140,7 +140,7 @@ class _Acting:
     estimator: AdvantageEstimator
 
 
-def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _Acting:
+def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _OpenedParts:
     config = folder.config
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     stream_losses(config.loss)
@@ -153,33 +153,33 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     if section.credit == "state":
         states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
     estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
-    return _Acting(environments, source, scorer, redact, store, episodes, estimator)
+    return _OpenedParts(environments, source, scorer, redact, store, episodes, estimator)
 
 
-def _connected(
+def _connect_parts(
     folder: RunFolder,
     display: RunDisplay,
-    acting: _Acting,
+    acting: _OpenedParts,
     first: Path | str,
     checkpoint: Checkpoint | None,
     *,
     ranks: Ranks,
     opened: ExitStack,
 ) -> Components:
-    """The model and all that comes of it, each part made of those before it."""
+    """Load the model, and build the parts that need it, each from the parts before it."""
     config, replay, authors = folder.config, folder.config.replay, folder.config.context.author_table()
     saved = checkpoint.model if checkpoint else None
     done = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    loaded = _loaded(folder, first, saved, display)
+    loaded = _load_policy(folder, first, saved, display)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
     sampler, agrees = _checked_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
-    checked_parser(config.context, acting.environments, loaded)  # before an engine is waited for
+    checked_parser(config.context, acting.environments, loaded)  # before the wait for an engine
     trainer, weights, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     if sampler is not None:
         publisher = Publisher(loaded, sampler, acting.store, folder=folder, weights=weights, gather=gather)
     else:
-        served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None
+        served = opened.enter_context(_start_engine(folder, first, loaded, display)) if config.engine.serve else None
         publisher = connect_engines(folder, loaded, acting.store, weights=weights, note=display.note, served=served)
     if checkpoint is None and isinstance(trainer, Trainer):
         sizes = {"weights": weights.bytes_of_files, "least_policies": publisher.least_folders}
@@ -213,15 +213,15 @@ def _connected(
 
 
 def _check_room(folder: RunFolder, display: RunDisplay, actor: Actor, *, state: int, sizes: Mapping[str, int]) -> None:
-    """Say what the run takes of memory and disk. Raises UserError where there is less."""
+    """Show the memory and disk that the run takes. Raises UserError where there is less."""
     if actor.device.type == "cpu":
         display.note(check_memory(actor, folder.config, state=state, there=machine_memory()))
     free = shutil.disk_usage(folder.path).free
     display.note(check_disk(folder.config, state=state, free=free, **sizes))
 
 
-def _loaded(folder: RunFolder, first: Path | str, saved: Path | None, display: RunDisplay) -> LoadedModel:
-    """The policy with its tokenizer, which is kept with the run."""
+def _load_policy(folder: RunFolder, first: Path | str, saved: Path | None, display: RunDisplay) -> LoadedModel:
+    """Load the policy and its tokenizer, which is stored with the run."""
     display.phase("loading the model", 0, 1)
     loaded = load_policy(folder.config, first, saved=saved)
     display.phase("loading the model", 1, 1)
@@ -235,7 +235,7 @@ def _loaded(folder: RunFolder, first: Path | str, saved: Path | None, display: R
 def _checked_sampler(
     config: RunConfig, loaded: LoadedModel, actor: Actor, *, version: int
 ) -> tuple[LocalGenerator | None, bool]:
-    """What samples in this process (None: an engine does), and whether it agrees with scoring to 0.001 nats."""
+    """The sampler in this process, and whether it agrees with scoring to 0.001 nats. None if an engine samples."""
     sampler = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
@@ -248,16 +248,16 @@ def _checked_sampler(
 
 
 def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
-    """Hashes of what the run is judged by, for parts that make tasks of stored episodes; empty without them."""
+    """Hashes of held-out tasks, for parts that make training tasks from stored episodes; else none."""
     if not (config.replay.hindsight.enable or config.replay.restarts.enable):
         return frozenset()
     return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
 
-def _served(
+def _start_engine(
     folder: RunFolder, first: Path | str, loaded: LoadedModel, display: RunDisplay
 ) -> AbstractContextManager[ServedEngine]:
-    """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""
+    """Start the run's own engine, after the learner has its weights, because it measures the free memory."""
     on_gpu, variable = loaded.model.device.type == "cuda", folder.config.engine.api_key_env
     if on_gpu:
         torch.cuda.empty_cache()
@@ -266,11 +266,11 @@ def _served(
 
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
-    """Raises UserError where it lacks what the configuration asks it for."""
+    """Raises UserError where the environment lacks a method that the configuration needs."""
     if config.advantage.credit == "state" and any(one.agent for one in environments.all):
         raise UserError(
-            f"advantage.credit must not be state when the environment is an agent, got {environments.where}. What an "
-            "agent asks is no single conversation that has states: use trajectory."
+            f"advantage.credit must not be state when the environment is an agent, got {environments.where}. An "
+            "agent's requests are no single conversation with states. Use trajectory."
         )
     for asked, method, rule in (
         (config.advantage.credit == "turn", "turn_rewards", "advantage.credit must be trajectory"),
@@ -292,7 +292,10 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
 def _make_trainer(
     spec: TrainerSpec, ranks: Ranks, actor: Actor, reference: Actor | None
 ) -> tuple[Learner, PolicyWeights, Callable[[], None] | None]:
-    """The trainer, the weights that are published, and what brings the trainer's into them (None: they are its own)."""
+    """The trainer, the published weights, and a function that copies the trainer's weights into them.
+
+    The function is None where they are the same weights.
+    """
     if not ranks.several:
         trainer = Trainer(actor, spec.config, authors=spec.authors, reference=reference)
         return trainer, PolicyWeights(actor.model), None
@@ -302,15 +305,15 @@ def _make_trainer(
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
-    """The run must stay readable when the model's own folder is gone, and where there is no torch."""
-    # The generation's configuration names end tokens that the tokenizer does not.
+    """Store the tokenizer with the run, which stays readable without the model's folder and without torch."""
+    # The generation's configuration names end tokens that the tokenizer lacks.
     parts = (loaded.tokenizer, loaded.model.generation_config)
     if not (folder.start / COMPLETE).exists():
         write_directory(folder.start, lambda target: [part.save_pretrained(target) for part in parts])
 
 
 def load_redactor(spec: str) -> Redactor:
-    """The user's function, whose answers are checked: what it fails on must not be stored as it is."""
+    """Load the user's function and check its results. Where it fails, nothing may be stored unredacted."""
     function: Callable[..., Any] = load_function(spec, what="replay.redact")
 
     def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:

@@ -1,17 +1,11 @@
-"""`agentloop.train`: a run from functions and rows as they are in Python, and what has become of it."""
+"""`agentloop.train`: a run from Python's own functions, rows and models."""
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-with warnings.catch_warnings():
-    # In a notebook without widgets it warns that it has none, whoever imports it first; transformers would.
-    warnings.simplefilter("ignore")
-    import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
@@ -25,10 +19,10 @@ from agentloop.training.train import train as train_run
 from agentloop.user_code import give_function, is_given
 
 Function = Callable[..., Any] | str
-"""A function, or `path/to/file.py:function`, which other processes can call too."""
+"""A function, or its name `path/to/file.py:function`, by which other processes can call it, too."""
 _SOURCE = "agentloop.train"
 _FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
-"""Where in the run's folder what was given as it is gets written."""
+"""File names, in the run's folder, of rows and models that were given as Python objects."""
 
 
 def train(
@@ -44,35 +38,35 @@ def train(
     """Train one run to its end, and return it.
 
     - `model`: a folder or hub id, a pair (model, tokenizer), of which a copy is trained, or the section `model`.
-    - `tools`: functions with typed arguments and a docstring; one of type `Task` is given the episode's task and not
-      shown to the policy. Sync or async, with `@tool(...)` or without.
-    - `reward`: a function, or several, each given the ended episode and columns of its row by name; the first says what
-      a success is. Or the section `reward`, with `functions`.
+    - `tools`: functions with typed arguments and a docstring, sync or async, with `@tool(...)` or without. An argument
+      of type `Task` gets the episode's task and is not shown to the policy.
+    - `reward`: a function, or several, each with the ended episode and columns of its row by name; the first decides
+      what a success is. Or the section `reward`, with `functions`.
     - `tasks`: rows (a list of mappings, a data set), a file or `hf:NAME`, or the section `tasks`, with `data`.
     - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
 
-    With a whole `RunConfig` in place of all these it is `agentloop.training.train.train`, whose options it takes.
-    Functions that are given as they are exist in this process alone: workers, `agentloop evaluate` and `--resume` need
-    them by the name of their file. Raises UserError for what the user can mend, TrainingStopped when the run itself
+    With a whole `RunConfig` instead of these arguments, it calls `agentloop.training.train.train` with its options.
+    Functions given as objects exist in this process alone: workers, `agentloop evaluate` and `--resume` need the name
+    of a function's file. Raises UserError for what the user can mend, TrainingStopped when the run itself
     can't go on.
     """
     if config is not None:
         mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
-    environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
+    environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     values: dict[str, Any] = {
         **sections,
-        "model": _section(model, "path"),
+        "model": _as_section(model, "path"),
         "environment": environment,
-        "reward": _reward(() if reward is None else reward),
+        "reward": _reward_section(() if reward is None else reward),
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
     given = _given_contents(values)
     if not given:
         return train_run(load_plain(values, source=_SOURCE))
-    # Made in the run's folder, so that the run is whole without this process.
+    # Rows and models are written to the run's folder, so that the run does not need this process.
     for section, key in given:
         values[section][key] = _FILES[section]
     folder = claim_run_folder(load_plain(values, source=_SOURCE))
@@ -83,19 +77,19 @@ def train(
 
 
 def _check_callers(values: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-    """Raises UserError where other processes are to call functions that this one alone has."""
+    """Raises UserError where workers would have to call functions of this process."""
     functions = [*values["environment"]["tools"], *(row["function"] for row in values["reward"]["functions"])]
     here = [name for name in functions if is_given(name)]
     if here and sections.get("collection", {}).get("by") == "workers":
         name = here[0].rpartition(":")[2]
         raise UserError(
-            f"collection.by must be loop for functions that are given as they are, got workers and {name}: no worker "
+            f"collection.by must be loop for functions given as objects, got workers and {name}: no worker "
             f"has it. Put it into a file, and give 'path/to/file.py:{name}'."
         )
 
 
 def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[Path], object]]:
-    """What is no name of a file yet, by its key, and how it becomes one."""
+    """Rows and models given as objects, by their keys, each as a function that writes it to a path."""
     rows, model = values["tasks"].get("data"), values["model"].get("path")
     given: dict[tuple[str, str], Callable[[Path], object]] = {}
     if rows is not None and not isinstance(rows, str):
@@ -117,14 +111,14 @@ def _save(pair: tuple[Any, Any], folder: Path) -> None:
             part.save_pretrained(folder)
 
 
-def _section(given: Any, key: str) -> dict[str, Any]:
-    """A section, of which its most important key may be given alone."""
+def _as_section(given: Any, key: str) -> dict[str, Any]:
+    """The section as a mapping; its most important key may be given alone."""
     section = dict(given) if isinstance(given, Mapping) else {} if given is None else {key: given}
     return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}
 
 
 def tasks_section(given: Any) -> dict[str, Any]:
-    """The section `tasks`, of rows in any form that has one meaning."""
+    """The section `tasks`, with rows given in any form that has one meaning."""
     if isinstance(given, Mapping) and "data" not in given and given:
         if all(hasattr(split, "column_names") for split in given.values()):
             names = ", ".join(given)
@@ -132,14 +126,14 @@ def tasks_section(given: Any) -> dict[str, Any]:
         columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
         if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
             given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    section = _section(given, "data")
+    section = _as_section(given, "data")
     if "data" in section:
-        section["data"] = _rows(section["data"])
+        section["data"] = _as_rows(section["data"])
     return section
 
 
-def _rows(data: Any) -> Any:
-    """A table of pandas, polars or Arrow as a list of its rows, in which pandas' NaN means that nothing is there."""
+def _as_rows(data: Any) -> Any:
+    """A table of pandas, polars or Arrow as a list of its rows, with None instead of pandas' NaN."""
     for method in ("to_pylist", "to_dicts"):
         if hasattr(data, method):
             return getattr(data, method)()
@@ -151,15 +145,18 @@ def _rows(data: Any) -> Any:
     return data
 
 
-def _reward(given: Any) -> dict[str, Any]:
+def _reward_section(given: Any) -> dict[str, Any]:
     section = dict(given) if isinstance(given, Mapping) else {"functions": given}
     functions = section.get("functions", ())
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     entries = [dict(entry) if isinstance(entry, Mapping) else {"function": entry} for entry in functions]
-    return {**section, "functions": [{**row, "function": _named(row.get("function"), "reward")} for row in entries]}
+    return {
+        **section,
+        "functions": [{**row, "function": _function_name(row.get("function"), "reward")} for row in entries],
+    }
 
 
-def _named(function: Any, what: str) -> str:
+def _function_name(function: Any, what: str) -> str:
     return function if isinstance(function, str) else give_function(function, what=what)
 
 

@@ -1,4 +1,4 @@
-"""The sentence: collect, append, draw, update, publish, log."""
+"""The loop of a run: collect, append, draw, update, publish, log."""
 
 import time
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
-"""Rows that never stop a run: they would be a large share of a small buffer."""
+"""Number of corrupt rows that never stops a run: in a small buffer they would be a large share."""
 
 
 class Loop:
@@ -50,19 +50,19 @@ class Loop:
         self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
-        """Iterate until the end, the success target, or a request to stop; a checkpoint is the last thing."""
+        """Iterate until the end, the success target, or a request to stop; then save a checkpoint."""
         self._stop = stop
         try:
             self.pace.begin()
             while not self.finished and not stop.requested:
-                with suppress(BatchForgotten):  # it is planned again, with the next batch
+                with suppress(BatchForgotten):  # the iteration is planned again, with the next batch
                     self.iterate(self.state.iteration + 1)
                 if self.state.iteration % self.config.checkpoint.every == 0:
                     self.save()
         except StoppedWaiting:
             pass
         except (ProofFailed, EngineRefused, EngineEnded):
-            # The last update is made and stored; another engine may take it, or sample from it.
+            # The last update is made and stored, so another engine may go on from it.
             self.save()
             raise
         except TrainingStopped:
@@ -75,7 +75,7 @@ class Loop:
         return self.state.has_ended(self.config.run)
 
     def iterate(self, iteration: int) -> None:
-        """One composed batch: collect, append, draw, update, publish, log."""
+        """Make one iteration: collect, append, draw, update, publish, log."""
         parts, clock = self.components, PhaseClock()
         planned = self.collection.plan(iteration)
         fresh = self.collect(planned)
@@ -106,7 +106,7 @@ class Loop:
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
     def _note_trouble(self) -> None:
-        """Say what goes badly, once for each way in which it does."""
+        """Show each sign of trouble once."""
         found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
         if found is not None and found.limit not in self.troubles:
             self.troubles.add(found.limit)
@@ -116,11 +116,11 @@ class Loop:
         try:
             return self.collection.collect(planned)
         except UserError:
-            self.components.publisher.check()  # an engine that is gone fails every episode
+            self.components.publisher.check()  # every episode fails where the engine has ended
             raise
 
     def relabel(self, iteration: int, fresh: Collected) -> dict[str, float]:
-        """Store what failed episodes did solve; later iterations draw it."""
+        """Store the tasks that failed episodes did solve, for draws of later iterations."""
         if self.components.hindsight is None:
             return {}
         failed = [*fresh.trajectories, *fresh.unused]
@@ -129,18 +129,19 @@ class Loop:
         return found.extra_metrics
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
-        """Reserve this iteration's slots, fresh ones first."""
+        """Reserve this iteration's rows, fresh ones first, and mix the batch."""
         store, request = self._store, replace(planned.request, picks=planned.picks(fresh, self.config))
         own = self.collection.reserve(request, fresh)
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
         if len(drawn) < request.count and self.config.replay.shortfall == "error":
-            # What could be drawn when the batch was planned was corrupt, or has been taken since.
+            # Rows that were there when the batch was planned are corrupt, or other draws took them.
             raise TrainingStopped(str(ReplayStarved(len(drawn), planned.plan.planned_replay, request.iteration)))
         if not fresh.trajectories and not drawn:
             raise TrainingStopped(
-                f"a batch must hold a trajectory, got none in iteration {request.iteration}: all of it was to be "
-                f"replayed, and none of {request.count} rows could be read. They are quarantined now: --resume."
+                f"a batch must hold a trajectory, got none in iteration {request.iteration}: all rows were to be "
+                f"replayed, and none of {request.count} rows could be read. They are quarantined now: run again with "
+                "--resume."
             )
         estimator, penalty = self.components.estimator, self.components.collector.penalty
         batch = mix_batch(planned, fresh, [*own, *drawn], self.config, estimator=estimator, penalty=penalty)
@@ -148,7 +149,7 @@ class Loop:
         return batch
 
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
-        """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
+        """Learn from both streams. Rows that are only observed are scored before the update and don't affect it."""
         parts, display = self.components, self._display
         display.phase("update", 0, 1)
         observes, observed = self.config.replay.mode == "observe", None
@@ -165,14 +166,14 @@ class Loop:
             gap = result.metrics["actor/sampling_gap"]
             display.note(
                 f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
-                "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
+                "old log-probs were recomputed. If this repeats, set compute.old_log_probs: recompute."
             )
         return result, observed
 
     def commit(
         self, iteration: int, batch: MixedBatch, result: UpdateResult, observed: UpdateResult | None
     ) -> dict[str, float]:
-        """The draws with what the update did to them, the iteration and its metrics, in one transaction."""
+        """Store the draws with the update's statistics, the iteration and its metrics, in one transaction."""
         parts, plan = self.components, batch.planned.plan
         collected = [*batch.fresh.trajectories, *batch.fresh.unused]
         metrics = {
@@ -208,14 +209,14 @@ class Loop:
         return metrics
 
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
-        """Remove what the buffer has no room for."""
+        """Evict the rows that the buffer has no room for."""
         version = self.components.generator.policy_version
         capacity = self.config.replay.capacity
         counts = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
         return counts | {"buffer/redacted": appended.redacted}
 
     def evaluate(self) -> dict[str, float]:
-        """Held-out success, remembered for the target and the closing line."""
+        """Measure held-out success, and keep it for the success target and the result."""
         began = time.perf_counter()
         result = self.collection.evaluate()
         seconds = time.perf_counter() - began
@@ -227,13 +228,13 @@ class Loop:
         return result.metrics() | {"time/evaluation": seconds}
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """To people and to the sinks; the database has it already."""
+        """Show metrics to people and give them to the sinks; the database has them already."""
         self.components.sinks.log(iteration, metrics)
         left = self.pace.seconds_left(iteration)
         self._display.iteration(iteration, self.config.run.iterations, metrics, left=left)
 
     def save(self) -> None:
-        """Write a full checkpoint of this moment, unless there is one."""
+        """Write a full checkpoint of this iteration, unless there is one."""
         if self._saved == self.state.iteration:
             return
         parts, folder = self.components, self.components.folder
@@ -252,15 +253,15 @@ class Loop:
         save_checkpoint(checkpoint, parts.publisher.save_model, parts.trainer.save, state)
         folder.name_model(checkpoint)
         oldest = complete_checkpoints(folder.checkpoints)[-self.config.checkpoint.keep :][0]
-        # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
-        # where another process has taken the run over, which may have begun from one that would be removed.
+        # No resume goes back before the oldest checkpoint, so rows evicted up to it are not needed again. The purge is
+        # refused where another process has taken over the run: it may have begun from a checkpoint removed below.
         self._store.purge(self._run_id, int(oldest.name))
         prune(folder.checkpoints, keep=self.config.checkpoint.keep)
         self._display.phase("checkpoint", 1, 1)
         self._saved = self.state.iteration
 
     def _stop_at_corruption(self, iteration: int, *, rows: float, corrupt: float) -> None:
-        """A row that went bad is replaced by another draw; many of them say that the disk goes bad."""
+        """Stop the run where many rows are corrupt. Few are replaced by other draws; many are a sign of a bad disk."""
         limit = self.config.replay.max_quarantined
         if corrupt > max(_FEW_CORRUPT, limit * rows):
             raise TrainingStopped(

@@ -1,4 +1,4 @@
-"""What a loop remembers from one iteration to the next: what was done, and whose turn it is."""
+"""The state of a loop between iterations: its progress, and the order of tasks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agentloop.config.sections.run_section import RunSection
 
 @dataclass
 class EnvironmentTurns:
-    """Which environment the next group is of, so that none gets a whole group more or less than its share.
+    """The turns of environments: none gets a whole group more or less than its share.
 
-    Of those not ahead of their share the one that needs a group soonest is next (earliest deadline first: Liu and
-    Layland 1973).
+    An environment is next if it is not ahead of its share, and needs a group soonest (earliest deadline first: Liu and
+    Layland 1973). With the shares 1/2, 1/4 and 1/4, four groups are of a, b, a and c.
     """
 
     shares: list[str]
-    """Exact, as fractions; in the order of the configuration."""
+    """Shares as exact fractions, in the order of the configuration."""
     group_size: int
     tasks: list[int]
-    """How many of each have been taken."""
+    """Number of tasks that each environment has given."""
     episodes: list[int]
-    """How many of each have been collected."""
+    """Number of episodes collected in each environment."""
 
     @classmethod
     def begin(cls, shares: Sequence[float], group_size: int) -> EnvironmentTurns:
@@ -54,14 +54,14 @@ class EnvironmentTurns:
         return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
 
     def planned(self, numbers: Sequence[int], groups: Iterable[tuple[int, int]]) -> Counter[int]:
-        """Episodes by environment of `groups` of (position among the numbers, size)."""
+        """Count episodes by environment; `groups` are pairs of a position among the numbers and a size."""
         found = Counter[int]()
         for position, size in groups:
             found[numbers[position] % len(self.tasks)] += size
         return found
 
     def advance(self, numbers: Iterable[int], collected: Mapping[int, int]) -> None:
-        """The tasks of these numbers have been in a batch; `collected` counts episodes by environment."""
+        """Note that the tasks of these numbers were in a batch; `collected` counts episodes by environment."""
         for number in numbers:
             task, turn = divmod(number, len(self.tasks))
             self.tasks[turn] = max(self.tasks[turn], task + 1)
@@ -71,17 +71,17 @@ class EnvironmentTurns:
 
 @dataclass
 class TaskQueue:
-    """Numbers of training tasks, in the order they are gone through."""
+    """The order in which training tasks come, by number."""
 
     next: int = 0
-    """The first that has never been in a batch; of a run with one environment."""
+    """The first task that has never been in a batch, for a run with one environment."""
     pending: list[int] = field(default_factory=list)
-    """Planned for a batch in which they then had no member: theirs were to be replayed, and could not be drawn."""
+    """Tasks planned for a batch that then had no row of theirs, because replayed rows could not be drawn."""
     turns: EnvironmentTurns | None = None
     """None: the run has one environment."""
 
     def upcoming(self, count: int) -> list[int]:
-        """The next `count`; what is pending comes first."""
+        """The next `count` tasks; pending ones come first."""
         new = range(self.next, self.next + count) if self.turns is None else self.turns.upcoming(count)
         return [*self.pending, *new][:count]
 
@@ -92,7 +92,7 @@ class TaskQueue:
         without_member: Collection[int] = (),
         collected: Callable[[EnvironmentTurns], Mapping[int, int]] = lambda turns: {},
     ) -> None:
-        """Note that `indices` were in a batch, but for those `without_member`; `collected` counts by environment."""
+        """Note that tasks were in a batch, except those `without_member`; `collected` counts by environment."""
         if self.turns is None:
             self.next = max(self.next, 1 + max(indices, default=-1))
         else:
@@ -102,21 +102,21 @@ class TaskQueue:
 
 @dataclass
 class LoopState:
-    """What a checkpoint has of the loop itself; the rest of a checkpoint belongs to the run's parts."""
+    """The loop's own part of a checkpoint."""
 
     iteration: int = 0
-    """Iterations committed."""
+    """Number of committed iterations."""
     tasks: TaskQueue = field(default_factory=TaskQueue)
     attempt: int = 0
-    """Part of the ids of what the loop collects: a resumed run must not reuse those of its orphans."""
+    """Part of the ids of collected rows: a resumed run must not reuse the ids of its orphans."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, held-out success), oldest first."""
     held_out_tasks: int = 0
-    """Tasks of the newest of them."""
+    """Number of tasks of the newest evaluation."""
     batches: int = 0
-    """Batches of workers that have been learned from: an iteration that replays alone has none."""
+    """Number of workers' batches learned from; an iteration of replayed rows alone has none."""
     unrepeatable: list[str] = field(default_factory=list)
-    """Successes in which no episode could begin: what followed their first replies was not the same again."""
+    """Stored successes in which no episode could begin, because repeating their first replies gave other results."""
 
     def has_ended(self, run: RunSection) -> bool:
         """Whether no iteration is left, or the success target was reached."""

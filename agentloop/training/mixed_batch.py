@@ -1,4 +1,4 @@
-"""One iteration's batch: planned, then mixed from what was collected and what was drawn."""
+"""One iteration's batch: it is planned, then mixed from collected and drawn rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,20 +20,20 @@ from replay.records import FRESH, REPLAY, RESTART, BatchRow, Trajectory
 
 @dataclass(frozen=True)
 class IterationPlan:
-    """A batch before anything is collected."""
+    """The plan of a batch, before anything is collected."""
 
     plan: BatchPlan
     tasks: tuple[int, ...]
-    """Index of the training task of each slot, but for the last ones where there are `restarts`."""
+    """Index of the training task of each slot, except for the last slots, which `restarts` have."""
     available: Availability
     request: DrawRequest
     restarts: tuple[Restart, ...] = ()
-    """Where the last groups of the plan begin, which have no slot of `tasks`."""
+    """Starting places of the last groups, which have no task in `tasks`."""
     missing_restarts: int = 0
-    """Groups more that were to begin inside a stored success, for which there was none."""
+    """Number of groups that were to begin inside a stored success, but found none."""
 
     def picks(self, fresh: Collected, config: RunConfig) -> tuple[Pick, ...]:
-        """What to draw, now that the fresh groups are known."""
+        """The rows to draw, now that the fresh groups are known."""
         if not config.replay.complete_zero_variance:
             return self.plan.picks
         same = [(group.task, members[0].record.reward) for group, members in zero_variance_groups(fresh)]
@@ -42,14 +42,14 @@ class IterationPlan:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """What went into one iteration's batch."""
+    """The rows of one iteration's batch."""
 
     planned: IterationPlan
     fresh: Collected
     rows: list[BatchRow]
-    """Fresh ones first, with the advantages they are trained with."""
+    """Fresh rows first, with the advantages that they are trained with."""
     completed: int
-    """Fresh members of zero-variance groups that a drawn row completes."""
+    """Number of fresh members of zero-variance groups that a drawn row completes."""
     advantage_metrics: Mapping[str, float]
 
     @property
@@ -58,7 +58,7 @@ class MixedBatch:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Indices of the training tasks it was made of, planned and taken besides."""
+        """Indices of the batch's training tasks: planned ones, and those of further rounds."""
         return (*self.planned.tasks, *self.fresh.further_tasks)
 
     @property
@@ -66,7 +66,7 @@ class MixedBatch:
         return sum(row.trajectory.record.num_tokens for row in self.rows)
 
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
-        """Tasks of the plan that nothing in the batch is of: an engine failed, or a stored row was corrupt."""
+        """Tasks that no row of the batch is of, because an engine failed or a stored row was corrupt."""
         collected = [*self.fresh.trajectories, *self.fresh.unused]
         restarted = {row.record.group for row in collected if row.record.source == RESTART}
         groups = [one for one in (*self.fresh.groups, *self.fresh.unused_groups) if one.id not in restarted]
@@ -76,7 +76,7 @@ class MixedBatch:
         return [index for index in self.tasks if task_hash(index) not in there]
 
     def metrics(self, config: RunConfig, mixer: Mixer) -> dict[str, float]:
-        """Configured, ruled and achieved composition, and what the buffer could not give."""
+        """Metrics of the configured, ruled and achieved composition, and of the buffer's shortfall."""
         plan, drawn = self.planned.plan, self.replayed_rows
         fresh, replayed = len(self.fresh.trajectories), len(drawn)
         batch = fresh if config.replay.mode == "observe" else fresh + replayed
@@ -120,10 +120,10 @@ def mix_batch(
     estimator: AdvantageEstimator,
     penalty: Penalty | None,
 ) -> MixedBatch:
-    """The batch of `rows`, fresh ones first, with the advantages they are trained with.
+    """Make the batch of `rows`, fresh ones first, with the advantages that they are trained with.
 
-    Rows keep theirs, but for fresh groups that a drawn row completes; any other `replay.baseline` than `stored`
-    measures all of them once more, by rewards less today's penalty.
+    With `replay.baseline: stored` rows keep their advantages, except for fresh groups that a drawn row completes. Any
+    other baseline computes all advantages again, from rewards less the current policy's KL penalty.
     """
     replay = config.replay
     baseline = replay.baseline if replay.mode == "train" else "stored"
@@ -131,7 +131,7 @@ def mix_batch(
     if replay.complete_zero_variance and baseline == "stored":
         completed = completed_advantages(fresh, rows, estimator=estimator, penalty=penalty)
     elif baseline != "stored":
-        stored = [row.trajectory for row in rows if row.stream == REPLAY]  # fresh ones are charged already
+        stored = [row.trajectory for row in rows if row.stream == REPLAY]  # fresh rewards are less the penalty already
         rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
         rows = [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
     rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
@@ -142,7 +142,7 @@ def mix_batch(
 def completed_advantages(
     fresh: Collected, rows: Sequence[BatchRow], *, estimator: AdvantageEstimator, penalty: Penalty | None
 ) -> dict[str, float]:
-    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ."""
+    """Advantages of fresh members of equal reward, among their group and drawn rows of its task with other rewards."""
     drawn = [row.trajectory for row in rows if row.stream == REPLAY]
     advantages: dict[str, float] = {}
     for group, members in zero_variance_groups(fresh):
@@ -159,13 +159,13 @@ def completed_advantages(
 
 
 def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | None) -> list[BatchRow]:
-    """What the trainer is given of a batch, in the order of its slots: no replayed row where those are only observed.
+    """The rows that the trainer gets, in the order of their slots; without replayed rows if these are only observed.
 
-    `scored_by`: the policy's version, where the log-probs it samples with are those it is scored with.
+    `scored_by` is the policy's version, if log-probs from sampling agree with those from scoring.
     """
 
     def is_scored(row: BatchRow) -> bool:
-        """Whether this policy sampled all of it, in sight of what it is trained on."""
+        """Whether this policy sampled the whole row, in the same context that the row is trained in."""
         record, plain = row.trajectory.record, (s.behavior_context == "plain" for s in row.trajectory.segments)
         sampled_now = record.policy_version_min == record.policy_version_max == scored_by
         return scored_by is not None and row.stream == FRESH and sampled_now and all(plain)
@@ -174,7 +174,7 @@ def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | N
 
 
 def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
-    """A trajectory with every trained token written by `llm(do_not_train)`: sampled, scored, without loss."""
+    """A copy of a trajectory without loss: the author of its trained tokens is `llm(do_not_train)`."""
     code = np.uint8(authors.code(LLM_DO_NOT_TRAIN))
     segments = []
     for segment in trajectory.segments:

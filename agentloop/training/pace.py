@@ -1,4 +1,4 @@
-"""How long the parts of a run take, and what comes of the rest."""
+"""How long the parts of a run take, and estimates of the rest."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -8,10 +8,10 @@ from agentloop.runs.display import duration
 
 
 class Pace:
-    """How long this process's iterations took, with their checkpoints, and its evaluations."""
+    """Measures this process's iterations, with their checkpoints, and its evaluations."""
 
     def __init__(self, config: RunConfig, *, iteration: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`iteration`: as many were made before."""
+        """`iteration` is the number of iterations that were made before."""
         self._config, self._before, self._clock = config, iteration, clock
         self._began = clock()
         self._evaluations: list[float] = []
@@ -19,7 +19,7 @@ class Pace:
         self._per_episode = 0.0
 
     def begin(self) -> None:
-        """The first iteration begins now."""
+        """Start the clock of the first iteration."""
         self._began, self._evaluated_since = self._clock(), 0.0
 
     def add_evaluation(self, seconds: float, *, episodes: int) -> None:
@@ -28,34 +28,34 @@ class Pace:
         self._per_episode = seconds / episodes
 
     def is_evaluated(self, iteration: int) -> bool:
-        """Whether held-out success is measured after it."""
+        """Whether held-out success is measured after this iteration."""
         every = self._config.evaluation.every
         return iteration == self._config.run.iterations or (every > 0 and iteration % every == 0)
 
     def seconds_left(self, iteration: int) -> float:
-        """From the end of this one to the end of the run."""
+        """Estimate the seconds from the end of this iteration to the end of the run."""
         to_come = range(iteration + 1, self._config.run.iterations + 1)
         own = (self._clock() - self._began - self._evaluated_since) / (iteration - self._before)
-        return own * len(to_come) + self._of_evaluations(to_come, iteration_s=own)
+        return own * len(to_come) + self._evaluation_seconds(to_come, iteration_s=own)
 
     def episodes_to_come(self) -> str:
-        """What is known before the first iteration, by the first evaluation, in words."""
+        """Estimate, from the first evaluation, how long the run's episodes take, in words."""
         each, iterations = self._config.batch.trajectories, range(1, self._config.run.iterations + 1)
-        seconds = self._per_episode * each * len(iterations) + self._of_evaluations(iterations)
+        seconds = self._per_episode * each * len(iterations) + self._evaluation_seconds(iterations)
         return (
             f"episodes will take about {duration(seconds)}, by this evaluation ({len(iterations)} iterations of "
             f"{each} at most, evaluations: {sum(map(self.is_evaluated, iterations))}); updates come on top"
         )
 
-    def _of_evaluations(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:
-        """As those of this process took; a resumed one has none at first, and then goes by its iterations' episodes."""
+    def _evaluation_seconds(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:
+        """Estimate the seconds of evaluations, from earlier ones of this process, or from its iterations' episodes."""
         section, made = self._config.evaluation, self._evaluations
         guess = iteration_s * section.tasks * section.samples / self._config.batch.trajectories
         return (sum(made) / len(made) if made else guess) * sum(map(self.is_evaluated, iterations))
 
 
 class PhaseClock:
-    """Seconds per phase of one iteration."""
+    """Measures the seconds of each phase of one iteration."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

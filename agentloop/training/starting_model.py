@@ -27,7 +27,7 @@ _WARM_UP = "warm_up.json"
 
 
 def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
-    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
+    """The place of the run's first weights. The built-in model is made and warmed up at first use."""
     config = folder.config
     if config.model.path is not None:
         return config.model.path
@@ -37,13 +37,13 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 
 
 def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
-    """Updates, loss and seconds of the built-in model's warm-up; nothing for a model that came trained."""
+    """Updates, loss and seconds of the built-in model's warm-up; none for another model."""
     path = folder.start / _WARM_UP
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def _demonstrating(config: RunConfig) -> RunEnvironments:
-    """The environments of the warm-up. Raises UserError for one that can't show how it is done."""
+def _load_demonstrating(config: RunConfig) -> RunEnvironments:
+    """Load the environments for the warm-up. Raises UserError for one that has no demonstrations."""
     without = next((part.environment.name for part in config.parts if not makes_tasks(part.environment.name)), None)
     if without is None:
         environments = load_environments(config, {}, options=config.warm_up.options)
@@ -57,20 +57,20 @@ def _demonstrating(config: RunConfig) -> RunEnvironments:
 
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
-    section, context, environments = config.warm_up, config.context, _demonstrating(config)
+    section, context, environments = config.warm_up, config.context, _load_demonstrating(config)
     display.note(f"making and warming up the built-in model, once, for {target.parent}")
     seed = derive_seed(config.run.seed, "warm-up")
     display.phase("tokenizer", 0, 1)
     began = time.perf_counter()
     with muted_libraries():
-        build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
+        build_tiny_model(target, config.tiny, corpus=_corpus_texts(environments, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
     authors = context.author_table()
     parser = make_parser(context.parser, loaded.template, tools=environments.tools)
     strategy, renderer = make_strategy(context.strategy, context.options), loaded.renderer(authors)
 
     def in_turn() -> Iterator[Sequence[TokenSequence]]:
-        """Conversations of one environment after another, as training sequences."""
+        """Conversations of each environment in turn, as training sequences."""
         played = [(one.tools, demonstrations(one, seed=seed, strategy=strategy)) for one in environments.all]
         for tools, shown in itertools.cycle(played):
             yield demonstrated_sequences(next(shown), renderer, parser=parser, tools=tools, strategy=strategy)
@@ -92,8 +92,8 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     (target / _WARM_UP).write_text(json.dumps(measured))
 
 
-def _corpus(environments: RunEnvironments, seed: int) -> list[str]:
-    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
+def _corpus_texts(environments: RunEnvironments, seed: int) -> list[str]:
+    """Texts to train the tokenizer on: demonstrated conversations, and the tools as prompts show them."""
     texts = []
     for factory in environments.all:
         texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20

@@ -1,4 +1,4 @@
-"""What would spoil a run in silence is looked for before it begins."""
+"""Checks, before a run begins, for faults that would spoil it silently."""
 
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ from agentloop.models.actor import Actor
 from agentloop.models.memory import in_gb
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
-"""Nats between sampling and scoring. Half precision rounds differently in batches of other shapes: only the mean is
-held to its limit, for single tokens of little probability may be nats off."""
+"""Largest differences between sampling and scoring, in nats. Half precision rounds differently in batches of different
+shapes, where single tokens of little probability may be nats off, so its limit is for the mean."""
 
 
 def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int] = (3, 4, 5, 6, 7)) -> bool:
-    """Whether log-probs from sampling are those from scoring to 0.001 nats, over two turns and ragged prompts.
+    """Whether log-probs from sampling and scoring agree to 0.001 nats, over two turns and ragged prompts.
 
-    Raises UserError for an architecture with a state that the generation's cache does not know of. Where only autocast
-    rounds to 16 bits, they must agree without it. `text`: tokens that the model knows, which round least.
+    Raises UserError for an architecture whose state the generation's cache does not keep. If only autocast rounds to 16
+    bits, they must agree without it. `text` are tokens that the model knows, whose log-probs are rounded least.
     """
     if actor.compute.autocast != "none":
         exact = actor.compute.model_copy(update={"autocast": "none"})
@@ -33,7 +33,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         completions = list(generator.generate(requests))
         both = list(zip(requests, completions, strict=True))
         rows = [[*request.prompt_ids, *completion.token_ids] for request, completion in both]
-        apart = _differences(actor, rows, [completion.log_probs for completion in completions])
+        apart = _score_differences(actor, rows, [completion.log_probs for completion in completions])
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
     limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
@@ -51,10 +51,10 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
 
 
 def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
-    """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
+    """Say how much disk the run's checkpoints and policies take; the buffer's size depends on the episodes.
 
-    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides; `free`: of the disk. Raises
-    UserError where it has no room for the first two checkpoints.
+    `weights` are bytes of a policy's files, `state` the other bytes of a checkpoint, `free` those of the disk. Raises
+    UserError where the first two checkpoints have no room.
     """
     section, iterations = config.checkpoint, config.run.iterations
     checkpoints = min(section.keep, 1 + -(-iterations // section.every))
@@ -68,13 +68,15 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
         )
     parts = f"checkpoints: {checkpoints} of {in_gb(one)}"
     parts += f", policies: {policies} of {in_gb(weights)}" if policies else ""
-    # A new one is written before the oldest goes.
+    # A new checkpoint is written before the oldest is removed.
     low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 
-def _differences(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Absolute differences of the last tokens of each row, all rows scored at once."""
+def _score_differences(
+    actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]
+) -> torch.Tensor:
+    """Absolute differences of the log-probs of each row's last tokens; all rows are scored at once."""
     lengths, known = [len(row) for row in rows], [len(row) for row in log_probs]
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(actor.device)
     place, length = torch.arange(tokens.shape[1], device=actor.device), tokens.new_tensor(lengths)[:, None]

@@ -16,15 +16,15 @@ from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.evaluation import EvaluationReport
-from agentloop.runs.checkpoint import Checkpoint, newest_checkpoint, readable, restore_random
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
+from agentloop.runs.checkpoint import Checkpoint, explaining_damage, newest_checkpoint, restore_random
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
     check_length,
     create_run_folder,
-    explained,
+    explaining_disk,
     has_run,
     open_run_folder,
     record_config,
@@ -56,7 +56,7 @@ from replay.store import ReplayStore
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to, and where it can be looked into and gone on from."""
+    """The result of a run: its success, and the places of its model and report."""
 
     folder: Path
     iterations: int
@@ -64,30 +64,30 @@ class TrainResult:
     success_after: float
     report: Path
     evaluated_after: int
-    """The iteration after which `success_after` was measured; 0: nothing was measured since training began."""
+    """The iteration after which `success_after` was measured; 0 if none was measured after training began."""
     held_out_tasks: int
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
     troubles: tuple[str, ...] = ()
-    """What went badly, by the limits that `replay.diagnosis` names."""
+    """Signs of trouble, by the names of their limits in `replay.diagnosis`."""
 
     @property
     def model(self) -> Path:
-        """The trained model: for `from_pretrained` of transformers, and for `model.path` of another run."""
+        """The trained model, for `from_pretrained` of transformers and for `model.path` of another run."""
         return self.folder / MODEL
 
     def buffer(self) -> ReplayStore:
-        """The run's experience, open for reading: for `replay.questions`, and for `read`. Close it in the end."""
+        """Open the run's buffer for reading: for `replay.questions`, and for `read`. The caller closes it."""
         return ReplayStore.open(open_run_folder(self.folder).database, read_only=True)
 
     def evaluations(self) -> dict[int, float]:
-        """Held-out success by the iteration after which it was measured; 0: before training."""
+        """Held-out success by the iteration after which it was measured; 0 is before training."""
         with closing(self.buffer()) as store:
             series = metric_series(store, open_run_folder(self.folder).run_id, names=["eval/success"])
         return {int(iteration): float(value) for iteration, value in series["eval/success"]}
 
     def evaluate(self, *, tasks: int | None = None, samples: int | None = None) -> EvaluationReport:
-        """Held-out success of the trained model, with intervals: what `agentloop evaluate` prints."""
+        """Evaluate the trained model on held-out tasks, with intervals, as `agentloop evaluate` does."""
         return evaluate_run(self.folder, tasks=tasks, samples=samples)
 
 
@@ -101,10 +101,10 @@ def train(
 ) -> TrainResult:
     """Train one run to its end.
 
-    `resume` continues the newest run of that name, or the one in the folder `run`, as if it had never stopped. "auto"
-    begins one where there is none; `run` alone does so in this very folder, and both leave a run alone that has ended.
-    `environment_changed`: its source may be another than the run's.
-    Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
+    `resume` continues the newest run of that name, or the run in the folder `run`, as if it had never stopped. "auto"
+    begins a run if there is none, and `run` alone begins one in that folder; neither changes a run that has ended.
+    `environment_changed` allows another source of the environment than the run's. Under torchrun, rank 0 calls this and
+    the other ranks call `train_worker`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
     with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
@@ -129,7 +129,7 @@ def train(
                     folder, display, checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
-                # Workers may have joined it; of a database of its own nothing goes with the folder.
+                # A run that workers may have joined, or with a database elsewhere, stays.
                 alone = config.collection.by == "loop" and config.replay.database is None
                 with _unbegun_removed(folder, new=path is None and alone):
                     loop = Loop(parts, begin_run(parts, checkpoint))
@@ -149,18 +149,18 @@ def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
-    """The result of a run that has nothing left to do, which its workers are shown; None for any other."""
+    """The result of a run that has ended, of which its workers are told; None for any other run."""
     state, report = LoopState.from_values(checkpoint.values["loop"]), folder.path / REPORT_NAME
     if not state.has_ended(folder.config.run) or not report.exists():
         return None
-    if folder.config.collection.by == "workers":  # its learner may have been killed before it could say so
+    if folder.config.collection.by == "workers":  # the learner may have been killed before it ended the run for them
         with closing(ReplayStore.open(folder.database)) as store:
             store.roles.end_run(folder.run_id, ended=True)
     return _result(folder, state, report)
 
 
 def _why_ended(state: LoopState, config: RunConfig) -> str:
-    """Why the run has nothing left to do, and what makes it go on."""
+    """Say why the run has ended, and which setting makes it go on."""
     if state.iteration >= config.run.iterations:
         return f"it has made its {state.iteration} iterations. For more: --set run.iterations=NUMBER"
     return (
@@ -170,14 +170,14 @@ def _why_ended(state: LoopState, config: RunConfig) -> str:
 
 
 def train_worker(config: RunConfig) -> None:
-    """On any rank but 0, hold and update a part of the weights until the run of rank 0 ends."""
+    """Hold and update a part of the weights, on any rank but 0, until the run of rank 0 ends."""
     with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         serve_rank(ranks)
 
 
 @contextmanager
 def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
-    """Remove a new run that is refused before its first checkpoint, unless a model was warmed up for it."""
+    """Remove a new run that fails before its first checkpoint, unless a model was warmed up for it."""
     try:
         yield
     except (UserError, RenderError, PrefixError, ReplayError) as error:
@@ -188,7 +188,7 @@ def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
 
 
 def _leading(parts: Components) -> AbstractContextManager[None]:
-    """Workers have one learner: this one, or it is refused and changes nothing."""
+    """Make this process the one learner of the workers. Raises ReplayError, before any change, if there is another."""
     section = parts.config.collection
     if section.by == "loop":
         return nullcontext()
@@ -197,7 +197,7 @@ def _leading(parts: Components) -> AbstractContextManager[None]:
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
-    """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
+    """Prepare the run for its next iteration; a start is a resume without a checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
@@ -218,9 +218,6 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
-        warm_up = "optimizer.warmup_iterations", parts.config.optimizer.warmup_iterations
-        saved = "checkpoint.every", parts.config.checkpoint.every
-        note_length(parts.display, parts.config.run.iterations, "iterations", warm_up=warm_up, saved=saved)
         parts.publisher.publish(0)
         attach_buffers(parts)
     _note_empty_sources(parts)
@@ -228,19 +225,19 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
 
 
 def _note_empty_sources(parts: Components) -> None:
-    """A remark and no error: rows can be imported while a run goes on, and until then there is `replay.shortfall`."""
+    """Remark on sources without rows. They are no error, because rows can be imported during a run."""
     replay = parts.config.replay
     if parts.mixer.rule.highest_fraction > 0:
-        # One of its own: that of the run may draw random numbers when it weighs.
+        # A sampler of its own: the run's sampler may draw random numbers when it weighs rows.
         sampler = load_sampler(replay.sampler, 0, replay.sampler_options)
         for sentence in empty_sources(parts.store, parts.run_id, sampler=sampler):
             parts.display.note(sentence)
     elif replay.attach or replay.sources:
-        parts.display.note("replay.fraction is 0: nothing of replay.attach or replay.sources is drawn. Set it.")
+        parts.display.note("replay.fraction is 0, so no row of replay.attach or replay.sources is drawn. Set it.")
 
 
 def _note_other_versions(parts: Components) -> None:
-    """How many rows go on being replayed that another version of the environment has rewarded."""
+    """Remark on rows in the buffer that another version of the environment has rewarded."""
     environments = parts.actors.environments
     if {*parts.folder.environments, environments.source} == {environments.source}:
         return
@@ -249,8 +246,8 @@ def _note_other_versions(parts: Components) -> None:
     older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
     parts.display.note(
-        f"environment changed: rows collected from now on are of its version {now}; {found.rows} of other versions "
-        f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
+        f"environment changed: rows collected from now on have its version {now}; {found.rows} of other versions "
+        f'can still be drawn. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
     )
 
 
@@ -260,7 +257,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
             f"checkpoints must belong to the run {parts.run_id}, got one of {checkpoint.values['run']} in "
             f"{checkpoint.folder}. Put the right folder back."
         )
-    with readable(checkpoint.folder):
+    with explaining_damage(checkpoint.folder):
         parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
@@ -271,7 +268,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
 
 
 def _run(loop: Loop, stop: StopRequest) -> Path:
-    """Run the loop and write the report, also of a run that could not go on, as it shows what led there."""
+    """Run the loop and write the report, also of a run that was stopped by a fault."""
     try:
         with stop.working():
             loop.run(stop)
@@ -281,7 +278,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except UserError as error:
         if "--resume" not in str(error):
             command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
-            changed = "--environment-changed too if a file of the environment or of reward.functions is another"
+            changed = "--environment-changed too if a file of the environment or of reward.functions has changed"
             error.args = (f"{error} Then go on: {command}, with {changed}.",)
         raise
     return _write_report(loop.components)
@@ -290,7 +287,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 def _write_report(parts: Components) -> Path:
     path = parts.folder.path / REPORT_NAME
     parts.display.phase("report", 0, 1)
-    with explained(path, advice="The run itself is whole: make room and run again with --resume."):
+    with explaining_disk(path, advice="The run itself is whole: make room and run again with --resume."):
         return report_run(parts.store, path, run=parts.run_id)
 
 
@@ -318,7 +315,7 @@ def _run_record(parts: Components) -> RunRecord:
 
 
 def attach_buffers(parts: Components) -> None:
-    """Copy their rows before the first iteration; what a start that was killed has copied stays as it is."""
+    """Copy the rows of attached buffers before the first iteration, except those that an earlier start has copied."""
     teach = partial(teaching_of, parts.store, parts.run_id, parts.folder.start, group_advantages)
     for name, place in parts.config.replay.attach.items():
 

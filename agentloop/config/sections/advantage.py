@@ -1,4 +1,4 @@
-"""What the configuration says about advantages: the algorithm that gives them, and whose credit they are."""
+"""The section `advantage`: how advantages are computed, normalised and given to turns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AdvantageSection(Section):
     )
     function: str | None = Field(
         None,
-        description="`path/to/file.py:function` that is given the members of a group and returns their advantages, in "
-        "the algorithm's place.",
+        description="`path/to/file.py:function` that takes the members of a group and returns their advantages, "
+        "instead of the algorithm.",
     )
     normalise_batch: Literal["none", "scale", "whiten"] = Field(
         "none",
@@ -34,13 +34,13 @@ class AdvantageSection(Section):
     )
     credit: Literal["trajectory", "turn", "state"] = Field(
         "trajectory",
-        description="trajectory: one advantage for all its tokens; turn: each reply has its own, of what the "
-        "environment's turn_rewards give it and what follows; state: of what the run's other trajectories earned from "
-        "the state it was given in.",
+        description="trajectory: one advantage for all tokens of a trajectory; turn: one for each reply, from the "
+        "environment's turn_rewards for it and for later replies; state: one for each reply, compared with what the "
+        "run's other trajectories earned from the same state.",
     )
     turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn or state).")
     turn_coef: NonNegative = Field(
-        1.0, description="Weight of what single turns earn next to the trajectory's advantage (credit turn or state)."
+        1.0, description="Weight of single turns' advantages, added to the trajectory's (credit turn or state)."
     )
     state_max_age: Annotated[int, Field(ge=0)] | None = Field(
         8,
@@ -50,7 +50,7 @@ class AdvantageSection(Section):
 
 
 def check_advantages(config: RunConfig) -> None:
-    """Raises ValueError where batches can't be mixed so, or replayed rows not be given the advantages asked for."""
+    """Raises ValueError for settings of replay that don't fit the batch, or don't fit the chosen advantages."""
     config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
     if not config.tasks.shuffle:
         check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")

@@ -1,4 +1,4 @@
-"""What the configuration says about what the policy sees and whose tokens are trained, and the parts that makes."""
+"""The section `context`: what the policy sees, and whose tokens are trained."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -19,7 +19,7 @@ from replay.setting_types import Section
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
-    """`context.strategy` with `context.options`, its fields. Raises ValueError for what does not fit."""
+    """Make `context.strategy` with `context.options`. Raises ValueError for options that it does not take."""
     kind = STRATEGIES[name]
     assert is_dataclass(kind)
     known = {field.name: field for field in fields(kind)}
@@ -48,18 +48,18 @@ def _converted(option: str, value: Any, wanted: Any) -> Any:
 
 
 class AuthorSection(Section):
-    """A kind of author besides the built-in ones; what its tokens are for."""
+    """An author besides the built-in ones, and the use of its tokens."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="Its name in messages: judge, subagent:planner.")
-    action: bool = Field(False, description="Its replies are in the policy's place: response_mask, no log-probs.")
+    action: bool = Field(False, description="Its replies replace the policy's: response_mask, no log-probs.")
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
 
 
 def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The built-in authors and then the registered ones. Raises ValueError for a name that is taken.
+    """The table of the built-in authors and then the registered ones. Raises ValueError for a name that is taken.
 
-    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+    `demonstration` is built in, for the warm-up. Registering it unchanged lets environments name it, too.
     """
     built_in = default_authors()
     rows = [*built_in.authors]
@@ -80,7 +80,7 @@ def author_table(registered: Iterable[Author]) -> AuthorTable:
 class ContextSection(ContextLength, Section):
     strategy: Literal[
         "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
-    ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")
+    ] = Field("linear", description="How the next prompt shows the conversation; see docs/concepts.md.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the strategy, e.g. {budget: 2000}.")
     strict: bool = Field(
         False,
@@ -89,23 +89,24 @@ class ContextSection(ContextLength, Section):
     )
     parser: str = Field(
         "auto",
-        description=f"How tool calls are read from a reply: {', '.join(PARSERS)}, or `path/to/file.py:ClassName` of "
+        description=f"Parser of the tool calls in a reply: {', '.join(PARSERS)}, or `path/to/file.py:ClassName` of "
         "your own; auto: the first that reads the calls which the chat template writes.",
     )
     authors: tuple[AuthorSection, ...] = Field(
         (),
-        description="Authors besides the built-in ones that an environment's messages may name: what their tokens are "
-        "for, and whether prompts show them; for example {name: human_edit, action: true, trained: true, shown: true}.",
+        description="Authors besides the built-in ones that an environment's messages may name, what "
+        "their tokens do, and whether prompts show them; for example {name: human_edit, action: true, trained: true, "
+        "shown: true}.",
     )
     keep_turns: tuple[int, ...] | None = Field(
         None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
     )
     discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
     blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
-    blackout_after_end: bool = Field(True, description="Train nothing behind the first stop token of a reply.")
+    blackout_after_end: bool = Field(True, description="Train nothing after the first stop token of a reply.")
     template: str | None = Field(
         None,
-        description="Chat template in place of the model's own, stored with the run: "
+        description="Chat template that replaces the model's own, stored with the run: "
         f"{', '.join(BUILT_IN_TEMPLATES)}, which show tools, calls, results and thoughts; or a .jinja file's path.",
     )
     allow_hidden_tools: bool = Field(
@@ -115,8 +116,8 @@ class ContextSection(ContextLength, Section):
     )
     template_args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further variables of the chat template, for example {enable_thinking: false}; names that it does "
-        "not read are refused.",
+        description="Further variables of the chat template, for example {enable_thinking: false}; a name that the "
+        "template does not use is an error.",
     )
     stop_strings: tuple[str, ...] | None = Field(
         None,
@@ -127,7 +128,7 @@ class ContextSection(ContextLength, Section):
     @field_validator("template")
     @classmethod
     def _read_template(cls, given: str | None) -> str | None:
-        """A file's text takes the place of its path, so that a run has it wherever its configuration goes."""
+        """Replace a template file's path by its text, so that the run's configuration holds the template."""
         return given if given is None or given in BUILT_IN_TEMPLATES else template_source(given)
 
     @model_validator(mode="after")
@@ -145,13 +146,13 @@ class ContextSection(ContextLength, Section):
         return self
 
     def author_table(self) -> AuthorTable:
-        """What is stored with the run."""
+        """The table of authors that is stored with the run."""
         return author_table(self.registered_authors())
 
     def registered_authors(self) -> tuple[Author, ...]:
-        """Those that messages of an environment may name."""
+        """The authors that an environment's messages may name besides the built-in ones."""
         try:
-            # Nothing says with which probability somebody wrote a token: such tokens have no log-probs.
+            # The probability with which an author wrote a token is not known, so these tokens have no log-probs.
             return tuple(Author(row.name, row.action, row.trained, row.shown, behavior=False) for row in self.authors)
         except ValueError as error:
             raise ValueError(f"context.{error}") from None

@@ -1,4 +1,4 @@
-"""What the configuration says about environments, the one of a run or several with their shares, and their tasks."""
+"""The sections `environment`, `environments` and `tasks`: the one or several environments of a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class McpServerSection(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
     env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
-    pass_env: tuple[str, ...] = Field((), description="Variables of this process it is given; values are not stored.")
+    pass_env: tuple[str, ...] = Field((), description="Variables of this process to pass on; values are not stored.")
     url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
-    token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
+    token_env: str | None = Field(None, description="Variable that holds the bearer token for url; never stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
     start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
 
@@ -51,8 +51,8 @@ class EnvironmentSection(TaskPool, Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     agent: str | None = Field(
         None,
-        description="An agent of its own that asks the policy at a base URL: a command, or `path/to/file.py:function`; "
-        "each row of tasks.data is a task of it. See docs/gateway.md.",
+        description="An agent that asks the policy at a base URL: a command, or `path/to/file.py:function`; each row "
+        "of tasks.data is a task for it. See docs/gateway.md.",
     )
     mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
@@ -62,25 +62,25 @@ class EnvironmentSection(TaskPool, Section):
 
     @property
     def is_rows(self) -> bool:
-        """Whether there is no class: reward functions then say what a success is."""
+        """Whether the environment is `rows`, which has no class: reward functions then decide what a success is."""
         return self.name == "rows"
 
 
 class TasksSection(TaskData, Section):
-    """Rows of a data set as tasks, and the order in which a pool of tasks is gone through."""
+    """Rows of a data set as tasks, and the order in which tasks of a pool come."""
 
     subset: str | None = Field(None, description="Configuration of a Hugging Face data set that has several.")
     revision: str | None = Field(None, description="Commit of a data set on the hub.")
     split: str | None = Field(
         None,
         description="Split to train on; null: train, and all rows of a file that is one split. In a file that holds "
-        "several, the field `split` of a row says which it is of.",
+        "several, the field `split` of a row names its split.",
     )
     held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.1, description="That share, about; a row's content decides which one it is in."
+        0.1, description="Approximate share of the rows to hold out; a row's content decides on its side."
     )
-    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as the rows stand.")
+    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as rows stand.")
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
@@ -107,15 +107,17 @@ class EnvironmentPart:
     """One environment of a run, with its tasks."""
 
     name: str | None
-    """None: the run has this one alone."""
+    """None if it is the run's only environment."""
     share: float
     environment: EnvironmentSection
     tasks: TasksSection
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:
-    """Raises ValueError where a run would have two answers to which environments it has, or where one of the `checks`
-    does, each of which is made of the run as it would be with one of its environments alone."""
+    """Raises ValueError where `environments` contradicts other settings, or where one of the `checks` fails.
+
+    Each check gets the run as it would be with one of its environments alone.
+    """
     parts = config.parts
     for section in ("environment", "tasks") if config.environments else ():
         check_default(config, section, when="environments has some, each of which has its own")
@@ -132,11 +134,11 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
             try:
                 check(alone)
             except ValueError as error:
-                raise ValueError(said_of(part.name, str(error))) from error
+                raise ValueError(name_environment(part.name, str(error))) from error
 
 
-def said_of(name: str | None, problem: str) -> str:
-    """A problem of the sections `environment` and `tasks`; with a name, about those of one of several environments."""
+def name_environment(name: str | None, problem: str) -> str:
+    """Name an environment in an error: with `hard`, `environment.options` becomes `environments.hard.options`."""
     if name is None:
         return problem
     problem = re.sub(r"(?<![.\w])environment\.(?=\w)", f"environments.{name}.", problem)

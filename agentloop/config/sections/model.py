@@ -1,4 +1,4 @@
-"""What the configuration says about how numbers are made; none of it changes what they are, beyond rounding."""
+"""The sections `model`, `lora`, `tiny` and `compute`: the policy's weights, and how it is computed."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,23 +11,23 @@ from replay.setting_types import Positive, PositiveFloat, Section
 class ComputeSection(Section):
     log_probs: Literal["auto", "plain", "chunked"] = Field(
         "auto",
-        description="How log-probs come of hidden states. plain: of whole logits; chunked: of parts, made again "
-        "in backward; auto: chunked where the logits of a pass would have more than 64 MiB, else plain.",
+        description="How log-probs are computed from hidden states. plain: from whole logits; chunked: from parts of "
+        "them, computed again in backward; auto: chunked where a pass has more than 64 MiB of logits, else plain.",
     )
     autocast: Literal["auto", "none", "bfloat16"] = Field(
         "auto",
-        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32; auto: that on "
-        "a GPU that has such products, for float32 weights, elsewhere none.",
+        description="bfloat16: sampling, scoring and gradients multiply in bfloat16, the weights stay float32; auto: "
+        "bfloat16 for float32 weights on a GPU that supports it, elsewhere none.",
     )
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto",
-        description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
-        "GPU where they would not fit next to what else is there, elsewhere never.",
+        description="Backward computes the activations of each layer again, which saves memory and takes one more "
+        "forward; auto: on a GPU where the activations would not fit, elsewhere never.",
     )
     old_log_probs: Literal["auto", "recompute"] = Field(
         "auto",
-        description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
-        "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
+        description="auto: rows that the current policy has just sampled keep their stored log-probs, where sampling "
+        "and scoring agree within 0.001 nats; recompute: one more pass scores all rows.",
     )
     rank_timeout_s: PositiveFloat = Field(600.0, description="Seconds to wait for a silent rank in an update.")
 
@@ -36,13 +36,13 @@ LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class LoraSection(Section):
-    """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices next to each layer's own."""
+    """LoRA (Hu et al. 2021, arXiv 2106.09685) trains two thin matrices next to each layer's own."""
 
-    rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: all of the model is.")
-    alpha: Positive = Field(32, description="What an adapter adds is scaled by alpha / rank.")
+    rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: the whole model is.")
+    alpha: Positive = Field(32, description="An adapter's output is scaled by alpha / rank.")
     target_modules: Literal["auto"] | LayerNames = Field(
         "auto",
-        description="Names of the layers that get one, e.g. [q_proj, v_proj]; auto: all linear ones but the head.",
+        description="Names of the layers with adapters, e.g. [q_proj, v_proj]; auto: all linear ones but the head.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the configuration says about rewards: who gives them, and how much each counts."""
+"""The section `reward`: who gives rewards, and how much each counts."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -10,10 +10,10 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RewardFunctionSection(Section):
-    """One function of the user's, and its weight; also written as its name alone."""
+    """One function of the user's with its weight; the name alone is enough for weight 1."""
 
-    function: str = Field(description="`path/to/file.py:function`, def or async def, that is given an ended episode.")
-    weight: Weight = Field(1.0, description="What its numbers are multiplied by; negative for a cost.")
+    function: str = Field(description="`path/to/file.py:function`, def or async def, that takes an ended episode.")
+    weight: Weight = Field(1.0, description="Factor of its numbers; negative for a cost.")
 
     @model_validator(mode="before")
     @classmethod
@@ -22,7 +22,7 @@ class RewardFunctionSection(Section):
 
     @property
     def name(self) -> str:
-        """What metrics call it."""
+        """The function's name in metrics."""
         return self.function.rpartition(":")[2]
 
 
@@ -31,20 +31,20 @@ class OverlongSection(Section):
 
     buffer: Positive | None = Field(
         None,
-        description="Tokens before context.max_tokens from which a longest training sequence costs reward, the more "
-        "the longer; null: length costs nothing.",
+        description="Width of the zone before context.max_tokens, in tokens, in which an episode's longest "
+        "training sequence costs reward, more the longer it is; null: length costs nothing.",
     )
-    penalty: PositiveFloat = Field(1.0, description="What an episode loses that reached the limit, or was cut short.")
+    penalty: PositiveFloat = Field(1.0, description="Reward that an episode loses at the limit, or if cut short.")
 
 
 class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
     functions: tuple[RewardFunctionSection, ...] = Field(
         (),
-        description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}, or "
-        "rewards.py:right for weight 1. In the environment `rows` the first one says what a success is.",
+        description="Reward functions of yours, added by weight; e.g. {function: rewards.py:brief, weight: 0.1}, "
+        "or rewards.py:right for weight 1. In the environment `rows` the first one decides what a success is.",
     )
-    overlong: OverlongSection = Field(default_factory=OverlongSection, description="What too long an episode costs.")
+    overlong: OverlongSection = Field(default_factory=OverlongSection, description="Cost of too long an episode.")
     parallel: Positive = Field(32, description="Most async reward functions that wait at once.")
     timeout_s: PositiveFloat = Field(60.0, description="Seconds one reward function may take for one episode.")
     on_error: Literal["stop", "drop"] = Field(

@@ -1,4 +1,4 @@
-"""What the configuration says about acting: episodes, who collects them, engines and evaluations."""
+"""The sections about acting: episodes, who collects them, engines, gateway and evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class RolloutSection(Section):
     engine: Literal["local", "vllm"] = Field(
-        "local", description="What samples: the policy in this process, or vLLM at engine.urls or by engine.serve."
+        "local", description="What samples replies: this process, or vLLM at engine.urls or by engine.serve."
     )
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
@@ -30,8 +30,8 @@ class RolloutSection(Section):
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     replay_observations: bool = Field(
         True,
-        description="Calls of tools that the environment declares deterministic are answered by what an equal call "
-        "answered before; false: every call is run.",
+        description="A call of a tool that the environment declares deterministic gets the result of an earlier equal "
+        "call; false: every call is run.",
     )
     dynamic_sampling_rounds: int = Field(
         0,
@@ -62,30 +62,30 @@ EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 class EngineSection(Section):
     serve: bool = Field(
         False,
-        description="The run starts a vLLM of its own, the executable that AGENTLOOP_VLLM names, which ends with it; "
-        "where the policy is on a GPU, the two share it by turns. See docs/real-models.md.",
+        description="The run starts its own vLLM, by the executable that AGENTLOOP_VLLM names, and ends it. Where the "
+        "policy is on a GPU, the two use it by turns. See docs/real-models.md.",
     )
     memory_share: PositiveFloat = Field(0.4, le=1, description="With serve: vLLM's share of the GPU's memory.")
     transfer: Literal["memory", "file"] = Field(
         "memory",
-        description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. Files "
-        "are what adapters, a CPU, and checkpoint.keep_policies always take.",
+        description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. "
+        "Adapters, a CPU, and checkpoint.keep_policies always use files.",
     )
     options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
     urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
-    served_model_name: str | None = Field(None, description="Engines' name of the model; null: whatever they serve.")
+    served_model_name: str | None = Field(None, description="Engines' name of the model; null: the one they serve.")
     api_key_env: str = Field(
         "AGENTLOOP_ENGINE_KEY",
         pattern="^[A-Za-z_][A-Za-z0-9_]*$",
         description="Environment variable that holds the engines' key; the key itself is never stored or logged.",
     )
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
-    turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, with all tries.")
-    restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for an engine that is gone.")
+    turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, including retries.")
+    restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for a silent engine.")
 
 
 def check_engine(config: RunConfig) -> None:
-    """Raises ValueError where nobody serves what samples, or a server is named twice."""
+    """Raises ValueError where no server is named or started for vLLM, or one is named twice."""
     urls = config.engine.urls
     if config.rollout.engine == "vllm" and not urls and not config.engine.serve:
         raise ValueError(
@@ -101,11 +101,11 @@ class EvaluationSection(Section):
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
     samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
-    keep_episodes: int = Field(10, ge=0, description="Newest evaluations whose episodes are kept to be looked at.")
+    keep_episodes: int = Field(10, ge=0, description="Newest evaluations whose episodes are kept, to be read.")
 
 
 class GatewaySection(Section):
-    host: str = Field("127.0.0.1", description="Address to listen on, for environments with an agent of their own.")
+    host: str = Field("127.0.0.1", description="Address to listen on, for environments that are agents.")
     port: int = Field(0, ge=0, lt=65536, description="Port to listen on; 0: any that is free.")
     public_url: str | None = Field(
         None, pattern="^https?://[^@]+$", description="Where agents on other machines find it; null: at host and port."
@@ -115,25 +115,25 @@ class GatewaySection(Section):
 class CollectionSection(Section):
     by: Literal["loop", "workers"] = Field(
         "loop",
-        description="loop: the training process runs the episodes; workers: `agentloop worker` does, in as many "
-        "processes and on as many machines as there are. See docs/scaling.md.",
+        description="loop: the training process runs the episodes; workers: `agentloop worker` runs them, in any "
+        "number of processes, on any machines. See docs/scaling.md.",
     )
     max_staleness: int = Field(
         0,
         ge=0,
         description="Most publishes between the sampling of a fresh trajectory and the update that learns from it. 0: "
-        "workers and learner take turns; 1: workers are one batch ahead; and so on. Nothing is thrown away for it.",
+        "workers and learner take turns; 1: workers are one batch ahead; and so on. No trajectory is thrown away.",
     )
     samples_per_insert: PositiveFloat | None = Field(
         None,
-        description="While a batch is not collected yet, the learner goes on with batches of replayed rows alone, as "
-        "long as all rows learned from are at most this many times the collected ones; null: it waits.",
+        description="While a batch is not collected yet, the learner makes updates of replayed rows alone, as long as "
+        "the rows learned from are at most this many times the collected ones; null: the learner waits.",
     )
     lease_s: PositiveFloat = Field(60.0, description="Seconds after which a silent worker or learner counts as gone.")
 
 
 def check_collection(config: RunConfig) -> None:
-    """Raises ValueError where the loss can't learn from what workers have collected."""
+    """Raises ValueError where the loss or the mixing ratio does not fit rows that workers collect ahead."""
     section = config.collection
     if section.samples_per_insert is not None and config.mix_rule().highest_fraction == 0:
         raise ValueError(
@@ -145,7 +145,7 @@ def check_collection(config: RunConfig) -> None:
 
 
 def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
-    """Fresh rows were sampled by an earlier policy: the loss must say what it does about that."""
+    """Raises ValueError where the loss has no answer to fresh rows that an earlier policy sampled."""
     if fresh.correction.kind != "none":
         return
     advice = "Set it, or loss.fresh.correction.kind: truncate."

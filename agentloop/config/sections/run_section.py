@@ -1,4 +1,4 @@
-"""What the configuration says about the run itself, its checkpoints and metrics, and about supervised training."""
+"""The sections `run`, `checkpoint`, `metrics`, `sft` and `warm_up`: the run itself, and supervised training."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ class RunSection(RunLength, Section):
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
     threads: Positive = Field(1, description="CPU threads of torch. One is best for tiny models or on busy cores.")
     stop_at_success: Fraction | None = Field(
-        None, description="End early once held-out success reaches this in two evaluations in a row; null: never."
+        None, description="End early once held-out success reaches this share in two evaluations in a row; null: never."
     )
 
 
@@ -31,23 +31,23 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
-    trajectories: int = Field(0, ge=0, description="Conversations that wandb and trackio get after an evaluation.")
+    trajectories: int = Field(0, ge=0, description="Conversations for wandb and trackio per evaluation.")
 
 
 class SftSection(Section):
-    """`agentloop sft`: what it learns from, how long, and how fast."""
+    """Data, length and learning rate of `agentloop sft`."""
 
     data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
-    held_out: str | None = Field(None, description="Others, to measure the loss on; null: a share of data, left out.")
+    held_out: str | None = Field(None, description="Others, to measure the loss on; null: a share of data is left out.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.1, description="That share, about; a line's content decides, so equal lines are on one side."
+        0.1, description="Approximate share to leave out; a line's content decides, so equal lines are on one side."
     )
     epochs: Positive = Field(3, description="Passes over the conversations, each in a new order.")
     batch: Positive = Field(8, description="Conversations per update.")
-    learning_rate: PositiveFloat = Field(5e-3, description="Peak learning rate; the rest is the optimizer's.")
+    learning_rate: PositiveFloat = Field(5e-3, description="Peak learning rate; other settings are those of optimizer.")
     warmup_updates: int = Field(10, ge=0, description="Updates over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "linear", description="Course of the learning rate after that, to optimizer.final_factor of the peak."
+        "linear", description="Course of the learning rate after the warm-up, to optimizer.final_factor of the peak."
     )
     every: Positive = Field(50, description="Updates between held-out losses, with a checkpoint at each.")
 
@@ -57,6 +57,6 @@ class WarmUpSection(Section):
 
     max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
     batch: Positive = Field(8, description="Demonstrations per update.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Options of the tasks, over the environment's.")
-    loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token that ends it.")
-    updates_after_target: int = Field(80, ge=0, description="Updates made after that.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Task options, over environment.options.")
+    loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token at which the warm-up ends.")
+    updates_after_target: int = Field(80, ge=0, description="Updates made after the target is reached.")

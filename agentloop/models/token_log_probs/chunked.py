@@ -1,8 +1,8 @@
-"""Log-probs and entropies of tokens from hidden states and the head's weight, never building their [N, V] logits.
+"""Log-probs and entropies of tokens from hidden states and the head's weight, without their [N, V] logits.
 
-Logits are made chunk by chunk of tokens and vocabulary and forgotten: forward keeps running sums of each row (online
-softmax, Milakov & Gimelshein 2018), and backward makes each chunk again. That is four matrix products where the plain
-path has three, and none of its [N, V] arrays.
+The logits of 8,192 tokens over a vocabulary of 150,000 take 4.9 GB in float32. Here they are computed in chunks of
+tokens and vocabulary, and each chunk is dropped. Forward keeps running sums of each row (online softmax, Milakov &
+Gimelshein 2018), and backward computes each chunk again. That takes four matrix products instead of three.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from torch.autograd.function import once_differentiable
 CPU_CHUNKS = (512, 2048)
 """Tokens and vocabulary of a chunk: 4 MiB of float32 stay in a CPU's cache between passes over them."""
 GPU_CHUNKS = (8192, 16384)
-"""512 MiB, and as much room again. Of thirteen sizes tried on an H100 only larger ones were quicker, by 2 % at most."""
+"""512 MiB, and as much room again. On an H100 only larger chunks were quicker, by 2 % at most, of 13 sizes tried."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowSums:
-    """What is known of each row after some of the vocabulary, x being its logits over the temperature; all [N]."""
+    """Running sums of each row over the chunks so far, all [N]. x are the row's logits over the temperature."""
 
     top: Tensor
     """max x"""
     total: Tensor
     """sum exp(x - top)"""
     moment: Tensor
-    """sum exp(x - top) (x - top); left at 0 where no entropy is asked for."""
+    """sum exp(x - top) (x - top); 0 where no entropies are computed."""
     target: Tensor
-    """x of the target; 0 until its chunk has come."""
+    """x of the target; 0 before the chunk that has it."""
     factor: Tensor | None
-    """x over the logits of a chunk; None: they are x."""
+    """Factor from the logits of a chunk to x; None: the logits are x."""
 
     @classmethod
-    def of_nothing(cls, like: Tensor, *, factor: Tensor | None) -> RowSums:
-        """For rows of [N], in the type of `like`."""
+    def before_any_chunk(cls, like: Tensor, *, factor: Tensor | None) -> RowSums:
+        """The sums before the first chunk, for the rows [N] and in the type of `like`."""
         total, moment, target = torch.zeros((3, len(like)), dtype=like.dtype, device=like.device)
-        # Lowest, not -inf: differences of it stay numbers.
+        # The lowest number instead of -inf, so that differences stay numbers.
         return cls(torch.full_like(total, torch.finfo(like.dtype).min / 2), total, moment, target, factor)
 
     def part(self, tokens: slice) -> RowSums:
@@ -56,16 +56,18 @@ class RowSums:
 
 @dataclass(frozen=True, eq=False)
 class Cotangents:
-    """Gradients of log-probs and, where they were asked for, of entropies; all [N]."""
+    """Gradients of log-probs and, where they were computed, of entropies; all [N]."""
 
     log_probs: Tensor
     entropies: Tensor | None
 
-    def of_rows(self, sums: RowSums) -> tuple[Tensor, Tensor, Tensor]:
-        """a, b, c [N] of the gradient exp(x - top) (a + b (x - top)) - c [x is the target]; 1, 0, total sans entropies.
+    def row_coefficients(self, sums: RowSums) -> tuple[Tensor, Tensor, Tensor]:
+        """a, b, c [N] of the scaled gradient exp(x - top) (a + b (x - top)) - c [x is the target].
 
-        It is -total times that of log-probs g and entropies e, p (g + e (log p + entropy)) - g [x is the target]; and
-        without entropies also over g. What is left out is a factor per row, which costs less on [N, H] than on [N, V].
+        With gradients g of log-probs and e of entropies, the gradient itself is
+        -(p (g + e (log p + entropy)) - g [x is the target]). The scaled one is -total times that, and without entropies
+        it is also divided by g: a, b, c are then 1, 0, total. The factor per row is applied later, to [N, H] instead of
+        [N, V] numbers.
         """
         if self.entropies is None:
             return torch.ones_like(sums.total), torch.zeros_like(sums.total), sums.total
@@ -81,7 +83,7 @@ class Cotangents:
 
 
 def absorb(logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
-    """Add the chunk to the rows' sums, in place; `logits` and `spare` [n, v] may be overwritten."""
+    """Add a chunk to the rows' sums, in place. `logits` and `spare` [n, v] may be overwritten."""
     if sums.factor is not None:
         logits.mul_(sums.factor[:, None])
     inside, places = _inside(columns, logits.shape[1])
@@ -111,14 +113,14 @@ def differentiate(
     operand: torch.dtype,
     spare: Tensor,
 ) -> Tensor:
-    """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.of_rows` says.
+    """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.row_coefficients` says.
 
     Overwrites `logits` and `spare`, and may return either.
     """
     if sums.factor is not None:
         logits.mul_(sums.factor[:, None])
     inside, places = _inside(columns, logits.shape[1])
-    base, slope, at_target = cotangents.of_rows(sums)
+    base, slope, at_target = cotangents.row_coefficients(sums)
     logits.sub_(sums.top[:, None])
     if cotangents.entropies is None:
         gradient = logits.exp_()
@@ -140,30 +142,30 @@ def head_log_probs(
     targets: Tensor,
     temperature: Tensor,
     entropy: bool = True,
-    how: How | None = None,
+    sizes: ChunkSizes | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of `targets` [N] and entropies under softmax(hidden weight^T / temperature), [N] nats.
 
-    `hidden` is [N, H], `weight` [V, H], `temperature` [N]. Entropies that are not asked for are None. Everything is
-    summed in float32, in float64 if `hidden` or `weight` is. bfloat16 is multiplied as it is with float32 results where
-    the device can, and so are others under autocast; elsewhere operands are made precise chunk by chunk, whatever
-    autocast says. Hidden states and weight have first derivatives; `temperature` has none.
+    `hidden` is [N, H], `weight` [V, H], `temperature` [N]. Without `entropy` the second result is None. Sums are
+    float32, or float64 if `hidden` or `weight` is. On CUDA, bfloat16 weights, and any weights under its autocast, are
+    multiplied in bfloat16 with float32 results. Elsewhere operands are made precise chunk by chunk, whatever autocast
+    says. Hidden states and weight have first derivatives; `temperature` has none.
     """
-    how = how or How.on(hidden.device)
+    sizes = sizes or ChunkSizes.for_device(hidden.device)
     apply: Any = _HeadLogProbs.apply
-    found: tuple[Tensor, Tensor | None] = apply(hidden, weight, targets, temperature, entropy, how)
+    found: tuple[Tensor, Tensor | None] = apply(hidden, weight, targets, temperature, entropy, sizes)
     return found
 
 
 @dataclass(frozen=True)
-class How:
-    """What a chunk is. Changes speed, memory and rounding only."""
+class ChunkSizes:
+    """Tokens and vocabulary of a chunk. They change speed, memory and rounding only."""
 
     tokens: int
     vocabulary: int
 
     @classmethod
-    def on(cls, device: torch.device) -> How:
+    def for_device(cls, device: torch.device) -> ChunkSizes:
         return cls(*(CPU_CHUNKS if device.type == "cpu" else GPU_CHUNKS))
 
 
@@ -176,17 +178,17 @@ class _HeadLogProbs(torch.autograd.Function):
         targets: Tensor,
         temperature: Tensor,
         entropy: bool,
-        how: How,
+        sizes: ChunkSizes,
     ) -> tuple[Tensor, Tensor | None]:
         operand = _operand_type(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, targets, temperature, operand=operand, how=how)
+            chunks = _Chunks(hidden, weight, targets, temperature, operand=operand, sizes=sizes)
             sums = chunks.no_sums()
             chunks.absorb(sums, entropy=entropy)
             log_probs, entropies = sums.log_probs(), sums.entropies() if entropy else None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, temperature, sums.top, sums.total, sums.moment)
-        ctx.operand, ctx.how = operand, how
+        ctx.operand, ctx.sizes = operand, sizes
         return log_probs, entropies
 
     @staticmethod
@@ -199,15 +201,15 @@ class _HeadLogProbs(torch.autograd.Function):
         hidden, weight, targets, temperature, top, total, moment = ctx.saved_tensors
         cotangents = Cotangents(torch.zeros_like(total) if log_probs is None else log_probs, entropies)
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, targets, temperature, operand=ctx.operand, how=ctx.how)
-            # Of the sums, `target` has had its use.
+            chunks = _Chunks(hidden, weight, targets, temperature, operand=ctx.operand, sizes=ctx.sizes)
+            # The sum `target` is not needed any more.
             sums = replace(chunks.no_sums(), top=top, total=total, moment=moment)
             gradients = chunks.gradients(sums, cotangents, wanted=ctx.needs_input_grad[:2])
         return (*gradients, None, None, None, None)
 
 
 def _operand_type(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """What is multiplied. float16 is not: small gradients would be 0 in it."""
+    """The type that is multiplied in; never float16, in which small gradients would be 0."""
     if torch.float64 in (hidden.dtype, weight.dtype):
         return torch.float64
     device = hidden.device.type
@@ -217,7 +219,7 @@ def _operand_type(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class _Chunks:
-    """The passes over all chunks: vocabulary outside, so that each part of the weight is read and cast once."""
+    """The passes over all chunks. The outer loop is over the vocabulary: each part of the weight is cast once."""
 
     def __init__(
         self,
@@ -227,26 +229,26 @@ class _Chunks:
         temperature: Tensor,
         *,
         operand: torch.dtype,
-        how: How,
+        sizes: ChunkSizes,
     ) -> None:
         self.precise = torch.float64 if operand == torch.float64 else torch.float32
         self._hidden, self._weight, self._targets = hidden, weight, targets
-        self._operand, self._how = operand, how
+        self._operand, self._sizes = operand, sizes
         self._factor = temperature.to(self.precise).reciprocal()
-        # Divided before the product where that loses nothing: [N, H] numbers instead of [N, V].
+        # States are divided by the temperature where that loses nothing: [N, H] numbers instead of [N, V].
         self._divided = operand == self.precise
         states = hidden.to(operand)
         self._states = states * self._factor[:, None] if self._divided else states
-        size = min(how.tokens, len(targets)) * min(how.vocabulary, len(weight))
+        size = min(sizes.tokens, len(targets)) * min(sizes.vocabulary, len(weight))
         self._buffers = torch.empty((2, size), dtype=self.precise, device=hidden.device)
 
     def no_sums(self) -> RowSums:
-        return RowSums.of_nothing(self._factor, factor=None if self._divided else self._factor)
+        return RowSums.before_any_chunk(self._factor, factor=None if self._divided else self._factor)
 
     def absorb(self, sums: RowSums, *, entropy: bool) -> None:
-        for vocabulary in _slices(len(self._weight), self._how.vocabulary):
+        for vocabulary in _slices(len(self._weight), self._sizes.vocabulary):
             weight = self._weight[vocabulary].to(self._operand)
-            for tokens in _slices(len(self._targets), self._how.tokens):
+            for tokens in _slices(len(self._targets), self._sizes.tokens):
                 logits, spare = self._logits(tokens, weight)
                 columns = self._targets[tokens] - vocabulary.start
                 absorb(logits, sums.part(tokens), columns, entropy=entropy, spare=spare)
@@ -255,7 +257,7 @@ class _Chunks:
         self, sums: RowSums, cotangents: Cotangents, *, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of hidden states and weight, where wanted."""
-        # What `differentiate` leaves out; `per_row` with what the temperature adds.
+        # `rest` is the factor that `differentiate` leaves out, `per_row` the same with the temperature.
         rest = -sums.total.reciprocal()
         if cotangents.entropies is None:
             rest = rest * cotangents.log_probs
@@ -263,11 +265,11 @@ class _Chunks:
         of_hidden = torch.zeros_like(self._states, dtype=self.precise) if wanted[0] else None
         of_weight = torch.zeros_like(self._weight) if wanted[1] else None
         states = (self._states * (rest if self._divided else per_row)[:, None]).to(self._operand) if wanted[1] else None
-        for vocabulary in _slices(len(self._weight), self._how.vocabulary):
+        for vocabulary in _slices(len(self._weight), self._sizes.vocabulary):
             weight = self._weight[vocabulary].to(self._operand)
-            # Summed in place where its type allows, else cast once.
+            # The gradient is summed in place where its type allows, else it is cast once.
             summed = None if of_weight is None else of_weight[vocabulary].to(self.precise)
-            for tokens in _slices(len(self._targets), self._how.tokens):
+            for tokens in _slices(len(self._targets), self._sizes.tokens):
                 logits, spare = self._logits(tokens, weight)
                 gradient = differentiate(
                     logits,
@@ -286,7 +288,7 @@ class _Chunks:
         return None if of_hidden is None else of_hidden.mul_(per_row[:, None]).to(self._hidden.dtype), of_weight
 
     def _logits(self, tokens: slice, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, v] logits, over the temperature already if states are, and as much room again."""
+        """The logits [n, v] of a chunk, and as much room again. They are divided by the temperature if states are."""
         states = self._states[tokens]
         shape = len(states), len(weight)
         logits, spare = (buffer[: shape[0] * shape[1]].view(shape) for buffer in self._buffers)

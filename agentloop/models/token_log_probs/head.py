@@ -1,6 +1,6 @@
-"""The head of a model, which returns log-probs instead of logits while the model is scored.
+"""The head of a model returns log-probs instead of logits while the model is scored.
 
-It happens inside the model's own forward: there tied weights are one tensor, and sharded ones are whole.
+The head is replaced inside the model's own forward, where tied weights are one tensor and sharded weights are whole.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from transformers import PreTrainedModel
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.backbone_passes import forward_replaced
-from agentloop.models.token_log_probs.chunked import How, head_log_probs
+from agentloop.models.token_log_probs.chunked import ChunkSizes, head_log_probs
 
 _PLAIN_BYTES = 64 * 1024**2
-"""Logits of a pass, in float32: fewer are cheaper to make once than twice."""
+"""Bytes of a pass's logits in float32, up to which computing them once is cheaper than computing chunks twice."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredTokens:
-    """Which tokens are scored; N of them."""
+    """The N tokens that are scored."""
 
     places: Tensor
-    """[N] int64: of the predicting states among all that reach the head, rows one behind another."""
+    """[N] int64: places of the predicting states among all states that reach the head, row after row."""
     targets: Tensor
     """[N] int64"""
     temperature: Tensor
@@ -34,28 +34,28 @@ class ScoredTokens:
 
 
 class Head:
-    """What a model's logits come of, and how log-probs are made there."""
+    """A model's head, and the way in which it makes log-probs."""
 
     def __init__(self, model: PreTrainedModel, compute: ComputeSection) -> None:
         self._model = model
         self._chosen = compute.log_probs
         self._leaves_logits: bool | None = None
-        """Whether they are the head's own result, asked of the model at first use."""
+        """Whether the model returns the head's own result as its logits; found out at first use."""
 
     def probe(self) -> None:
-        """Ask now what would be asked at first use: of sharded weights all ranks must ask together."""
+        """Try the head now instead of at first use, because all ranks of a sharded model must do so together."""
         if self._chosen != "plain":
             self._can_replace()
 
-    def way(self, count: int) -> How | None:
-        """How log-probs of `count` tokens are made from hidden states; None: from whole logits."""
+    def choose_chunks(self, count: int) -> ChunkSizes | None:
+        """The chunks by which log-probs of `count` tokens are made; None: they are made from whole logits."""
         chosen: str = self._chosen
         if chosen == "auto":
             vocabulary = int(self._model.config.get_text_config().vocab_size)
             chosen = "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
         if chosen == "plain" or not self._can_replace():
             return None
-        return How.on(self._model.device)
+        return ChunkSizes.for_device(self._model.device)
 
     def _can_replace(self) -> bool:
         if self._leaves_logits is None:
@@ -67,8 +67,10 @@ class Head:
             )
         return self._leaves_logits
 
-    def scores(self, asked: ScoredTokens, how: How, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies [N] of what is asked for, out of `forward`, which returns the model's logits."""
+    def scores(
+        self, asked: ScoredTokens, sizes: ChunkSizes, forward: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies [N] of the `asked` tokens; `forward` calls the model and returns its logits."""
         head: Any = self._model.get_output_embeddings()
         returned: list[Tensor] = []
 
@@ -79,24 +81,24 @@ class Head:
                 targets=asked.targets,
                 temperature=asked.temperature,
                 entropy=asked.entropy,
-                how=how,
+                sizes=sizes,
             )
-            # One tensor: all that is differentiated passes the hooks of a sharded model.
+            # One tensor, so that all that is differentiated passes the hooks of a sharded model.
             returned.append(torch.stack([values for values in found if values is not None], dim=-1))
             return returned[-1]
 
         with forward_replaced(head, scored):
             both = forward()
         if len(returned) != 1 or both is not returned[0]:
-            raise RuntimeError("the model must return what its head does, as it did when it was asked.")
+            raise RuntimeError("the model must return its head's result as logits, as when it was tried.")
         return both[:, 0], both[:, 1] if asked.entropy else None
 
 
 @torch.no_grad()
 def _leaves_logits(model: PreTrainedModel) -> bool:
-    """True: the head is one plain product, and the model returns what it returned. Asked with two tokens."""
+    """Whether the head is one plain product whose result the model returns. The model is tried with two tokens."""
     head: Any = model.get_output_embeddings()
-    # A sharded one is of a subclass with the same forward; an adapter's or a quantised one is not.
+    # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
     is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
     if not is_plain or head.bias is not None:
         return False

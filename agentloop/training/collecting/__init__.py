@@ -1,1 +1,1 @@
-"""Where the fresh rows of an iteration come from: episodes that the loop runs itself, or that workers run for it."""
+"""The fresh rows of an iteration, from episodes that the loop runs itself or that workers run for it."""

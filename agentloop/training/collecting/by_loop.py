@@ -1,4 +1,4 @@
-"""The loop runs the episodes itself: it acts, then it learns."""
+"""Collection by the loop, which runs the episodes of a batch itself before it learns from them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from replay.storage.write import AppendReport
 
 
 class LoopCollection(Collection):
-    """Episodes of the policy as it is now, one batch after another."""
+    """Collects episodes of the present policy, one batch after another."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
         super().__init__(components, state)
@@ -37,7 +37,7 @@ class LoopCollection(Collection):
         return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
 
     def _with_restarts(self, planned: IterationPlan, restarts: RestartFinder) -> IterationPlan:
-        """The plan whose last groups begin inside stored successes, in place of tasks, which stay in the queue."""
+        """The plan with its last groups beginning inside stored successes. Their tasks stay in the queue."""
         parts, tasks = self._components, planned.tasks
         wanted = parts.mixer.count_restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
         found = restarts.choose(parts.run_id, wanted, without=self._state.unrepeatable)
@@ -65,7 +65,7 @@ class LoopCollection(Collection):
         self, iteration: int, groups: Sequence[tuple[Task, int]], earlier: Sequence[Collected]
     ) -> Collected:
         parts, config = self._components, self._components.config
-        # The first round's seed does not depend on whether more could follow.
+        # The first round's seed is the same with and without further rounds.
         seed = derive_seed(config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
         parts.generator.begin(seed=seed, temperature=config.rollout.temperature)
         self._recall([parts.actors.environments.task_hash(task) for task, _ in groups])
@@ -77,7 +77,7 @@ class LoopCollection(Collection):
         )
 
     def _recall(self, tasks: Sequence[str]) -> None:
-        """What their tools answered in earlier iterations."""
+        """Load the tool results of earlier iterations for these tasks."""
         memory = self._components.actors.memory
         if memory is not None:
             memory.keep(tasks)

@@ -1,4 +1,4 @@
-"""Workers run the episodes: the learner issues tickets for batches ahead, and learns from each batch that is whole."""
+"""Collection by workers: the learner issues tickets for batches, and learns from each batch when it is whole."""
 
 import math
 import time
@@ -23,14 +23,14 @@ from replay.storage.write import AppendReport
 
 _LOOK_AGAIN_S = 0.1
 _NOBODY_S = 30.0
-"""Seconds without any worker after which people are shown how to start one."""
+"""Seconds without any worker after which a message says how to start one."""
 
 
 class WorkerCollection(Collection):
-    """Each batch is planned when its tickets are issued, and learned from when all of them have ended.
+    """Plans each batch when its tickets are issued, and collects it when all of them have ended.
 
-    `collection.max_staleness` is kept by what is issued: at most so many batches beyond the one whose turn it is. Only
-    updates from replay alone, in between, make rows too old to be fresh.
+    At most `collection.max_staleness` batches are issued beyond the next one, so their rows stay fresh. Only updates of
+    replayed rows alone, in between, can make rows too old.
     """
 
     def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
@@ -41,14 +41,14 @@ class WorkerCollection(Collection):
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
         to_come = {*UNENDED, OPEN_GROUP, WAITING}
         while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends.isdisjoint(to_come):
-            # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
+            # The learner stopped at this batch, and would stop again. Its tasks come again; their fault may be mended.
             self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}
-        """Penalties by id, of the rows of the batch that was collected last."""
+        """KL penalties by id, for rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
 
     def plan(self, iteration: int) -> IterationPlan:
-        """Issue what may be collected from now on, and plan this iteration with the batch whose turn it is."""
+        """Issue the batches that may be collected, and plan this iteration with the next one."""
         request, available = self._request(iteration)
         turn = self._next_turn(request)
         self._batches.issue(turn + self._ahead, request.policy_version, available)
@@ -59,12 +59,12 @@ class WorkerCollection(Collection):
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def _next_turn(self, request: DrawRequest) -> int:
-        """The number of the batch that is learned from next; one that a resume left too far ahead is all late."""
+        """The number of the next batch to learn from. A batch that a resume left too far ahead is skipped as late."""
         while (turn := self._state.batches + 1) <= self._batches.last:
             is_ahead = self._batches[turn].version > request.policy_version
             if not is_ahead or self._store.tickets.under_way(self._run, turn):
                 break
-            _, drawn = self._take(turn, request)
+            _, drawn = self._take_batch(turn, request)
             if drawn.rows or not drawn.late:
                 break
             self._go_on_to_next(())
@@ -72,12 +72,12 @@ class WorkerCollection(Collection):
 
     @property
     def _ahead(self) -> int:
-        """Batches issued beyond the one whose turn it is. What the bound leaves is for updates in between."""
+        """Number of batches issued beyond the next one. The rest of the bound is left for updates in between."""
         most = self._section.max_staleness
         return most if self._section.samples_per_insert is None else min(1, most - 1)
 
     def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
-        """An iteration of replay alone, where the batch is not whole yet and one is left for every issued batch."""
+        """Plan replayed rows alone, if the batch is not whole and every issued batch still has an iteration left."""
         ratio = self._section.samples_per_insert
         if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
@@ -93,16 +93,16 @@ class WorkerCollection(Collection):
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
 
     def collect(self, planned: IterationPlan) -> Collected:
-        """Wait for the batch, give its rows their advantages, and take them."""
+        """Wait for the batch, compute its advantages, and draw its rows."""
         self._rows, self._penalties = [], {}
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
         episodes = self._wait_until_ended(turn)
-        groups, drawn = self._take(turn, planned.request)
+        groups, drawn = self._take_batch(turn, planned.request)
         if not drawn.rows and self._store.tickets.ends(self._run, turn) == {FORGOTTEN}:
             self._go_on_to_next(planned.tasks)
-            self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come once more")
+            self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come again")
             raise BatchForgotten
         if not drawn.rows:
             reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
@@ -111,35 +111,35 @@ class WorkerCollection(Collection):
                 f"{next(reasons, 'all are late or damaged')}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
+        return self._describe_collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
 
-    def _take(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
-        """The groups of a batch that were not closed before, and those of its rows that are fresh now."""
+    def _take_batch(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
+        """Close the ended groups of a batch. Returns these groups, and the batch's rows that are fresh now."""
         groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
-        self._close(groups, request.policy_version)
+        self._close_groups(groups, request.policy_version)
         bound = self._section.max_staleness
         wanted = FreshRequest(self._run, request.iteration, turn, request.policy_version, bound)
         return groups, self._store.tickets.draw_fresh(wanted)
 
-    def _close(self, groups: list[EndedGroup], version: int) -> None:
-        """The advantages of the whole batch at once, as some compare all of it; then its rows wait to be fresh."""
+    def _close_groups(self, groups: list[EndedGroup], version: int) -> None:
+        """Store the advantages of whole groups, computed together because some algorithms compare the whole batch."""
         numbers = [group.number for group in groups]
         rows = self._store.tickets.open_rows(self._run, numbers)
-        rewards = penalised_rewards(rows, self._charged(rows))
+        rewards = penalised_rewards(rows, self._measure_penalties(rows))
         found = [row.record for row in self._components.estimator.advantages_for_groups(rows, rewards)]
         advantages = {record.id: (record.advantage, record.agent_rewards) for record in found}
         self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
-    def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
-        """Today's penalty of each row, measured once."""
+    def _measure_penalties(self, rows: list[Trajectory]) -> list[KlPenalty]:
+        """The present policy's KL penalty of each row, measured once per batch."""
         missing = [row for row in rows if row.id not in self._penalties]
         found = kl_penalties(self._components.collector.penalty, missing)
         self._penalties |= {row.id: penalty for row, penalty in zip(missing, found, strict=True)}
         return [self._penalties[row.id] for row in rows]
 
-    def _collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
+    def _describe_collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
         rows = [row.trajectory for row in drawn]
-        charged = self._charged(rows)
+        charged = self._measure_penalties(rows)
         groups: dict[str, list[Trajectory]] = {}
         for row in rows:
             groups.setdefault(row.record.group, []).append(row)
@@ -158,11 +158,11 @@ class WorkerCollection(Collection):
         )
 
     def append(self, fresh: Collected) -> AppendReport:
-        """Rows that workers have stored."""
+        """Report rows that workers have stored already."""
         return AppendReport(inserted=0, duplicates=len(fresh.trajectories))
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-        """Rows that were reserved when they were taken."""
+        """The rows, which were reserved when they were drawn."""
         return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
 
     def end(self, batch: MixedBatch) -> None:
@@ -170,8 +170,10 @@ class WorkerCollection(Collection):
             self._go_on_to_next(self._tasks_without_member(batch))
 
     def _go_on_to_next(self, without_member: Iterable[int]) -> None:
-        """The batch has had its turn. Tasks without a member in it come once more, and not for ever: in the end batches
-        would be of those tasks alone that always fail."""
+        """End a batch's turn. Its tasks without a member come again, once.
+
+        If they came again for ever, batches would in the end hold only tasks that always fail.
+        """
         self._state.batches += 1
         again = set(without_member)
         if again:
@@ -180,7 +182,7 @@ class WorkerCollection(Collection):
             self._state.tasks.pending = [*sorted(again), *self._state.tasks.pending]
 
     def evaluate(self) -> Evaluation:
-        """Have workers run `evaluation.samples` episodes on each held-out task, before any that is trained on."""
+        """Have workers run `evaluation.samples` episodes on each held-out task, before other episodes."""
         parts, section, tickets = self._components, self._components.config.evaluation, self._store.tickets
         tasks, iteration = parts.source.held_out(section.tasks), self._state.iteration
         numbers = issue_groups(parts, [(task, section.samples) for task in tasks], iteration, EVALUATION)
@@ -198,13 +200,13 @@ class WorkerCollection(Collection):
         return Evaluation(tuple(attempts), section.samples, lost, bool(parts.actors.environments.tools))
 
     def _wait_until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
-        """How many episodes there are, once all have ended. Raises StoppedWaiting where they were to be trained on."""
+        """Wait until all episodes have ended, and return their number. Raises StoppedWaiting for training episodes."""
         parts, tickets = self._components, self._store.tickets
         phase = "collect" if purpose == TRAIN else "evaluate"
         shown_at, episodes = time.monotonic(), tickets.episodes(self._run, iteration, purpose)
         while under_way := tickets.under_way(self._run, iteration, purpose):
             parts.display.phase(phase, episodes - under_way, episodes)
-            # An evaluation belongs to an iteration that is learned from already.
+            # An evaluation belongs to an iteration that is learned from already, so it is always finished.
             if purpose == TRAIN and self._stopped():
                 raise StoppedWaiting
             if time.monotonic() - shown_at > _NOBODY_S:
@@ -217,6 +219,6 @@ class WorkerCollection(Collection):
         return episodes
 
     def end_run(self) -> None:
-        """What is still under way is wanted no more, and everybody leaves."""
+        """Revoke the remaining tickets and end the run, so that workers leave."""
         self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
         self._store.roles.end_run(self._run)

@@ -1,4 +1,4 @@
-"""What the loop asks for: a plan, the fresh rows of it, and their slots in the batch."""
+"""The interface for collecting: a plan, its fresh rows, and their slots in the batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from replay.storage.write import AppendReport
 
 
 class StoppedWaiting(Exception):
-    """Asked to stop while episodes were still under way: what needed them has not begun."""
+    """The run was asked to stop while episodes were under way. Their update has not begun."""
 
 
 class BatchForgotten(Exception):
-    """Nothing is left of a batch that workers collected: the iteration is planned again, with the next one."""
+    """All rows of a workers' batch were forgotten. The iteration is planned again, with the next batch."""
 
 
 class Collection(ABC):
-    """The fresh stream of a run."""
+    """Collects the fresh rows of a run."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
         self._components = components
@@ -35,33 +35,33 @@ class Collection(ABC):
 
     @abstractmethod
     def plan(self, iteration: int) -> IterationPlan:
-        """Decide what the batch is made of, given what the buffer can give."""
+        """Plan the batch, given the rows that the buffer has."""
 
     @abstractmethod
     def collect(self, planned: IterationPlan) -> Collected:
-        """The fresh rows of the plan, in groups, with their advantages. Raises StoppedWaiting or BatchForgotten."""
+        """Collect the plan's fresh rows, in groups, with advantages. Raises StoppedWaiting or BatchForgotten."""
 
     @abstractmethod
     def append(self, fresh: Collected) -> AppendReport:
-        """Store them: visible whole or not at all."""
+        """Store the fresh rows, all of them or none."""
 
     @abstractmethod
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-        """Give them the first slots of the iteration's batch."""
+        """Reserve the first slots of the iteration's batch for the fresh rows."""
 
     @abstractmethod
     def end(self, batch: MixedBatch) -> None:
-        """Note that the batch is whole: its tasks have had their turn."""
+        """Note that the batch is whole, and its tasks have had their turn."""
 
     @abstractmethod
     def evaluate(self) -> Evaluation:
-        """Measure the policy as it is on held-out tasks."""
+        """Evaluate the present policy on held-out tasks."""
 
     def end_run(self) -> None:  # noqa: B027
-        """Let nothing more be collected."""
+        """End the collection."""
 
     def _request(self, iteration: int) -> tuple[DrawRequest, Availability]:
-        """What an iteration may ask of the buffer, and what the buffer has for it."""
+        """The iteration's request to the buffer, and the rows that the buffer has for it."""
         parts = self._components
         limits = parts.config.replay.limits.model_copy(update={"max_tokens": parts.config.context.max_tokens})
         request = DrawRequest(self._run, iteration, parts.generator.policy_version, limits=limits)
@@ -80,7 +80,7 @@ def task_hash(components: Components, index: int) -> str:
 def plan_batch(
     components: Components, state: LoopState, iteration: int, available: Availability
 ) -> tuple[BatchPlan, tuple[int, ...]]:
-    """The mixer's plan of a batch, and its tasks. Raises TrainingStopped where the buffer has too little."""
+    """The mixer's plan of a batch, and its tasks. Raises TrainingStopped where the buffer has too few rows."""
     mixer, queue = components.mixer, state.tasks
     upcoming = [task_hash(components, index) for index in queue.upcoming(mixer.num_tasks)]
     try:
@@ -91,7 +91,7 @@ def plan_batch(
 
 
 def keep_episodes(components: Components, iteration: int, episodes: Sequence[tuple[int, Episode]]) -> None:
-    """Store the evaluation's episodes by their places, redacted, where no draw knows of them; only the newest stay."""
+    """Store an evaluation's episodes, redacted, apart from rows that are drawn. Only the newest evaluations stay."""
     config, redact, run = components.config, components.redact, components.run_id
     kept = []
     for number, episode in episodes if config.evaluation.keep_episodes else ():

@@ -1,4 +1,4 @@
-"""What workers are to collect becomes tickets: batches are planned once, and found again after a crash."""
+"""Batches that are issued to workers as tickets. Each is planned once, and found again after a crash."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from replay.records import TaskRecord
 from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
-_OF_THE_RUN = ("factor", "success_reached")
-"""What a mixer learns from iterations; all else of its state follows from its plans."""
+_LEARNED_BY_MIXER = ("factor", "success_reached")
+"""Parts of a mixer's state that it learns from iterations. The other parts follow from its plans."""
 
 
 @dataclass(frozen=True)
 class IssuedBatch:
-    """What a batch is made of, decided before any of it is collected."""
+    """The plan of a batch, made before any of its episodes are collected."""
 
     plan: BatchPlan
     tasks: tuple[int, ...]
     """Index of the training task of each slot."""
     version: int
-    """The policy's when it was issued: none of its tokens is older."""
+    """The policy's version when the batch was issued. No token of the batch is older."""
 
 
 class IssuedBatches:
-    """The batches from the one whose turn it is, by number."""
+    """The issued batches that are not learned from yet, by number."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
-        """Takes up what was issued before a crash: its tickets and its rows are there."""
+        """Load the batches that were issued before a crash; their tickets and rows are stored."""
         self._components = components
         self._state = state
         self._batches: dict[int, IssuedBatch] = {}
@@ -44,7 +44,7 @@ class IssuedBatches:
             values: dict[str, Any] = dict(found.plan)
             plan = _PLANS.validate_python(values["plan"])
             self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
-            learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
+            learned = {name: value for name, value in mixer.state().items() if name in _LEARNED_BY_MIXER}
             mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...], version: int) -> None:
@@ -56,15 +56,15 @@ class IssuedBatches:
 
     @property
     def last(self) -> int:
-        """The newest of all; what was learned from before counts."""
+        """The number of the newest batch, which may be learned from already."""
         return max(self._batches, default=self._state.batches)
 
     def issue(self, last: int, version: int, available: Availability) -> None:
-        """Plan and issue all batches up to `last`, or to the end of the run, that have not been."""
+        """Plan and issue the missing batches up to `last`, or to the end of the run."""
         parts, replayed_alone = self._components, self._state.iteration - self._state.batches
         # An iteration without fresh rows takes the place of a batch.
         for number in range(self.last + 1, min(last, parts.config.run.iterations - replayed_alone) + 1):
-            # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
+            # A schedule runs over the run's iterations, which include those of replayed rows alone.
             plan, tasks = plan_batch(parts, self._state, number + replayed_alone, available)
             self._add(number, plan, tasks, version)
             values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}
@@ -80,7 +80,7 @@ def issue_groups(
     purpose: Purpose,
     plan: PlannedBatch | None = None,
 ) -> range:
-    """The numbers, in the order of issue, of (task, size) groups whose episodes workers may run from now on."""
+    """Issue (task, size) groups, whose episodes workers may then run. Returns the groups' numbers, in order."""
     tickets, run, environments = components.store.tickets, components.run_id, components.actors.environments
     last = tickets.last_number(run)
     first = 0 if last is None else last + 1

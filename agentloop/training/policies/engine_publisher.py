@@ -1,4 +1,8 @@
-"""Engines elsewhere sample from the policy: they are found, and get each new version with a proof."""
+"""Publishing to engines, which sample from the policy: each gets every new version, and must prove it.
+
+The proof: before and after an update, the learner scores the ends of some replies. An engine that has loaded the new
+version scores the same tokens. Its log-probs must be those of the new weights, not those of the old ones.
+"""
 
 import hashlib
 import shutil
@@ -42,16 +46,16 @@ _TEXTS = (
     "1. Open the file.\n2. Read a line.\n3.",
 )
 _ROWS, _TOKENS = 16, 64
-"""A thousand tokens in all: more tell smaller changes of the weights, by the square root of their number."""
+"""Rows of a proof, and tokens of each. With n tokens, the smallest change that is found falls as 1/sqrt(n)."""
 
 Rows = tuple[tuple[int, ...], ...]
 
 
 class EnginePublisher(Publisher):
-    """Brings each version into every engine: out of a folder of `policies`, or of memory that it shares with it."""
+    """Brings each version into every engine, from a folder of `policies` or through shared memory."""
 
     generator: RemoteEngine
-    least_folders = 2  # an engine that is started once more gets the newest
+    least_folders = 2  # an engine that restarts gets the newest one
 
     def __init__(
         self,
@@ -63,20 +67,20 @@ class EnginePublisher(Publisher):
         weights: PolicyWeights,
         served: ServedEngine | None = None,
     ) -> None:
-        """`served`: the one engine is the run's own. Raises UserError for engines of several number types."""
+        """`served` is the run's own engine, if it has one. Raises UserError for engines of several number types."""
         super().__init__(loaded, engine, store, folder=folder, weights=weights)
         section = folder.config.engine
         key = read_key(section.api_key_env)
         self._controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
-        self._prober = Prober(weights, _number_type(self._controls), folder.config.rollout.temperature)
+        self._prober = Prober(weights, _common_number_type(self._controls), folder.config.rollout.temperature)
         self._restart_timeout_s = section.restart_timeout_s
         self._served = served
         self._sleep_level = 0 if served is None else served.options.sleep_level
         self.seconds: dict[str, float] = defaultdict(float)
-        """What parts of a publish took since engines were last done with sampling, by the names of their metrics."""
+        """Seconds of the parts of a publish since the last sampling ended, by the names of their metrics."""
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
-        """Score the last words of these before an update: engines will be asked about them afterwards."""
+        """Score the ends of trajectories before an update, for the proof after it."""
         self._prober.remember(probe_rows(trajectories))
 
     def check(self) -> None:
@@ -87,7 +91,7 @@ class EnginePublisher(Publisher):
         self.seconds.clear()
         self.check()
         if self._sleep_level:
-            with self._its_end_is_named():
+            with self._naming_engine_end():
                 for control in self._controls:
                     self.generator.withdraw(control.url)
                     control.sleep(self._sleep_level)
@@ -97,16 +101,16 @@ class EnginePublisher(Publisher):
         self._hand_over(self._record(version))
 
     def _hand_over(self, record: PolicyRecord) -> None:
-        policy, source = self._written(record.version)
+        policy, source = self._write_policy(record.version)
         self._store.add_policy(replace(record, sha256=policy.sha256, probe=policy.probe.model_dump_json()))
         self._bring_to_all(policy, source)
 
-    def _written(self, version: int) -> tuple[PublishedPolicy, Source]:
-        """The weights in place as a published policy, which they may be already, and where engines get them from."""
+    def _write_policy(self, version: int) -> tuple[PublishedPolicy, Source]:
+        """The present weights as a published policy, and their source for engines."""
         policies, run = self._folder.policies, self._folder.run_id
         for folder in policies.glob("[0-9]*"):
-            # A run that goes on from a checkpoint makes the later versions once more. What a learner that was killed
-            # was writing has another ending.
+            # A resumed run makes the later versions again. A folder that a killed learner was writing has another
+            # ending.
             if int(folder.name.partition(".")[0]) > version:
                 shutil.rmtree(folder)
         target = policies / f"{version:06d}"
@@ -129,16 +133,16 @@ class EnginePublisher(Publisher):
         self.seconds[f"time/publish_{part}"] += time.monotonic() - began
 
     def _bring_to_all(self, policy: PublishedPolicy, source: Source) -> None:
-        """Let nothing be sampled under its number before every engine's log-probs have proved it."""
+        """Bring the policy into all engines. Replies get its version only after every engine has proved it."""
         if self._sleep_level:
-            torch.cuda.empty_cache()  # the engine is about to take its own memory again
+            torch.cuda.empty_cache()  # the engine is about to take its memory back
         adapter = policy.label if policy.kind == "lora" else None
         facts = {"version": policy.version, "label": policy.label, "adapter": adapter}
         for control in self._controls:
             self.generator.withdraw(control.url)
             self._report(control, facts, state=PUBLISHING)
         for control in self._controls:
-            with self._its_end_is_named():
+            with self._naming_engine_end():
                 proof = self._bring(control, policy, source)
             self.seconds["time/publish_load"] += proof.load_s
             self.seconds["time/publish_prove"] += proof.prove_s
@@ -148,12 +152,12 @@ class EnginePublisher(Publisher):
         self.generator.published(policy.version, name=adapter, label=policy.label)
 
     def _report(self, control: EngineControl, facts: dict[str, Any], **now: Any) -> None:
-        """Tell workers what is known of an engine: see `replay.storage.collecting.participants`."""
+        """Store an engine's state, which workers read: see `replay.storage.collecting.participants`."""
         self._store.roles.report("engine", self._folder.run_id, control.url, {**facts, **now, "model": control.model})
 
     @contextmanager
-    def _its_end_is_named(self) -> Iterator[None]:
-        """Raises EngineEnded where the run's own engine refuses what it is asked because it is gone."""
+    def _naming_engine_end(self) -> Iterator[None]:
+        """Raises EngineEnded where a request within the block fails because the run's own engine has ended."""
         try:
             yield
         except EngineRefused:
@@ -161,7 +165,7 @@ class EnginePublisher(Publisher):
             raise
 
     def _bring(self, control: EngineControl, policy: PublishedPolicy, source: Source) -> Proof:
-        """Bring it into one engine, and wait for one that died. What can't be proved is brought once more."""
+        """Bring the policy into one engine. Wait for an engine that died, and try a failed proof once more."""
         policies = self._folder.policies
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
@@ -169,7 +173,7 @@ class EnginePublisher(Publisher):
                 with one_publisher(policies, control.url):
                     return bring_policy(control, policy, source, record=policies / PROOFS)
             except ProofFailed:
-                # It may have been restarted in the middle.
+                # The engine may have been restarted in the middle.
                 if refused:
                     raise
                 refused = True
@@ -189,7 +193,7 @@ def connect_engines(
     note: Callable[[str], None],
     served: ServedEngine | None,
 ) -> EnginePublisher:
-    """The engines of `engine.urls`, once each answers, or the run's own. Raises UserError for one of no use."""
+    """Connect the engines of `engine.urls`, or the run's own. Raises UserError for one that can't be used."""
     strings = stop_strings(folder.config, loaded)
     if strings:
         raise UserError(
@@ -201,8 +205,8 @@ def connect_engines(
     return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 
-def _number_type(controls: Sequence[EngineControl]) -> NumberType:
-    """In which all engines multiply."""
+def _common_number_type(controls: Sequence[EngineControl]) -> NumberType:
+    """The type that all engines multiply in. Raises UserError where they differ."""
     found = {control.url: control.number_type() for control in controls}
     (first, *others) = found.values()
     known = get_args(NumberType)
@@ -215,7 +219,7 @@ def _number_type(controls: Sequence[EngineControl]) -> NumberType:
 
 
 def probe_rows(trajectories: Sequence[Trajectory]) -> Rows:
-    """The ends of the last replies of some trajectories, at even distances among all."""
+    """The ends of the last replies of some trajectories, evenly spread over all."""
     step = max(1, len(trajectories) // _ROWS)
     rows = (_last_words(trajectory) for trajectory in trajectories[::step][:_ROWS])
     return tuple(row for row in rows if len(row) > 1)
@@ -229,21 +233,21 @@ def _last_words(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 class Prober:
-    """Scores the same tokens with the weights before an update and with those after it."""
+    """Scores the same tokens with the weights before an update and with the weights after it."""
 
     def __init__(self, weights: PolicyWeights, number_type: NumberType, temperature: float) -> None:
-        """`number_type` is the engines'; `temperature` that of sampling."""
+        """`number_type` is the type that engines multiply in, `temperature` the one of sampling."""
         self._weights, self._number_type, self._temperature = weights, number_type, temperature
         self._rows: Rows = ()
         self._before: tuple[tuple[float, ...], ...] = ()
 
     def remember(self, rows: Rows) -> None:
-        """The weights are about to change: they are asked about these rows now, and engines will be afterwards."""
+        """Score rows with the weights before they change."""
         self._rows = rows
         self._before = tuple(row.log_probs for row in self._scores(rows)) if rows else ()
 
     def probe(self, tokenizer: PreTrainedTokenizerBase) -> Probe:
-        """The probe of the weights as they are; of fixed texts where no trajectories were remembered."""
+        """Make the probe of the present weights, from remembered rows or, without any, from fixed texts."""
         rows = self._rows or tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS)
         found = self._scores(rows)
         scores: dict[str, Any] = {name: tuple(getattr(row, name) for row in found) for name in RowScores._fields}

@@ -1,4 +1,4 @@
-"""Make the updated weights the sampling policy, and keep a snapshot that stored log-probs can be checked against."""
+"""Publishing: updated weights become the sampling policy, and snapshots are kept to check stored log-probs by."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from agentloop.runs.run_folder import RunFolder
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 
-# Everything besides the weights that makes a folder loadable by `model.path`.
+# The files besides the weights that a folder needs to be loaded by `model.path`.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -24,12 +24,12 @@ _TOKENIZER_FILES = (
 
 
 class Publisher:
-    """Counts publishes of a policy that is sampled in this process; version 0 is the one the run starts with."""
+    """Publishes a policy that is sampled in this process. Version 0 is the policy that the run starts with."""
 
     least_folders = 0
-    """Published folders that stay whatever `checkpoint.keep_policies` says."""
+    """Number of published folders that stay, even if `checkpoint.keep_policies` is lower."""
     seconds: Mapping[str, float] = {}
-    """What the parts of the last publish took, by the names of their metrics."""
+    """Seconds of the parts of the last publish, by the names of their metrics."""
 
     def __init__(
         self,
@@ -41,29 +41,29 @@ class Publisher:
         weights: PolicyWeights | None = None,
         gather: Callable[[], None] | None = None,
     ) -> None:
-        """`weights` of `loaded` may be sharded (None: they are whole); `gather` brings trained ones into them."""
+        """`weights` of `loaded` may be sharded (None: they are whole). `gather` copies trained weights into them."""
         self.generator, self._loaded, self._gather = generator, loaded, gather
         self._weights = weights or PolicyWeights(loaded.model)
         self._store, self._folder = store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
-        """Note what the policy gives these before it is updated, where engines will be asked about them."""
+        """Score trajectories before an update, where engines will have to prove the new weights by them."""
 
     def sleep(self) -> bool:
-        """Let engines rest until the next publish: whether one made room on the GPU. Raises EngineEnded."""
+        """Let engines sleep until the next publish. Returns whether one freed GPU memory. Raises EngineEnded."""
         return False
 
     def check(self) -> None:
-        """Raises EngineEnded where the run's own engine is gone."""
+        """Raises EngineEnded where the run's own engine has ended."""
 
     def resume(self, version: int) -> None:
-        """Hand over the weights of this version, which are in place again, where somebody else samples."""
+        """Give engines the weights of this version, which a resume has loaded."""
 
     def publish(self, version: int) -> None:
-        """Record the version whose weights are in place, snapshot it if asked, and sample from it from now on."""
+        """Store the version of the present weights, snapshot them if configured, and sample from them from now on."""
         if self._gather is not None:
             self._gather()
-        # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
+        # The database comes first: it refuses a process whose run was taken over, which must not touch files.
         record = self._record(version)
         self._store.add_policy(record)
         self._hand_over(record)

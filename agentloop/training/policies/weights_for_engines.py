@@ -1,4 +1,4 @@
-"""The weights of a policy as an engine takes them: as a published folder, or as handles of the memory they are in."""
+"""A policy's weights in the forms that engines take: a published folder, or handles of the memory they are in."""
 
 import base64
 import json
@@ -24,12 +24,12 @@ _WHOLE, _BODY, _HEAD = "model.safetensors", "model-body.safetensors", "model-hea
 def write_published(
     target: Path, weights: PolicyWeights, save_model: Callable[[Path], None], *, probe: Probe, run: str, version: int
 ) -> PublishedPolicy:
-    """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into it."""
+    """Make `target` a published policy, whole or not at all. `save_model` writes weights and tokenizer."""
 
     def fill(folder: Path) -> None:
         save_model(folder)
         if weights.kind == "full":
-            untie(folder, weights)
+            untie_head(folder, weights)
         digest = folder_hash(folder)
         policy = PublishedPolicy(run=run, version=version, kind=weights.kind, sha256=digest, probe=probe)
         (folder / RECORD).write_text(policy.model_dump_json())
@@ -38,15 +38,15 @@ def write_published(
     return read_published(target)
 
 
-def untie(folder: Path, weights: PolicyWeights) -> None:
-    """Give the folder a head of its own where it is tied: an engine on a CPU packs a tied one when it starts."""
+def untie_head(folder: Path, weights: PolicyWeights) -> None:
+    """Give the folder a separate head where the head is tied: an engine on a CPU packs a tied head at its start."""
     name = weights.tied_head
     if name is None:
         return
     if (folder / _INDEX).exists():
         index = json.loads((folder / _INDEX).read_text())
     else:
-        # Under its old name the one file would be read alone.
+        # Under its old name, the file would be read without the others.
         (folder / _WHOLE).rename(folder / _BODY)
         with safe_open(folder / _BODY, framework="pt") as body:
             index = {"metadata": {}, "weight_map": dict.fromkeys(body.keys(), _BODY)}
@@ -64,24 +64,24 @@ def untie(folder: Path, weights: PolicyWeights) -> None:
 def shared_weights(weights: PolicyWeights) -> Iterator[dict[str, Any]]:
     """Handles of all weights for one update by a vLLM on the same GPU, which reads them where they are (CUDA IPC).
 
-    They stand for the weights, which are whole, within the block; names are as in files. It is vLLM's weight transfer
-    with the backend "ipc", not packed.
+    The handles are valid within the block, and weights have the names of files. vLLM calls this weight transfer with
+    the backend "ipc", not packed.
     """
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of_files(weights).items()}
-    torch.cuda.synchronize()  # another process looks at them now
+    torch.cuda.synchronize()  # another process reads them now
     yield wire_update(tensors, [_handle(tensor) for tensor in tensors.values()])
     torch.cuda.ipc_collect()
 
 
 def tensors_of_files(weights: PolicyWeights) -> dict[str, Tensor]:
-    """The tensors that published files would have, by their names there."""
+    """The tensors of published files, by their names there."""
     model: Any = weights.model
     stored, head = named_as_in_files(model, model.state_dict()), weights.tied_head
     return stored if head is None else {**stored, head: model.get_output_embeddings().weight}
 
 
 def wire_update(tensors: Mapping[str, Tensor], handles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What vLLM's /update_weights takes, of tensors and a handle of each, by the device that it is on."""
+    """The body of a request to vLLM's /update_weights, from tensors and their handles by device."""
     return {
         "names": list(tensors),
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.analysis.doctor import check_disk, check_engine, checks
+from agentloop.analysis.doctor import check_disk, check_engine, check_machine
 from tests.fakes.scripted_http import scripted_server
 from tests.replay.storage.test_machine import mounted
 
@@ -22,7 +22,7 @@ def test_disk_is_judged_by_its_room_and_its_file_system(
 
 
 def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) -> None:
-    found = checks(tmp_path / "runs" / "deep")
+    found = check_machine(tmp_path / "runs" / "deep")
     assert list(tmp_path.iterdir()) == []
     assert [check.name for check in found] == ["optional packages", "device", "sandbox", "disk"]
     assert "gymnasium" in found[0].found

@@ -345,7 +345,7 @@ def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tm
     display = SilentDisplay()
     train(config, resume=True, environment_changed=True, display=display)
     (note,) = [note for note in display.notes if note.startswith("environment changed")]
-    assert f"of its version {version}; 16 of other versions go on being replayed" in note
+    assert f"have its version {version}; 16 of other versions can still be drawn" in note
     assert note.endswith(f"""{run} --where "environment_version != '{version}' and source == 'self'" --yes""")
     stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"
     assert rows(run / "replay.sqlite", stored) == [(1, "1", 16), (2, version, 12), (3, version, 12)]

@@ -10,7 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from agentloop.algorithms.log_probs import entropies, log_softmax
-from agentloop.models.token_log_probs.chunked import Cotangents, How, RowSums, absorb, differentiate, head_log_probs
+from agentloop.models.token_log_probs.chunked import (
+    ChunkSizes,
+    Cotangents,
+    RowSums,
+    absorb,
+    differentiate,
+    head_log_probs,
+)
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 # One chunk; even ones; ragged edges on both sides; a token and a word at a time.
@@ -52,9 +59,9 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert bool(((found - wanted).abs() <= tolerance * scale).all())
 
 
-def assert_same(inputs: dict[str, Any], tolerance: float, how: How | None = None, **options: Any) -> None:
+def assert_same(inputs: dict[str, Any], tolerance: float, sizes: ChunkSizes | None = None, **options: Any) -> None:
     """Values and gradients are finite, and those of the plain path."""
-    found, wanted = head_log_probs(**inputs, **options, how=how or How(5, 7)), plain(inputs)
+    found, wanted = head_log_probs(**inputs, **options, sizes=sizes or ChunkSizes(5, 7)), plain(inputs)
     if None not in found:  # as a model returns them: in one tensor
         found = torch.stack(found, dim=-1).unbind(-1)  # type: ignore[arg-type]
     pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None]
@@ -70,13 +77,13 @@ def assert_same(inputs: dict[str, Any], tolerance: float, how: How | None = None
 @pytest.mark.parametrize(("dtype", "within"), TOLERANCES)
 def test_chunks_are_as_the_plain_path(dtype: torch.dtype, within: float, size: tuple[int, int]) -> None:
     for tokens in (12, 1, 0):
-        assert_same(case(dtype, tokens=tokens), within, How(*size))
+        assert_same(case(dtype, tokens=tokens), within, ChunkSizes(*size))
     inputs = case(dtype)
     with torch.no_grad():  # logits of ten thousand stay numbers
         inputs["hidden"].zero_()[:, 0] = torch.linspace(-1e4, 1e4, 12, dtype=torch.float64).to(dtype)
         inputs["weight"][:, 0] = torch.linspace(-1, 1, 24, dtype=torch.float64).to(dtype)
         inputs["temperature"].fill_(1.0)
-    assert_same(inputs, within, How(*size))
+    assert_same(inputs, within, ChunkSizes(*size))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -84,7 +91,8 @@ def test_chunks_are_as_the_plain_path(dtype: torch.dtype, within: float, size: t
 def test_log_probs_and_entropies_have_their_gradient_alone(dtype: torch.dtype, tolerance: float, which: int) -> None:
     inputs = case(dtype)
     found, wanted = (
-        derivatives(inputs, (outputs[which],)) for outputs in (head_log_probs(**inputs, how=How(5, 7)), plain(inputs))
+        derivatives(inputs, (outputs[which],))
+        for outputs in (head_log_probs(**inputs, sizes=ChunkSizes(5, 7)), plain(inputs))
     )
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, tolerance)
@@ -97,7 +105,7 @@ def test_two_words_at_temperature_two_by_hand() -> None:
     hidden = torch.tensor([[2 * math.log(3)]], dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
     log_probs, uncertainty = head_log_probs(
-        hidden, weight, targets=torch.tensor([0]), temperature=torch.tensor([2.0]), how=How(1, 1)
+        hidden, weight, targets=torch.tensor([0]), temperature=torch.tensor([2.0]), sizes=ChunkSizes(1, 1)
     )
     assert uncertainty is not None
     assert log_probs.item() == pytest.approx(math.log(1 / 4), abs=1e-12)
@@ -118,7 +126,7 @@ def test_bfloat16_is_summed_in_float32() -> None:
         name: value.detach().float().requires_grad_() if value is not None and value.requires_grad else value
         for name, value in inputs.items()
     }
-    found, wanted = head_log_probs(**inputs, how=How(5, 7)), plain(precise)
+    found, wanted = head_log_probs(**inputs, sizes=ChunkSizes(5, 7)), plain(precise)
     for one, other in zip(found, wanted, strict=True):
         assert one is not None
         assert_close(one, other, 1e-5)
@@ -129,9 +137,9 @@ def test_bfloat16_is_summed_in_float32() -> None:
 
 def test_autocast_changes_nothing_where_products_have_no_wider_results() -> None:
     inputs = case(torch.float32)
-    outside = head_log_probs(**inputs, how=How(5, 7))
+    outside = head_log_probs(**inputs, sizes=ChunkSizes(5, 7))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = head_log_probs(**inputs, how=How(5, 7))
+        inside = head_log_probs(**inputs, sizes=ChunkSizes(5, 7))
         gradients = derivatives(inputs, inside)
     for one, other in zip(inside, outside, strict=True):
         assert one is not None
@@ -144,7 +152,7 @@ def test_autocast_changes_nothing_where_products_have_no_wider_results() -> None
 def test_logits_are_scaled_that_states_could_not_be_divided_for() -> None:
     # As of bfloat16 products on a GPU: logits 0, 2 log 3 come before a temperature of 2; 1/4 and 3/4 as above.
     factor, columns = torch.tensor([0.5], dtype=torch.float64), torch.tensor([0])
-    sums = RowSums.of_nothing(factor, factor=factor)
+    sums = RowSums.before_any_chunk(factor, factor=factor)
     logits = torch.tensor([[0.0, 2 * math.log(3)]], dtype=torch.float64)
     absorb(logits.clone(), sums, columns, entropy=True, spare=torch.empty_like(logits))
     assert sums.log_probs().item() == pytest.approx(math.log(1 / 4), abs=1e-12)
@@ -184,15 +192,15 @@ def test_no_array_is_as_large_as_the_logits() -> None:
     weight = torch.randn(300, 4, generator=made, requires_grad=True)
     targets, temperature = torch.randint(0, 300, (200,), generator=made), torch.ones(200)
 
-    def largest(how: How) -> int:
-        with Sizes() as sizes:
-            found = head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=how)
+    def largest(sizes: ChunkSizes) -> int:
+        with Sizes() as counted:
+            found = head_log_probs(hidden, weight, targets=targets, temperature=temperature, sizes=sizes)
             derivatives({"hidden": hidden, "weight": weight}, found)
-        return sizes.largest
+        return counted.largest
 
     # Chunks of 16 x 32 and as much room again, beside [200, 4] and [300, 4]; logits have 60,000 numbers.
-    assert largest(How(16, 32)) == max(2 * 16 * 32, 200 * 4, 300 * 4)
-    assert largest(How(200, 300)) == 2 * 200 * 300
+    assert largest(ChunkSizes(16, 32)) == max(2 * 16 * 32, 200 * 4, 300 * 4)
+    assert largest(ChunkSizes(200, 300)) == 2 * 200 * 300
 
 
 def test_frozen_head_costs_no_product_for_its_gradient() -> None:
@@ -200,7 +208,7 @@ def test_frozen_head_costs_no_product_for_its_gradient() -> None:
     for frozen, products in ((True, 12), (False, 24)):
         inputs = case(torch.float64)
         inputs["weight"].requires_grad_(not frozen)
-        log_probs, _ = head_log_probs(**inputs, how=How(5, 7))
+        log_probs, _ = head_log_probs(**inputs, sizes=ChunkSizes(5, 7))
         with Sizes() as counted:
             derivatives(inputs, (log_probs,))
         assert counted.calls.count("mm") == 12

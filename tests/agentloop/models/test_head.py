@@ -130,5 +130,5 @@ def test_reference_without_adapters_scores_alike() -> None:
 def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
     head = Head(tiny_actor().model, ComputeSection())
     # 64 MiB / 4 bytes / 23 words = 729,444.2 tokens
-    assert head.way(729_444) is None
-    assert head.way(729_445) is not None
+    assert head.choose_chunks(729_444) is None
+    assert head.choose_chunks(729_445) is not None

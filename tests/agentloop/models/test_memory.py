@@ -28,7 +28,7 @@ def test_a_layer_whose_activations_are_made_again_keeps_its_input_alone() -> Non
 
 
 def test_what_is_kept_grows_with_tokens_and_by_what_the_products_type_weighs() -> None:
-    assert KeptForBackward(fixed=100, per_token=7).of(10) == 170
+    assert KeptForBackward(fixed=100, per_token=7).bytes_for(10) == 170
     actor = tiny_actor(torch.float32)
     half = Actor(actor.model, compute=ComputeSection(autocast="bfloat16", log_probs="plain"))
     matrices = [weight for weight in actor.model.parameters() if weight.ndim == 2]

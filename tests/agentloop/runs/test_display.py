@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from agentloop.runs.display import ConsoleDisplay, note_length, showing_progress
+from agentloop.runs.display import ConsoleDisplay, showing_progress
 
 FIGURES = {
     "rollout/success": 0.172,
@@ -86,24 +86,6 @@ def test_iteration_says_what_went_otherwise(shown: Shown, number: int, figures: 
     display, written, _ = shown
     display.iteration(number, 60, {**FIGURES, **figures}, left=3725.9)
     assert part in written.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("steps", "every", "said"),
-    [
-        (3, 6, ""),
-        (5, 6, "warm=5 covers 5 of the 6 updates: lower it\n"),
-        (
-            9,
-            7,
-            "warm=9 covers 6 of the 6 updates: lower it; "
-            "save=7 is beyond the 6 updates: nothing is saved before the end\n",
-        ),
-    ],
-)
-def test_settings_too_long_for_a_run_are_named_at_its_start(shown: Shown, steps: int, every: int, said: str) -> None:
-    note_length(shown[0], 6, "updates", warm_up=("warm", steps), saved=("save", every))
-    assert shown[1].getvalue() == said
 
 
 def test_display_speaks_while_nothing_of_a_phase_ends() -> None:

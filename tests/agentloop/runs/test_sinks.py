@@ -1,13 +1,11 @@
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from agentloop.config.sections.run_section import MetricsSection
 from agentloop.errors import UserError
 from agentloop.runs.sinks import MetricsFile, MetricSinks, open_sinks, shown_trajectories
-from replay.records import Trajectory
 from tests.fakes.records import MESSAGES, trajectory
 
 
@@ -68,7 +66,7 @@ def test_metric_sinks_drop_a_sink_that_raises(error: BaseException) -> None:
         sinks.log(iteration, {"a": 1.0})
     sinks.close()
     assert warnings == [
-        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:24. It gets nothing more; "
+        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:22. It gets nothing more; "
         "the database still gets everything."
     ]
     assert good.rows == [(iteration, {"a": 1.0}) for iteration in range(10)]
@@ -102,14 +100,3 @@ def test_shown_trajectories_are_spread_and_redacted() -> None:
     assert [row.record.slot for row in shown_trajectories(given, 8, None)] == [0, 1, 3, 4, 6, 7, 9, 10]
     assert [row.messages for row in shown_trajectories(given[:1], 8, lambda messages: messages[:1])] == [MESSAGES[:1]]
     assert shown_trajectories(given, 0, None) == shown_trajectories([], 8, None) == []
-
-
-def test_conversations_go_out_only_when_asked_for() -> None:
-    class Shown(Recording):
-        def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-            self.rows.append((iteration, {"shown": len(trajectories)}))
-
-    sink, given = Shown(), [trajectory("one"), trajectory("two")]
-    for iteration, most in enumerate((MetricsSection().trajectories, 1)):
-        MetricSinks({"own": sink}, pytest.fail).log_trajectories(iteration, shown_trajectories(given, most, None))
-    assert sink.rows == [(1, {"shown": 1})]

@@ -17,7 +17,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume, open_run_folder
-from agentloop.supervised.demonstrations import mismatch, read_demonstrations
+from agentloop.supervised.demonstrations import compare_with_environment, read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
@@ -318,7 +318,7 @@ def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(
     for row in rows if system else ():
         row["messages"].insert(0, {"role": "system", "content": system})
     written(tmp_path / "mine.jsonl", rows)
-    found = mismatch(config)
+    found = compare_with_environment(config)
     if remark is None:
         assert found is None
     else:
@@ -340,7 +340,7 @@ def test_sft_needs_none_of_the_environment_s_tasks(tmp_path: Path) -> None:
     written(tmp_path / "mine.jsonl", [conversation(1)])
     config = shop(tmp_path)
     (tmp_path / "tasks.jsonl").unlink()
-    found = mismatch(config)
+    found = compare_with_environment(config)
     assert found is not None and found.startswith("demonstrations were not compared with the environment: tasks.data ")
 
 
@@ -348,7 +348,7 @@ def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None
     call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
     written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
     with pytest.raises(UserError, match=r"^sft\.data must show tools of rows \(look\), got only find in "):
-        mismatch(shop(tmp_path))
+        compare_with_environment(shop(tmp_path))
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:

@@ -104,24 +104,6 @@ def test_function_that_gives_no_advantages_is_refused_at_the_start(name: str) ->
         estimator(advantage={"function": f"{FUNCTIONS}:{name}"})
 
 
-def test_batch_normalisation_measures_replayed_rows_by_fresh_ones_and_themselves() -> None:
-    rows = [
-        rewarded("a", 0.0, advantage=2.0),
-        rewarded("b", 0.0, advantage=-1.0),
-        rewarded("c", 0.0, advantage=0.0),
-        rewarded("d", 0.0, stream="replay", advantage=8.0),
-        rewarded("e", 0.0, stream="replay", advantage=4.0),
-    ]
-    # By 2 and -1, about 0: 5 / 1; and by all four: 85 / 3.
-    fresh, every = math.sqrt(5 + 1e-8), math.sqrt(85 / 3 + 1e-8)
-    scaled = [2 / fresh, -1 / fresh, 0, 8 / every, 4 / every]
-    assert used(estimator(advantage={"normalise_batch": "scale"}), rows, "stored") == pytest.approx(scaled)
-    # About the fresh mean 0.5: 2 x 1.5^2 = 4.5; and 4.5 + 7.5^2 + 3.5^2 = 73 over 3.
-    fresh, every = math.sqrt(4.5 + 1e-8), math.sqrt(73 / 3 + 1e-8)
-    whitened = [1.5 / fresh, -1.5 / fresh, 0, 7.5 / every, 3.5 / every]
-    assert used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored") == pytest.approx(whitened)
-
-
 SUCCESSES = {
     # Of groups of 4 of 8 successes: 0.5 / (sqrt(2 / 7) + 1e-6) = 0.935; the odd one is of 5 of 8.
     "of_like_groups": [*[0.935413] * 31, 0.724569],

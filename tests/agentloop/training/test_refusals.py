@@ -142,10 +142,6 @@ def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(loaded: Lo
         check(with_template(loaded, hides), described)
 
 
-def test_model_whose_sampling_and_scoring_agree_passes(loaded: LoadedModel) -> None:
-    check_scoring(LocalGenerator(loaded.model, stop_ids=loaded.stop_ids), Actor(loaded.model))
-
-
 def test_model_with_a_state_the_cache_does_not_know_is_refused() -> None:
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.3)

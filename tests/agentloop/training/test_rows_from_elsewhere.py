@@ -54,7 +54,7 @@ def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Pat
 def test_that_nothing_is_drawn_of_an_attached_buffer_is_said(first: Path, tmp_path: Path, qwen2: Path) -> None:
     display = SilentDisplay()
     train(short(tmp_path, qwen2, replay={"fraction": 0.0, "attach": {"earlier": str(first)}}), display=display)
-    assert "replay.fraction is 0: nothing of replay.attach or replay.sources is drawn. Set it." in display.notes
+    assert "replay.fraction is 0, so no row of replay.attach or replay.sources is drawn. Set it." in display.notes
 
 
 def test_a_buffer_of_another_tokenizer_is_refused(first: Path, tmp_path: Path) -> None:
