@@ -1,6 +1,6 @@
 """Writes docs/worked-example.md: `python -m docs.worked_example > docs/worked-example.md`.
 
-What the policies and the critic say is written out here; everything else on the page is computed by the library's own
+What the policies say is written out here; everything else on the page is computed by the library's own
 modules. The text is that of worked-example.md.jinja; its arithmetic is carried out and compared with what they found.
 """
 
@@ -23,7 +23,6 @@ from agentloop.engines import Completion, GenerationRequest
 from agentloop.environments.factory import load_environment
 from agentloop.environments.run_environments import RunEnvironments
 from agentloop.learning.batch import ScoredBatch, build_batch
-from agentloop.learning.critic_update import with_values
 from agentloop.learning.passes import accumulate_gradients, score_batch
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals, drift_of, row_stats
@@ -42,11 +41,6 @@ environment: {task_pool: 1}
 batch: {trajectories: 2, group_size: 1, mini_batch: 2}
 replay: {fraction: 0.5, baseline: shared, sampler: uniform, successful_only: false}
 """
-PPO = """\
-algorithm: ppo
-kl: {reward_coef: 0.1}
-critic: {whiten_advantages: false}
-"""
 AUTHORS = default_authors()
 WORDS = ["1", "2", "3", "+", "="]
 CONTROL = ["<user>", "<assistant>", "<end>"]
@@ -62,8 +56,6 @@ POLICIES = {
     "one step later": (0.36, 0.9, 0.6, 0.8),
 }
 """The probability of each of them."""
-VALUES = {"<assistant>": 0.5, "2": 0.9, "3": 0.1}
-"""What the critic expects of a state, by its last token."""
 
 
 def make_codec() -> TokenCodec:
@@ -110,18 +102,6 @@ class WrittenPolicy:
         return found, torch.zeros_like(found)
 
 
-class WrittenCritic:
-    """A critic whose values stand in a table."""
-
-    device, dtype, packs = WrittenPolicy.device, WrittenPolicy.dtype, False
-
-    def values(self, token_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-        table = torch.zeros(len(ID), dtype=torch.float64)
-        for word, value in VALUES.items():
-            table[ID[word]] = value
-        return torch.where(response_mask, table[token_ids.roll(1, dims=1)], 0.0), table.new_zeros(len(token_ids))
-
-
 class KeptTotals(UpdateTotals):
     """Keeps the loss of every token, of which an update keeps sums alone."""
 
@@ -143,7 +123,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
 
 def follow(store: ReplayStore) -> dict[str, Any]:
     """Two iterations of a run, of which the second learns from both answers: what the page shows, by name."""
-    config, ppo = (RunConfig.model_validate(yaml.safe_load(text)) for text in (CONFIG, PPO))
+    config = RunConfig.model_validate(yaml.safe_load(CONFIG))
     store.add_run(RunRecord("worked", "worked", {}, AUTHORS.to_json(), AUTHORS.hash, code_version=""))
     earlier, fresh = collect("2", 1, config), collect("3", 2, config)
     for collected in (earlier, fresh):
@@ -159,7 +139,6 @@ def follow(store: ReplayStore) -> dict[str, Any]:
 
     batch = build_batch(rows, AUTHORS)
     scored = score_batch(batch, WrittenPolicy("version 1"), WrittenPolicy("version 0"), config, reuse=False)
-    with_critic = with_values(scored, WrittenCritic(), ppo, kl_coef=ppo.kl.reward_coef)
     policy, totals = WrittenPolicy("one step later"), KeptTotals(batch.replayed)
     policy.table.requires_grad_()
     step = accumulate_gradients(policy, scored, config, losses=stream_losses(config.loss), totals=totals)
@@ -171,7 +150,6 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     return {
         **of_tokens(right, wrong),
         **of_log_probs(scored, totals),
-        **of_critic(with_critic),
         "plan": plan,
         "draw": rows[1].draw,
         "batch": batch,
@@ -224,19 +202,6 @@ def of_log_probs(scored: ScoredBatch, totals: KeptTotals) -> dict[str, Any]:
     return found | {"ess": drift_of(scored).effective_sample_size(batch.replayed, "token")}
 
 
-def of_critic(scored: ScoredBatch) -> dict[str, Any]:
-    found = scored.critic
-    arrays = {
-        "kl": scored.old_log_probs - scored.ref_log_probs,
-        "score": found.scores,
-        "reward": found.rewards,
-        "value": found.values,
-        "gae": scored.batch.advantages,
-        "returns": found.returns,
-    }
-    return {name: array[scored.batch.response_mask].tolist() for name, array in arrays.items()}
-
-
 def stored_draws(store: ReplayStore) -> list[dict[str, Any]]:
     query = (
         "select slot, stream, advantage, probability, staleness, drift_mean, token_gap_max, clip_fraction from draws "
@@ -279,9 +244,8 @@ def page() -> str:
     environment.filters["number"] = number
     template = environment.from_string(Path(__file__).with_name("worked-example.md.jinja").read_text(encoding="utf-8"))
     written = list(zip(SAMPLED, zip(*POLICIES.values(), strict=True), strict=True))
-    expected = ", ".join(f"{value} after `{word}`" for word, value in VALUES.items())
     functions = {"hand": hand, "row": row, "cells": cells, "shape": shape}
-    return template.render(config=CONFIG, ppo=PPO, written=written, expected=expected, **functions, **found)
+    return template.render(config=CONFIG, written=written, **functions, **found)
 
 
 if __name__ == "__main__":
