@@ -29,7 +29,7 @@ _SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_ro
 NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
 
 
-def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
+def counts_as_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
     """Groups of episodes from the start that count: of no iteration that a resume undid, of hindsight or restarts."""
     stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _no_attempt(_rows)))
     left = sa.exists().where(_left.group == of.c.id, _no_attempt(_left))
@@ -49,7 +49,7 @@ def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
     return sa.or_(*others, was_orphaned(columns.state_reason))
 
 
-OF_ATTEMPTS = of_attempts(groups)
+COUNTS_AS_ATTEMPTS = counts_as_attempts(groups)
 WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
 """Groups whose members' rewards are all equal, whatever they are: nothing to compare."""
 
@@ -94,7 +94,7 @@ def _draws() -> sa.Select[Any]:
 def _tasks() -> sa.Select[Any]:
     """A row for each run and task that was tried."""
     one = groups.alias("one")
-    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & of_attempts(one)
+    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & counts_as_attempts(one)
 
     def success(order: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
         query = sa.select(one.c.success_rate).where(mine).order_by(order, one.c.id).limit(1)
@@ -114,13 +114,13 @@ def _tasks() -> sa.Select[Any]:
         "latest_success": success(one.c.iteration.desc()),
         "best_success": sa.func.max(groups.c.success_rate),
     }
-    return sa.select(*_labelled(columns)).where(OF_ATTEMPTS).group_by(groups.c.run, groups.c.task)
+    return sa.select(*_labelled(columns)).where(COUNTS_AS_ATTEMPTS).group_by(groups.c.run, groups.c.task)
 
 
 VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_runs": sa.select(runs.c.id.label("run"), runs.c.name, runs.c.started_at, runs.c.ended, runs.c.code_version),
     "v_trajectories": sa.select(*_labelled(TRAJECTORY_COLUMNS)),
-    "v_groups": sa.select(*groups.columns, WITHOUT_SIGNAL.label("without_signal")).where(OF_ATTEMPTS),
+    "v_groups": sa.select(*groups.columns, WITHOUT_SIGNAL.label("without_signal")).where(COUNTS_AS_ATTEMPTS),
     "v_draws": _draws(),
     "v_tasks": _tasks(),
     "v_iterations": sa.select(*iterations.columns),
