@@ -224,7 +224,7 @@ class ReplayStore:
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
         """Reserve the slots of the iteration's own rows, in place of earlier reservations of the same slots."""
         self._write(
-            lambda connection: draw_records.reserve_given(connection, records), *{record.run for record in records}
+            lambda connection: draw_records.reserve_again(connection, records), *{record.run for record in records}
         )
 
     def commit(
@@ -256,7 +256,7 @@ class ReplayStore:
         def work(connection: sa.Connection) -> tuple[int, ResumeReport]:
             epoch = counters.take_over(connection, run)
             retention.restore(connection, run, iteration)
-            again = fresh_groups.take_back(connection, run, iteration)
+            again = fresh_groups.make_fresh_again(connection, run, iteration)
             return epoch, replace(draw_records.resume(connection, run, iteration), fresh_again=again)
 
         self._epochs[run], report = self._write(work)
@@ -296,7 +296,7 @@ class ReplayStore:
         """Evict for good the rows that a person chose, by a condition or a capacity; `dry_run` only counts them."""
 
         def work(connection: sa.Connection) -> Evicted:
-            over = retention.by_hand(connection, run, rows, capacity)
+            over = retention.chosen_rows(connection, run, rows, capacity)
             return retention.summed(over) if dry_run else retention.prune(connection, over)
 
         return self._database.read(work) if dry_run else self._database.write(work)

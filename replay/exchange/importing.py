@@ -202,8 +202,8 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
             f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import the file again to "
             "store the rest."
         ) from error
-    store.labels.keep({bundle.trajectory.id: bundle.labels for bundle in bundles})
-    store.labels.keep({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
+    store.labels.add_missing({bundle.trajectory.id: bundle.labels for bundle in bundles})
+    store.labels.add_missing({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
     report.without_log_probs += sum(map(_lacks_log_probs, bundles))
     report.inserted += appended.inserted

@@ -221,7 +221,7 @@ BAD: list[tuple[Change, str]] = [
     (of_nodes(0, fork="of"), r"nodes\[0\].fork must be 'new', "),
     (of_nodes(0, offered="{}"), r"nodes\[0\].offered must be JSON of a list"),
     (of_nodes(0, num_messages=-1), r"nodes\[0\].num_sampled must fit"),
-    (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be .* To import them as they are, empty"),
+    (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be .* To import them as they are,"),
 ]
 
 
