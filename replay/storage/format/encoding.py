@@ -7,7 +7,6 @@ arrays share one frame, for opening a frame takes longer than reading it.
 
 import hashlib
 import struct
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +17,6 @@ import zstandard
 
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 
-_IS_LITTLE = sys.byteorder == "little"
 _MAGIC = b"AL"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBI")
@@ -135,5 +133,4 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
 
 
 def _array(name: str, payload: bytes, count: int, start: int) -> npt.NDArray[Any]:
-    array = np.frombuffer(payload, _STORED[name], count, start)
-    return array if _IS_LITTLE else array.astype(array.dtype.newbyteorder("="))
+    return np.frombuffer(payload, _STORED[name], count, start)
