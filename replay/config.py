@@ -1,4 +1,4 @@
-"""What of a run's configuration decides about its buffer: `replay`, whole, and a few other keys."""
+"""The part of a run's configuration that decides about its buffer: all of `replay`, and a few other keys."""
 
 from typing import Annotated, Any, Literal, NoReturn, Self
 
@@ -17,7 +17,7 @@ from replay.storage.retention import Capacity
 
 
 class _RunSection(Section):
-    """A few keys of a section that has others."""
+    """A section of which only a few keys matter here; its other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -26,8 +26,8 @@ class RunLength(_RunSection):
     iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
     schedule_iterations: Positive | None = Field(
         None,
-        description="Iterations that schedules of learning rates and of replay are laid over, which keep their last "
-        "value after them; null: as many as the run makes. A run that is lengthened keeps what it began with.",
+        description="Length, in iterations, of the schedules of learning rates and of replay, which keep their last "
+        "value after it; null: the length of the run. A run that is lengthened keeps the length it began with.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
 
@@ -63,32 +63,33 @@ class TaskData(_RunSection):
 
 
 class HindsightSection(Section):
-    """Failed episodes stored once more as successes of the tasks that they did solve."""
+    """Hindsight stores a failed episode a second time, as a success of the task that it did solve."""
 
     enable: bool = Field(
         False,
-        description="Ask the environment's `achieved` of failed episodes. Rows are drawn as any of source `hindsight`.",
+        description="Ask the environment's `achieved` which task a failed episode solved. The rows have source "
+        "`hindsight`.",
     )
-    min_turns: Positive = Field(3, description="Fewest replies of such a row, its answer among them.")
-    advantage: PositiveFloat = Field(1.0, description="What such rows are trained with: no group says it.")
+    min_turns: Positive = Field(3, description="Fewest replies of a hindsight row, including its answer.")
+    advantage: PositiveFloat = Field(1.0, description="Advantage of every hindsight row, which has no group.")
     window: Positive | None = Field(
-        8, description="Most iterations after its own in which a row is drawn; null: any number."
+        8, description="A row is drawn for at most this many iterations after its own; null: for ever."
     )
 
 
 class RestartSection(Section):
-    """Episodes that begin inside stored successes of the run."""
+    """A restart is an episode that begins inside a stored success of the run."""
 
     enable: bool = Field(
-        False, description="Begin some fresh groups behind the first replies of a stored success; see docs/replay.md."
+        False, description="Begin some fresh groups after the first replies of a stored success; see docs/replay.md."
     )
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="Share of an iteration's fresh groups that begins so."
+        0.5, description="Share of an iteration's fresh groups that are restarts."
     )
 
 
 class ReplayConfig(LimitSection, MixSection):
-    """The mixing ratio, which rows are drawn, and what the buffer keeps."""
+    """The settings of replay: the mixing ratio, which rows are drawn, and what the buffer keeps."""
 
     sampler: str = Field(
         "success",
@@ -100,49 +101,49 @@ class ReplayConfig(LimitSection, MixSection):
     )
     complete_zero_variance: bool = Field(
         False,
-        description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
-        "the replayed part.",
+        description="Add a stored row with another reward to every fresh group whose rewards are all equal. It counts "
+        "as a replayed row.",
     )
     baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
         "stored",
-        description="Advantage of a replayed row: stored, of the group it was collected in; else against members of "
-        "its task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+        description="Advantage of a replayed row. stored: from its own group. Others compare it with rows of its "
+        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
     )
     hindsight: HindsightSection = Field(
-        default_factory=HindsightSection, description="What failed episodes did solve; see docs/mixing.md."
+        default_factory=HindsightSection, description="Rows of what failed episodes did solve; see docs/mixing.md."
     )
     restarts: RestartSection = Field(
-        default_factory=RestartSection, description="Episodes inside stored successes; see docs/replay.md."
+        default_factory=RestartSection, description="Episodes that begin inside stored successes; see docs/replay.md."
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
     )
     negative_weight: Fraction = Field(
         1.0,
-        description="What the loss of a replayed row with a negative advantage is multiplied by (credit turn: the "
-        "negative advantages of its tokens); 0: they teach nothing.",
+        description="Factor on the loss of a replayed row with a negative advantage (credit turn: on the negative "
+        "advantages of its tokens); 0: nothing is learned from it.",
     )
     database: str | None = Field(
         None,
-        description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
+        description="Database of the buffer: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
     )
     attach: dict[str, str] = Field(
         default_factory=dict,
-        description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
-        "folder, file or URL; or files of rows or conversations, e.g. {teacher: teacher.jsonl}. Copied when the run "
-        "begins.",
+        description="Other buffers to draw from, by the source that their rows get, e.g. {wins: runs/quickstart-001}: "
+        "a run folder, database file or URL; or a file of rows or conversations, e.g. {teacher: teacher.jsonl}. Their "
+        "rows are copied when the run begins.",
     )
     capacity: Capacity = Field(
         default_factory=Capacity,
-        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay.md.",
+        description="Limits of the buffer; null everywhere: it keeps everything. See docs/replay.md.",
     )
     max_quarantined: Fraction = Field(
-        0.01, description="Share of the run's rows found corrupt above which it stops; the first three never stop it."
+        0.01, description="The run stops above this share of corrupt rows; the first three never stop it."
     )
     redact: str | None = Field(
         None,
-        description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
-        "row whose messages it changes is stored without its tokens.",
+        description="`path/to/file.py:function` that takes a trajectory's messages and returns the messages to store; "
+        "a row whose messages it changes is stored without its tokens.",
     )
 
     @property
@@ -151,12 +152,12 @@ class ReplayConfig(LimitSection, MixSection):
         return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None, hindsight_window=window)
 
     def mix_rule(self, batch: BatchSize, iterations: int) -> MixRule:
-        """The composition of the batches of a run whose schedules are laid over so many iterations."""
+        """The rule by which batches are composed, in a run whose schedules last `iterations` iterations."""
         sizes = {"trajectories": batch.trajectories, "group_size": batch.group_size, "iterations": iterations}
         return MixRule(**self.values_of(MixSection), **sizes)
 
     def check(self, batch: BatchSize, tasks: TaskData, environment: TaskPool, iterations: int) -> None:
-        """Raises ValueError where batches of this size can't be mixed as asked."""
+        """Raises ValueError if batches of this size can't be mixed by these settings."""
         size, unit = batch.group_size, f"when replay.unit is {self.unit}"
         if self.unit != "any" and batch.trajectories % size:
             rule = f"be a multiple of batch.group_size ({size}) {unit}"
@@ -178,7 +179,7 @@ class ReplayConfig(LimitSection, MixSection):
                 _refuse("replay.task_members", rule, members or "null", remedy)
             if highest * size > members + 1e-9:
                 rule = f"be at least replay.fraction x batch.group_size ({highest:g} x {size})"
-                why = f"With every group mixed, that many of {size} are all there is."
+                why = "With fewer, even a mixed group of every task holds too few replayed rows."
                 _refuse("replay.task_members", rule, members, f"{why} Raise it, or lower replay.fraction.")
 
     @model_validator(mode="after")
@@ -218,13 +219,13 @@ class ReplayConfig(LimitSection, MixSection):
         if not self.hindsight.enable:
             if HINDSIGHT in self.sources:
                 rule = "be true when replay.sources names hindsight"
-                _refuse("replay.hindsight.enable", rule, "false", "It makes those rows.")
+                _refuse("replay.hindsight.enable", rule, "false", "Set it, or leave hindsight out of replay.sources.")
             return self
         rules = (
-            ("mode", "train", "They are no experience of the policy that learns."),
-            ("unit", "any", "No fresh episode has their task."),
-            ("baseline", "stored", "Nothing in a batch compares with them."),
-            ("retire_solved", None, "Their tasks count as solved."),
+            ("mode", "train", "Hindsight rows were not sampled for their task. Set replay.mode: train."),
+            ("unit", "any", "No fresh episode has the task of a hindsight row. Set replay.unit: any."),
+            ("baseline", "stored", "No row of a batch compares with a hindsight row. Set replay.baseline: stored."),
+            ("retire_solved", None, "Tasks of hindsight rows count as solved. Leave replay.retire_solved out."),
         )
         for key, right, why in rules:
             if getattr(self, key) != right:
@@ -255,9 +256,9 @@ class ReplayConfig(LimitSection, MixSection):
 
 
 def check_task_pool(tasks: TaskData, environment: TaskPool, when: str) -> None:
-    """Raises ValueError where no task comes twice."""
+    """Raises ValueError if no task is ever repeated."""
     if environment.task_pool == "unlimited" and tasks.data is None:
-        why = "No task comes twice, so none is ever in the buffer when it comes."
+        why = "Otherwise no task is repeated, and the buffer never holds a row of a new task."
         remedy = f"{why} Set it, for example to 500, or name rows with tasks.data."
         _refuse("environment.task_pool", f"be a number when {when}", "unlimited", remedy)
 
@@ -271,7 +272,8 @@ class StoredEnvironment(TaskPool):
 
 
 class StoredConfig(_RunSection):
-    """What of a run's stored configuration decides what its batches are made of; a missing key has its default."""
+    """The part of a run's stored configuration that decides how its batches are composed. A missing key has its
+    default."""
 
     run: RunLength = Field(default_factory=RunLength)
     batch: BatchSize = Field(default_factory=BatchSize)
@@ -289,13 +291,13 @@ class StoredConfig(_RunSection):
 
     @property
     def task_pool(self) -> int | Literal["unlimited"]:
-        """The number of different training tasks, of all environments."""
+        """The number of different training tasks in all environments."""
         pools = [pool.task_pool for pool, _ in self._parts()]
         return "unlimited" if "unlimited" in pools else sum(int(pool) for pool in pools)
 
     @property
     def has_rows(self) -> bool:
-        """Whether tasks are rows of data, how many is not said here."""
+        """Whether tasks are rows of data; the configuration does not say how many."""
         return any(tasks.data is not None for _, tasks in self._parts())
 
     def _parts(self) -> list[tuple[TaskPool, TaskData]]:
@@ -307,7 +309,8 @@ class StoredConfig(_RunSection):
 
 
 def stored_config(run: RunRecord) -> StoredConfig:
-    """Raises ReplayError for a configuration that this version started no run with; anybody may have written there."""
+    """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
+    may have written it."""
     try:
         return StoredConfig.model_validate(run.config)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What goes badly in a run, or what it waits for, by its metrics."""
+"""A diagnosis of a run by its metrics: what goes wrong, or else what limits its progress."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from replay.questions.runs import Metrics, Series, finite
 from replay.records import stored_setting
 
 _NEWEST = 8
-"""Iterations that are looked at."""
+"""Means are over this many of the newest iterations."""
 _FEW_SUCCESSES = 1 / 3
-"""Fewer per batch: waiting for them takes longer than learning from them."""
+"""With fewer successes per batch, the run is limited by successes."""
 _MUCH = 0.3
-"""A share from which on it is what to look at."""
+"""A share above this limits the run."""
 TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
@@ -29,12 +29,12 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Regime:
-    """What goes badly in a run, or what it waits for, by its newest iterations."""
+    """What goes wrong in a run, or what limits its progress, by its newest iterations."""
 
     limit: str
     """learning rate | equal groups | successes | tools | repeated tool calls | optimizer steps"""
     text: str
-    """The numbers that say so, and what to do about it."""
+    """The numbers that show it, and what to do about it."""
 
 
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
@@ -43,18 +43,18 @@ _ESS, _RESTARTS = "actor/replay/ess_token", "restarts/groups"
 SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED, _RESTARTS)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0
-"""Standard errors between two evaluations: of many, some differ by two."""
+"""Two evaluations differ clearly by this many standard errors. Among many evaluations, some differ by two."""
 _NO_CHANCE = 1e-4
-_FAR = 0.5  # nats a token from what was sampled: healthy runs stay below 0.1
+_FAR = 0.5  # nats per token between the policy and its samples; healthy runs stay below 0.1
 _SOME, _MOST = 0.1, 0.75
-"""Shares of groups and of successes: at fewer, none may be chance; above the most, tasks are solved, need no signal."""
+"""Shares of groups or of successes. A share below the first may be 0 by chance; above the second, tasks are solved."""
 
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """Why training goes badly and what helps, in a few words; None where no figure clearly says so."""
+    """Why training goes wrong and what helps, in a few words; None if no metric clearly shows trouble."""
     held_out, tasks, fresh, success, flat, ess, *moved, restarted = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
-    within = dict(restarted)  # inside successes: they are not among those whose success is looked at
+    within = dict(restarted)  # restarted groups are left out of the success metric
     groups = {iteration: rows / size - within.get(iteration, 0.0) for iteration, rows in fresh}
     fall = _fall(held_out, dict(tasks)) or _end(success, groups)
     recent = success[-1][0] - _NEWEST if success else 0
@@ -81,9 +81,10 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
 
 
 def _fall(success: Series, tasks: Mapping[int, float]) -> tuple[float, float] | None:
-    """The best evaluation and the newest, if that is below a third of it, by a test of two proportions.
+    """The best and the newest evaluation, if the newest is clearly below a third of the best; otherwise None.
 
-    Their standard error is sqrt(2 p (1 - p) / n), p the mean of both: tasks count once however often they are sampled.
+    Clearly means by a test of two proportions with standard error sqrt(2 p (1 - p) / n). p is the mean of both, and n
+    the number of tasks: a task counts once, however often it is sampled.
     """
     (at, newest), best = success[-1] if success else (0, 0.0), max((value for _, value in success), default=0.0)
     both = (best + newest) / 2
@@ -92,9 +93,10 @@ def _fall(success: Series, tasks: Mapping[int, float]) -> tuple[float, float] | 
 
 
 def _end(success: Series, groups: Mapping[int, float]) -> tuple[float, float] | None:
-    """The mean success up to the last one, and 0, if more groups came since than have none by chance.
+    """(mean success up to the last success, 0), if the groups since then can't all lack one by chance; otherwise None.
 
-    A group has a success at least as often as an episode is one. Two more groups without are counted: few say little.
+    A group has a success at least as often as an episode is one. Two groups without success are added before, so that
+    few groups prove little.
     """
     last = max((iteration for iteration, share in success if share > 0), default=math.inf)
     before = [(share, groups.get(iteration, 0.0)) for iteration, share in success if iteration <= last]
@@ -104,7 +106,7 @@ def _end(success: Series, groups: Mapping[int, float]) -> tuple[float, float] | 
 
 
 def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """What goes badly, else what the run waits for; None where no iteration was made, or tasks are solved."""
+    """What goes wrong, or else what limits the run; None before its first iteration, or when its tasks are solved."""
     if (bad := trouble(metrics, config)) is not None:
         return bad
     success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")
@@ -113,7 +115,7 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
     if flat is not None and min(success, flat) > _MOST:
         return None
-    # Success is that of episodes that began at the start.
+    # The success metric leaves out episodes of restarts.
     fresh -= (_mean(metrics, _RESTARTS) or 0.0) * (stored_setting(config, "batch.group_size", int) or 1)
     repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     expected = _count(success * fresh)

@@ -1,4 +1,4 @@
-"""What the buffer refuses, by name. Each text is one line: the rule, what was found, what to do."""
+"""The errors of the buffer. Each message is one line: the rule, the value found, and what to do."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _RULES = {
     "model_type": "be an object",
     "dict_type": "be an object",
     "recursion_depth_exceeded": _DEEP,
-    "recursion_loop": _DEEP,  # the same before pydantic 2.14: what is read from JSON has no loop
+    "recursion_loop": _DEEP,  # the name before pydantic 2.14; values read from JSON have no loops
 }
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shortened(value: object) -> str:
-    """For messages: one short line, whatever the value."""
+    """The value as one short line of a message."""
     return _SHORT.repr(value)
 
 
 def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
-    """Where it is, what it must do, and what was found, in short. What a row has and should not have comes before what
-    it lacks: it may be the same, spelled otherwise."""
+    """The place of the first problem, the rule it breaks, and the value found. An unknown column comes before a missing
+    one, for it may be the missing one misspelled."""
     found = error.errors(include_url=False)
     first = min(found, key=lambda problem: problem["type"] == "missing")
     (*within, name), kind = first["loc"] or ("",), first["type"]
@@ -39,8 +39,8 @@ def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, s
 
 
 def sentence_for_validation_error(error: ValidationError, *within: str) -> str:
-    """The first problem as `replay.fraction must be greater than or equal to 0, got -1.`, its place named from `within`
-    on. A rule over several keys is a sentence already."""
+    """The first problem as a sentence: `replay.fraction must be greater than or equal to 0, got -1.` Its place begins
+    with `within`. A rule over several keys is a sentence already."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
@@ -51,36 +51,36 @@ def sentence_for_validation_error(error: ValidationError, *within: str) -> str:
 
 
 class ReplayError(Exception):
-    """A person can put it right."""
+    """The base of all errors of this package; a person can put each of them right."""
 
 
 class InvalidRecord(ReplayError, ValueError):
-    """A row that breaks the buffer's rules; nothing of its append has been stored."""
+    """A row breaks the buffer's rules; nothing of the call has been stored."""
 
 
 class CorruptTrajectory(ReplayError):
-    """A stored row that is no longer what was written."""
+    """A stored row is no longer what was written."""
 
     def __init__(self, trajectory: str, reason: str) -> None:
         super().__init__(
             f"trajectory {trajectory} must read back as it was written, got {reason}. "
-            "It is never drawn again; its iteration can be collected again."
+            "The row is never drawn again. Its iteration can be collected again."
         )
 
 
 class DamagedDatabase(ReplayError):
-    """Something in it can't have been written there."""
+    """The database holds something that no agentloop wrote there."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
             f"database must hold what was written, got {found}: it is damaged. "
-            "See what is, and set damaged rows aside: agentloop replay verify"
+            "List the damage, and set damaged rows aside: agentloop replay verify"
         )
         self.found = found
 
 
 class ContentGone(ReplayError):
-    """A stored row whose tokens were evicted, forgotten or never kept; its numbers are still there."""
+    """The tokens of a stored row were evicted, forgotten or never stored; its numbers are still there."""
 
     def __init__(self, trajectory: str, reason: str | None) -> None:
         super().__init__(
@@ -98,16 +98,16 @@ class SessionForgotten(ReplayError):
 
 
 class DatabaseRefused(ReplayError):
-    """Missing, foreign, of another version, or not accessible; it has not been changed."""
+    """The database is missing, not agentloop's, of another version, or not accessible. It has not been changed."""
 
 
 class OtherSchema(DatabaseRefused):
-    """Of an older or newer version of this project: waiting does not help."""
+    """An older or newer version of agentloop wrote the database: waiting does not help."""
 
 
 class DatabaseFailed(ReplayError):
-    """It could not be read or written now: its disk, its server, or the way there."""
+    """The database could not be read or written now, for its disk, its server or the network failed."""
 
 
 class ConnectionLost(DatabaseFailed):
-    """The server went away in the middle of a transaction; what its text says is known of the outcome."""
+    """The server went away during a transaction. The message says what is known of the outcome."""

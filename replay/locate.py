@@ -1,4 +1,4 @@
-"""From RUN, a folder, a file or a URL, to the database, the run and its tokenizer."""
+"""Where a buffer is: from RUN (a folder, a file or a URL) to the database, the run and its tokenizer."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from replay.storage.databases import Location
 DATABASE = "replay.sqlite"
 """The database's name in a run folder whose configuration names no other."""
 METRICS = "metrics.sqlite"
-"""The database of a run of sft, which has no buffer."""
+"""The database of a run of `agentloop sft`, which has no buffer."""
 MODEL, START = "model", "start"
 """Folders in a run folder: the trained model, and what the run began with."""
 LOCK = "lock"
-"""The file in a run folder that its trainer holds a lock on."""
+"""The file in a run folder that its trainer locks."""
 
 
 class RunIdentity(NamedTuple):
-    """What a run folder says about its run."""
+    """The facts about a run in its folder."""
 
     id: str | None
     database: str | None
@@ -28,7 +28,7 @@ class RunIdentity(NamedTuple):
 
 
 def run_identity(run_folder: Path) -> RunIdentity:
-    """From the folder's run.json; a folder without one has nothing but its file."""
+    """The run's identity by the folder's run.json. All is None in a folder without a readable one."""
     try:
         identity = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
         return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
@@ -37,12 +37,12 @@ def run_identity(run_folder: Path) -> RunIdentity:
 
 
 def own_folder(run_folder: Path | None, run: str) -> Path | None:
-    """The folder, where it is this run's: other runs of its database have folders of their own."""
+    """`run_folder` if it belongs to this run, otherwise None: runs may share a database, and each has its folder."""
     return run_folder if run_folder is not None and run_identity(run_folder).id == run else None
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The folders in this one with a database, the one last written to first; of two at once the higher-numbered."""
+    """The run folders in `runs`. The one written last comes first; among equal times, the higher number."""
     written = [
         (_last_written(folder), folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
@@ -57,18 +57,18 @@ def _file(run_folder: Path) -> Path:
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Whether there are runs in it, and it is none itself. What can't be looked into is none."""
+    """Whether the folder holds runs, and is no run itself. A folder that can't be read counts as none."""
     is_run = os.path.exists(path / DATABASE) or run_identity(path).id is not None
     return not is_run and os.access(path, os.R_OK | os.X_OK) and bool(run_folders(path))
 
 
 def newest_run_folder(runs: Path = Path("runs")) -> Path:
-    """The folder whose buffer was last written to."""
+    """The run folder whose buffer was written last. Raises ReplayError if there is none."""
     found = [folder for folder in run_folders(runs) if _file(folder).name == DATABASE]
     if not found:
         others = (file for file in runs.glob("*/run.json") if _file(file.parent).name == DATABASE)
         begun = max(others, key=lambda file: file.stat().st_mtime_ns, default=None)
-        none = f"RUN must be given when there is no run under {runs.absolute()}, got none."
+        none = f"RUN must be given when there is no run under {runs.absolute()}, got none. Name a run folder."
         raise ReplayError(_has_none_yet(begun.parent) if begun else none)
     return found[0]
 
@@ -78,13 +78,13 @@ def _has_none_yet(folder: Path) -> str:
 
 
 def _last_written(folder: Path) -> int:
-    """A run whose buffer is on a server writes its metrics here."""
+    """When the folder was written last. A run whose buffer is on a server writes its metrics here."""
     files = [folder / DATABASE] if (folder / DATABASE).is_file() else [folder / "metrics.jsonl", folder / "run.json"]
     return max(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
 def place(run: str | None) -> tuple[Location, Path | None, str | None]:
-    """The database, the run folder, and the run where the database is not its own."""
+    """The database that RUN names, the run folder, and the run's id if other runs may share the database."""
     if run is not None and "://" in run:
         return run, None, None
     path = newest_run_folder() if run is None else Path(run)
@@ -105,6 +105,6 @@ def start_folder(run: Path) -> Path:
 
 
 def tokenizer(folder: Path | None) -> TokenCodec | None:
-    """The run's own tokenizer, without which tokens are shown as ids."""
+    """The tokenizer of the run in `folder`; None: tokens are shown as ids."""
     path = None if folder is None else start_folder(folder) / "tokenizer.json"
     return None if path is None or not path.is_file() else TokenCodec(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""What the next batch of a run would be made of: planned as the run plans it, drawn as it draws.
+"""A preview of a run's next batch: planned as the run plans it, drawn as it draws.
 
-The run, its database and its sampler stay as they are.
+The preview changes neither the run, nor its database, nor its sampler.
 """
 
 import json
@@ -36,13 +36,13 @@ _rows = trajectories.c
 
 @dataclass(frozen=True)
 class _RunState:
-    """Between two iterations of a run."""
+    """The state of a run between two iterations."""
 
     run: str
     iteration: int
-    """The next one."""
+    """The next iteration."""
     policy_version: int
-    """The policy that is about to learn."""
+    """Version of the policy that the next iteration updates."""
     metrics: Mapping[str, float]
     sampler: Mapping[str, Any] | None
     has_replayed: bool
@@ -76,28 +76,29 @@ def preview(
     folder: Path | None = None,
     sampler: Sampler | None = None,
 ) -> QueryResult:
-    """The next batch of `run` (None: the only one), by `config` in place of its own configuration.
+    """The next batch of `run` (None: the only run), by `config` instead of its own configuration.
 
-    `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. `sampler`: one of a person's own,
-    for its file is not run here. Raises WrongSettings for what no batch can be made by.
+    `folder` is the run's folder: its checkpoint holds what earlier iterations rounded off. `sampler` is a person's own
+    one, for its file is not run here. Raises WrongSettings if no batch can be made by the settings.
     """
     record = store.run(run)
     config = config or stored_config(record)
     with store.reading() as connection:
         now = _run_state(connection, record.id)
         gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
-        # The one tried longest ago first.
+        # The task tried longest ago comes first.
         longest_ago = (sa.func.max(groups.c.iteration), groups.c.task)
         query = sa.select(groups.c.task).where(groups.c.run == record.id).group_by(groups.c.task)
         tried = list(connection.scalars(query.order_by(*longest_ago)))
     sampler = sampler or _built_in(config)
     if isinstance(sampler, RankedSampler) and sampler.measured:
-        raise WrongSettings("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
+        rule = "be stored where no policy is loaded"
+        raise WrongSettings(f"replay.sampler_options.policy must {rule}, got current. Preview it with policy: stored.")
     goes_on = now.sampler is not None and now.sampler.get("name") == sampler.title
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
-    # What is drawn must not hang on the tasks to come, which are guessed, or on how they will be solved.
+    # The preview is exact only if the draw depends neither on the next tasks, which are guessed, nor on their rewards.
     replay = config.replay
     is_certain = not (mixer.num_tasks or replay.complete_zero_variance or replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
@@ -125,9 +126,9 @@ def preview(
 
 
 def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> list[str]:
-    """The tasks that are taken to come next: those never tried, then those tried longest ago, and round again.
+    """The tasks that the preview assumes to come next: tasks never tried, then tasks tried longest ago, repeatedly.
 
-    The order within a pass is the run's own affair.
+    The run may take the tasks of one pass in another order.
     """
     pool = config.task_pool
     if pool == "unlimited" and not (config.has_rows and tried):
@@ -140,9 +141,9 @@ def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> l
 def empty_sources(
     store: ReplayStore, run: str, *, sampler: Sampler | None = None, named: Iterable[str] = ()
 ) -> list[str]:
-    """A sentence for each source that can give the run nothing as it is configured; `named` are looked at besides.
+    """A sentence for each source that can give the run no row by its configuration.
 
-    A `sampler` of a person's own is asked only where it is given.
+    `named` are further sources to look at. A person's own sampler counts only if it is given as `sampler`.
     """
     config = stored_config(store.run(run))
     if sampler is None:
@@ -154,11 +155,11 @@ def empty_sources(
 
 
 def preview_with(store: ReplayStore, run: str | None = None, **given: Any) -> QueryResult:
-    """The next batch by the run's own settings of `replay` but for those given."""
+    """The next batch by the run's own `replay` settings, with the `given` ones changed."""
     return preview(store, run, changed(stored_config(store.run(run)), given))
 
 
-# Named one by one, for an index to find them: rows that are not eligible are few.
+# Each state is named, so that an index finds the few rows that are not eligible.
 _GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
 
 
@@ -167,15 +168,15 @@ def _built_in(config: StoredConfig) -> Sampler:
     if name not in SAMPLERS:
         raise WrongSettings(
             f"replay.sampler must be a built-in one to be tried out without running its file, got {name}. Choose one "
-            f"of {', '.join(SAMPLERS)}, or ask: agentloop replay mix"
+            f"of {', '.join(SAMPLERS)}, or run: agentloop replay mix"
         )
     return make_sampler(name, config.run.seed, config.replay.sampler_options)
 
 
 def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[Mixer, bool]:
-    """The run's own between two iterations, and whether it knows what earlier ones rounded off, from a checkpoint."""
+    """The run's mixer, and whether a checkpoint says what earlier iterations rounded off."""
     rule = config.mix_rule()
-    if now.iteration > config.run.iterations:  # it is over, and its schedule may have ended at none
+    if now.iteration > config.run.iterations:  # the run is over, and its schedule may have ended at 0
         rule = rule.model_copy(update={"schedule": Schedule()})
     mixer = Mixer(rule)
     try:
@@ -201,7 +202,7 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
     with ExitStack() as stack:
         try:
             trial = stack.enter_context(store.trial_draw(request, sampler))
-        except ValueError as error:  # options so large or small that no weight is left that is a number
+        except ValueError as error:  # extreme options can leave no finite weight
             given = json.dumps(config.replay.sampler_options)
             raise WrongSettings(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
         yield trial
@@ -223,7 +224,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
-    """How many rows are left after each rule, of all stored ones. `gone`: rows of the run that are not eligible."""
+    """How many of all stored rows are left after each rule. `gone` counts rows of the run that are not eligible."""
     steps = trial.count_left_by_rule()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
@@ -241,7 +242,10 @@ def _rules(
 def _sources(
     replay: ReplayConfig, trial: TrialDraw, available: Availability, rows: Sequence[SelectedRow]
 ) -> list[QueryResult]:
-    """Sources that have rows or are asked for: the share (None: as the sampler takes it), rows to draw, rows drawn."""
+    """A record for each source that has rows or is named by the settings: its share, its drawable rows, rows drawn.
+
+    A share of None leaves the choice to the sampler.
+    """
     names, codes = trial.index.codes["source"].names, trial.index.columns["source"]
     drawn = Counter(names[codes[row.position]] for row in rows)
     there = {names[code] for code in np.unique(codes).tolist()}
@@ -262,26 +266,26 @@ def _schedule(rule: MixRule, iteration: int) -> list[QueryResult]:
 def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:
     index, found = trial.index, []
     for row in rows:
-        of: dict[str, Any] = {name: column[row.position].item() for name, column in index.columns.items()}
+        facts: dict[str, Any] = {name: column[row.position].item() for name, column in index.columns.items()}
         found.append(
             {
                 "id": index.ids[row.position],
-                **{name: index.codes[name].names[of[name]] for name in ("run", "source", "task", "group")},
-                **{name: of[name] for name in ("iteration", "reward", "success", "advantage")},
-                "staleness": now.policy_version - of["policy_version"] if of["own"] else None,
+                **{name: index.codes[name].names[facts[name]] for name in ("run", "source", "task", "group")},
+                **{name: facts[name] for name in ("iteration", "reward", "success", "advantage")},
+                "staleness": now.policy_version - facts["policy_version"] if facts["own"] else None,
                 "probability": row.probability,
-                "replayed": of["uses"],
+                "replayed": facts["uses"],
             }
         )
     return found
 
 
 class WrongSettings(ReplayError):
-    """Settings that no batch can be made by."""
+    """No batch can be made by the settings."""
 
 
 def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:
-    """`stored` with these values of `replay` in place of its own. Raises WrongSettings."""
+    """The configuration `stored` with the `given` values of `replay`. Raises WrongSettings."""
     try:
         return StoredConfig.model_validate({**dict(stored), "replay": {**dict(stored.replay), **given}})
     except ValidationError as error:
@@ -289,6 +293,6 @@ def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:
 
 
 def as_yaml(replay: ReplayConfig) -> str:
-    """The part `replay` of a configuration, as far as it is not the default."""
+    """The section `replay` of a configuration, without the keys that have their defaults."""
     values = replay.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"replay": values}, sort_keys=False)

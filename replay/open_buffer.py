@@ -1,4 +1,4 @@
-"""A buffer that was opened to be asked, and which of its runs is meant."""
+"""A buffer opened to answer questions, and the run in it that is meant."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,30 +14,30 @@ from replay.store import ReplayStore
 
 
 class ReadOnly(ReplayError):
-    """Nothing may be written to the buffer that was opened."""
+    """The buffer was opened for reading only."""
 
 
 @dataclass(frozen=True)
 class OpenBuffer:
-    """One database that was opened, and what is known of the run whose it is."""
+    """An open database, and what is known about the run that was opened."""
 
     store: ReplayStore
     folder: Path | None = None
-    """The folder of the run whose database was opened; its tokenizer and checkpoints are there."""
+    """The folder of the opened run, with its tokenizer and checkpoints."""
     run: str | None = None
-    """The run asked for, in a database that other runs may share; None: all of the database's."""
+    """The run asked for, in a database that runs may share; None: all runs of the database."""
     tokenizer: Callable[[], TokenCodec | None] = lambda: None
-    """The run's own; None: tokens are shown by their ids."""
+    """Returns the run's own tokenizer; None: tokens are shown as ids."""
     named: str | None = None
     """RUN as it was given; it may hold a password."""
     location: Location | None = None
-    """Where labels and saved views are written; None: they are not."""
+    """The database to which labels and saved views are written; None: they are not written."""
 
     @contextmanager
     def writing(self) -> Iterator[ReplayStore]:
-        """The database, opened to be written, however this one was opened."""
+        """The same database, opened for writing."""
         if self.location is None:
-            raise ReadOnly("Labels and views must be changed where the buffer may be written: it is read only here.")
+            raise ReadOnly("labels and views must be changed where the buffer may be written, got a read-only buffer.")
         with closing(ReplayStore.open(self.location)) as store:
             yield store
 
@@ -48,25 +48,25 @@ class OpenBuffer:
 
     @property
     def run_words(self) -> list[str]:
-        """RUN in the commands that pages show, where it is known: of a server's database without the password."""
+        """RUN in the commands that pages show, if it is known. A server's URL comes without its password."""
         if self.named is None:
             return []
         return [self.store.url if "://" in self.named else self.named]
 
     def words_of(self, run: str) -> list[str]:
-        """RUN and --run, in commands about that run."""
+        """RUN, and --run if the database has several runs, in commands about that run."""
         several = self.run != run and len(run_names(self.store)) > 1
         return [*self.run_words, *(["--run", run] if several else [])]
 
 
 @contextmanager
 def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
-    """What RUN names: a run's folder, a database file or URL, or the newest run. Raises ReplayError."""
+    """The buffer that RUN names: a run's folder, a database file or URL; None: the newest run. Raises ReplayError."""
     location, folder, id = place(run)
     found: TokenCodec | None = None
 
     def own_tokenizer() -> TokenCodec | None:
-        """Looked for until it is there: a run that begins writes it after its database."""
+        """The tokenizer, looked up until it is found: a new run writes it after its database."""
         nonlocal found
         found = found or tokenizer(folder)
         return found
@@ -75,8 +75,9 @@ def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuff
         yield OpenBuffer(store, folder, id, own_tokenizer, run or str(folder), location)
 
 
-def asked_run(buffer: OpenBuffer, name: str | None) -> str:
-    """The id of the run called so; without a name the one of RUN's folder, or the only one that updated anything."""
+def find_run(buffer: OpenBuffer, name: str | None) -> str:
+    """The id of the run with this name or id. Without a name it is the run of RUN's folder, or the only run with an
+    iteration."""
     known = runs(buffer.store)
     found = [row for row in known if (name or buffer.own_run) in (row["id"], row["name"])]
     if not found and name is None:

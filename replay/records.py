@@ -1,5 +1,5 @@
-"""Frozen dataclasses, one per table row: facts only, what is derived is asked of `questions`. A field's annotation is
-also its rule, by which the store and the files of `replay.exchange` check records."""
+"""Records: frozen dataclasses, one for each kind of table row. They hold facts only; `questions` derives the rest. The
+annotation of a field is also its rule: the store and `replay.exchange` check records by it."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ UNTRAINABLE = "untrainable"
 ORPHANED = "orphaned"
 QUARANTINED = "quarantined"
 EVICTED = "evicted"
-"""It is never drawn again, and its content is about to go; then `replay.storage.tombstones` has what is left."""
+"""The row is never drawn again, and its content will be deleted; `replay.storage.tombstones` keeps a few facts."""
 OPEN_GROUP = "open"
-"""A worker collected it, and its group still lacks members: no draw takes it yet."""
+"""A worker collected the row, and its group still lacks members. No draw takes it yet."""
 WAITING = "waiting"
-"""Its group is whole, and it is to be fresh once: no draw for replay takes it before."""
+"""The row's group is whole, and an update will use the row as a fresh one. No draw for replay takes it before that."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED, OPEN_GROUP, WAITING)
 
 REDACTED = "redacted"
-"""Reason of rows that were stored without their tokens, for their messages were changed."""
+"""The state reason of a row that was stored without its tokens because its messages were changed."""
 
 FORGOTTEN = "forgotten"
-"""Reason of rows whose content was removed for good."""
+"""The state reason of a row whose content was removed for good."""
 REMOVED_TASK = '{"removed":true}'
-"""Payload of a task of which no row is stored any more."""
+"""The payload of a task whose last row is gone."""
 
 HINDSIGHT = "hindsight"
-"""Source of rows that say what a failed episode, their `parent`, did solve."""
+"""Source of a row that holds the task which a failed episode, its `parent`, did solve."""
 RESTART = "restart"
-"""Source of episodes that began inside a stored success, their `parent`."""
+"""Source of an episode that began inside a stored success, its `parent`."""
 OWN_SOURCES = ("self", "gateway", HINDSIGHT, RESTART)
-"""Sources of what a run collects itself; any other is the name of an import."""
+"""Sources of rows that a run collects itself; any other source is the name of an import."""
 NOT_FROM_THE_START = (HINDSIGHT, RESTART)
-"""Sources of rows that do not say how often their task succeeds when it is asked."""
+"""Sources of rows that do not count in the success rate of their task."""
 
 RESERVED = "reserved"
 COMMITTED = "committed"
@@ -59,20 +59,20 @@ REPLAY = "replay"
 
 
 class StopReason(StrEnum):
-    """What ended an episode. A context strategy has reasons of its own, and an import may bring any other."""
+    """Why an episode ended. A context strategy has reasons of its own, and an import may bring any other."""
 
-    ANSWERED = "answered"  # by the policy: the only end that the environment scores
+    ANSWERED = "answered"  # the policy answered: the only end that the environment scores
     TRUNCATED = "truncated"  # a reply reached its limit on tokens
     OVERTIME = "overtime"
     MAX_TURNS = "max_turns"
     ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
-    AGENT_FAILED = "agent_failed"  # a program of its own, whose exit code or function said so
-    UNREWARDED = "unrewarded"  # of a recorded session, whose reward nobody has said
-    CALLED_LAST = "tool_calls"  # by the last reply of an imported conversation
+    AGENT_FAILED = "agent_failed"  # the agent is a program, whose exit code or function reported a failure
+    UNREWARDED = "unrewarded"  # nobody gave the recorded session a reward
+    CALLED_LAST = "tool_calls"  # the last reply of an imported conversation calls a tool
 
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-"""What a set of rows may be called, in `--name`, `replay.attach` and `TrajectoryRecord.source`."""
+"""Names that a set of rows may have, in `--name`, `replay.attach` and `TrajectoryRecord.source`."""
 
 
 def _not_empty(text: str) -> str:
@@ -96,13 +96,13 @@ def _single(number: float) -> float:
     return number
 
 
-# Pydantic's own limit of length refuses lone surrogates, which ids may hold.
+# Pydantic's own length limit refuses lone surrogates, which ids may hold.
 Id = Annotated[str, AfterValidator(_not_empty)]
 Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-"""What counts something: no database and no index has to hold more."""
+"""A count that every database and every index can hold."""
 Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_single)]
-"""Also as float32, which tensors hold."""
+"""A number that is finite as a float32 too: tensors hold float32."""
 Words = Annotated[str, AfterValidator(_words)]
 LabelName = Annotated[str, Field(max_length=64), AfterValidator(_words)]
 UserName = Annotated[str, Field(max_length=200)]
@@ -128,7 +128,8 @@ class RunRecord:
     authors_hash: str
     code_version: str
     fingerprint: Mapping[str, Any] | None = None
-    """What makes tokens mean the same: `tokenizer` and `template` hash, `model_family`, `vocab_size`; None: unknown."""
+    """The facts that make tokens comparable: `tokenizer` and `template` hash, `model_family`, `vocab_size`; None:
+    unknown."""
 
     @property
     def vocab_size(self) -> int | None:
@@ -139,15 +140,15 @@ class RunRecord:
 class PolicyRecord:
     run: str
     version: Count
-    """Publishes before; 0 = the policy the run started with."""
+    """The number of publishes before this policy; 0: the policy that the run started with."""
     checkpoint: str | None
-    """Path of the snapshot relative to the run folder; None when it was not kept."""
+    """Path of the snapshot relative to the run folder; None: no snapshot is kept."""
     tokenizer_hash: str
     template_hash: str
     sha256: str | None = None
-    """Of the files that engines elsewhere were given; None where none were."""
+    """Hash of the files that remote engines load; None: there are none."""
     probe: str | None = None
-    """JSON: prompts, and the log-probs of next tokens that an engine with these weights gives them."""
+    """JSON of prompts, with the log-probs of their next tokens by an engine with these weights."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,13 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class HeldOutEpisode:
-    """An episode of an evaluation, to be looked at: no draw knows of it, and no count of trajectories."""
+    """An episode of an evaluation, stored for people. No draw takes it, and no count of trajectories includes it."""
 
     run: Id
     iteration: Count
-    """The last one before the evaluation; 0: before training."""
+    """The last iteration before the evaluation; 0: before training."""
     number: Count
-    """Its place in the evaluation."""
+    """The episode's place in the evaluation."""
     task: Id
     environment: str
     environment_version: str
@@ -180,24 +181,24 @@ class HeldOutEpisode:
 
 @dataclass(frozen=True)
 class ObservationRecord:
-    """What a deterministic tool answered: it answers the same whenever a task comes to the same call again."""
+    """The answer of a deterministic tool. The same call of the same task is answered by it again."""
 
     id: Id
-    """Hash of environment, task and call, and of the calls before it where those matter."""
+    """Hash of environment, task and call, and of the earlier calls if they matter."""
     task: str
     environment: str
-    """Hash of what decides about its answers besides: name, version, source, options, longest answer."""
+    """Hash of everything else that decides the answer: name, version, source, options, longest answer."""
     parent: str | None
-    """The call before it; None: it is the first one, or what was called before does not matter."""
+    """The call before this one; None: it is the first one, or earlier calls do not matter."""
     tool: str
     arguments: Mapping[str, Any]
     content: str
-    """Shown to the policy."""
+    """The text shown to the policy."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """The members of one task in one iteration. Its statistics outlive evicted members."""
+    """A group: the members of one task in one iteration. Its statistics outlive evicted members."""
 
     id: Id
     run: str
@@ -206,82 +207,82 @@ class GroupRecord:
     size: Annotated[int, Field(ge=1, lt=2**31)]
     reward_mean: Finite
     reward_std: Annotated[Finite, Field(ge=0)]
-    """Population standard deviation when it was collected."""
+    """Population standard deviation of the rewards when the group was collected."""
     success_rate: Annotated[Finite, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryRecord:
-    """What is known of a trajectory besides its content. What follows from its tokens is filled in by the store."""
+    """The facts about a trajectory besides its content. The store fills in those that follow from its tokens."""
 
     id: Id
-    """Hash of run, iteration, task, member and attempt."""
+    """Hash of run, iteration, task, member and attempt, or of an import's content."""
     run: str
     group: str
     task: str
     iteration: Count
     slot: Count
-    """Position within the iteration's fresh rows; with `iteration` the order of every selection."""
+    """Position among the iteration's fresh rows. Every selection orders rows by iteration and slot."""
     member: Count
     """Position within the group."""
     attempt: Count = 0
-    """How often the run had been resumed when it was collected."""
+    """The number of times that the run had been resumed when the row was collected."""
     source: Source = "self"
     """self | gateway | hindsight | restart, or the name of an import"""
     reward: Finite
     success: bool
     advantage: Finite
-    """In the group it was collected with."""
+    """Advantage within the group that the row was collected in."""
     stop_reason: str
     error_kinds: Words | None = None
-    """One word for each tool call that failed, in their order; None: no call failed, or nobody knows."""
+    """One word for each failed tool call, in order; None: no call failed, or it is unknown."""
     num_turns: Count
-    """Replies of the whole conversation, as `num_tool_calls`: those that were kept of its parent's count, too."""
+    """Replies of the whole conversation. Replies kept from the parent count, here and in `num_tool_calls`."""
     num_tool_calls: Count
     num_tokens: Count = 0
     num_action_tokens: Count = 0
     longest_segment: Count = 0
-    """Tokens of its longest training sequence."""
+    """Number of tokens of the longest training sequence."""
     policy_version_min: Count = 0
     policy_version_max: Count = 0
-    """The newest of the sampled tokens; both as given where there are none."""
+    """Oldest and newest version that sampled a token; as given if no token was sampled."""
     temperature: Annotated[Finite, Field(ge=0)]
     top_p: Annotated[Finite, Field(ge=0, le=1)]
     top_k: Count
     logprobs_mode: str
     """`full`: over the whole vocabulary, at `temperature`."""
     mean_entropy: Finite | None = None
-    """Nats per action token when sampled; None where the generator does not tell."""
+    """Nats per action token at sampling; None: the engine does not report it."""
     mean_behavior_log_prob: float = math.nan
     min_behavior_log_prob: float = math.nan
-    """Nats; NaN: no token comes with the log-prob it was sampled with."""
+    """Nats; NaN: no token has a known behavior log-prob."""
     environment: str
     environment_version: str
     content_hash: str = ""
-    """The hash of ids, authors, log-probs and versions; filled by the store."""
+    """Hash of ids, authors, log-probs and versions; the store fills it in."""
     parent: str | None = None
-    """The trajectory it was made from; None: it was sampled as it stands."""
+    """The trajectory that this one was made from; None: all of it was sampled."""
     kept_turns: Count | None = None
-    """How many of its parent's replies it begins with, which are not trained again; None: it did not begin so."""
+    """The number of its parent's replies that it begins with. They are not trained again. None: it is no restart."""
     agent_rewards: AgentRewards | None = None
-    """Of the agents of its session that have rewards of their own; None: all have the trajectory's."""
+    """JSON for the agents of the session that have rewards of their own; None: all have the trajectory's."""
     state: str = ELIGIBLE
 
     @property
-    def of_agents(self) -> dict[str, tuple[float, float]]:
+    def rewards_by_agent(self) -> dict[str, tuple[float, float]]:
         """Reward and advantage of each agent that has its own."""
         return {} if self.agent_rewards is None else _AGENTS.validate_json(self.agent_rewards)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A record with its training sequences and its messages: visible whole or not at all."""
+    """A trajectory: a record, its training sequences and its messages. It is stored whole or not at all."""
 
     record: TrajectoryRecord
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...] = ()
     nodes: tuple[Node, ...] = ()
-    """The requests of an agent's session, from which `segments` follow, and whose messages `messages` are in turn."""
+    """The requests of an agent's session. `segments` follow from them, and `messages` are theirs, in order."""
 
     @property
     def id(self) -> str:
@@ -289,7 +290,8 @@ class Trajectory:
 
 
 def stored_setting(config: Mapping[str, Any], dotted: str, kind: type[T]) -> T | None:
-    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats."""
+    """The value of a dotted key such as `replay.fraction`; None if it is missing or not a `kind`. A whole number counts
+    as a float."""
     value: Any = config
     for name in dotted.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -306,7 +308,7 @@ def group_of(members: Sequence[Trajectory]) -> GroupRecord:
 
 
 def group_statistics(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
-    """What a group's record says of its members, from the reward and success of each."""
+    """The statistics of a group's record, from the reward and success of each member."""
     rewards = [reward for reward, _ in outcomes]
     rate = fmean(success for _, success in outcomes)
     return {"size": len(rewards), "reward_mean": fmean(rewards), "reward_std": pstdev(rewards), "success_rate": rate}
@@ -314,7 +316,7 @@ def group_statistics(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawRecord:
-    """One slot of one iteration's batch: which experience fed which update, and how far it had drifted."""
+    """One slot of one iteration's batch: which row an update used, and how far the policy had drifted from it."""
 
     run: str
     iteration: Count
@@ -323,44 +325,44 @@ class DrawRecord:
     stream: str
     """fresh | replay"""
     probability: Finite | None
-    """Share of the sampler's weight this row, or its group, had at the draw; None: fresh, or taken by rank."""
+    """The share of the sampler's total weight that the row, or its group, had; None: fresh, or drawn by rank."""
     staleness: Count | None
-    """The drawing policy's version minus the row's smallest; None for rows of another run."""
+    """The trained policy's version minus the row's smallest; None for rows of another run."""
     state: str = RESERVED
     advantage: Finite | None = None
     drift_mean: Finite | None = None
     token_gap_max: Finite | None = None
-    """Nats: the largest |old_log_prob - behavior_log_prob| of its action tokens."""
+    """The largest |old_log_prob - behavior_log_prob| of the row's action tokens, in nats."""
     ess_share: Finite | None = None
-    """The row's weight over the sum of its stream's weights."""
+    """The row's weight divided by the sum of the weights of its stream."""
     approx_kl: Finite | None = None
     clip_fraction: Finite | None = None
     weight: Finite = 1.0
-    """What the sampler multiplies the row's loss by, at most 1."""
+    """The sampler's factor on the row's loss, at most 1."""
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A trajectory in its role within one batch: as what it was drawn, and what it is trained with."""
+    """A trajectory as a row of one batch: how it was drawn, and the numbers that it is trained with."""
 
     trajectory: Trajectory
-    """A replayed one comes without its messages, which training does not read."""
+    """A replayed trajectory comes without its messages, which training does not read."""
     draw: DrawRecord | None = None
-    """Its slot in the iteration's batch; None: a fresh row that is in none."""
+    """The row's slot in the iteration's batch; None: a fresh row without a slot."""
     advantage: float = 0.0
-    """The whole trajectory's; reward units."""
+    """Advantage of the whole trajectory, in reward units."""
     reward: float = math.nan
-    """Less the KL penalty of a whole trajectory; reward units."""
+    """Reward minus the KL penalty of the whole trajectory, in reward units."""
     weight: float = 1.0
-    """What its loss is multiplied by: the sampler's correction for what it prefers, at most 1."""
+    """Factor on the row's loss: the sampler's correction for its preferences, at most 1."""
     token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
     """One array per segment, one number per token; None: `advantage` on every trained token."""
     scored: bool = False
-    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
+    """The current weights sampled the row from exactly these tokens, so its behavior log-probs are its old ones."""
 
     @classmethod
     def drawn(cls, trajectory: Trajectory, draw: DrawRecord) -> BatchRow:
-        """With the numbers that the trajectory was collected with."""
+        """The row of a draw, with the reward and advantage that the trajectory was collected with."""
         record = trajectory.record
         return cls(trajectory, draw, advantage=record.advantage, reward=record.reward, weight=draw.weight)
 
@@ -383,14 +385,14 @@ class IterationRecord:
     fresh: Count
     replay: Count
     fraction: Finite
-    """Configured for this iteration, after the schedule."""
+    """The configured fraction after the schedule."""
     optimizer_steps: Count
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Label:
-    """What somebody says of a trajectory or a run; it never changes what is trained on."""
+    """A person's label on a trajectory or a run. It never changes what is trained."""
 
     label: LabelName
     note: Annotated[str, Field(max_length=10_000)] | None
@@ -400,21 +402,21 @@ class Label:
 
 @dataclass(frozen=True)
 class SavedView:
-    """A list of trajectories that somebody named: its conditions and its order."""
+    """A named list of trajectories: its conditions and its order."""
 
     name: LabelName
     query: Annotated[str, Field(max_length=10_000)]
-    """Of the list's address."""
+    """The query part of the list's URL."""
     made_by: UserName
     created_at: str
 
 
 ESS_BY_AGE = "actor/replay/ess/age_"
-"""Begins the names of the ESS metrics of the replay stream's age buckets."""
+"""Prefix of the ESS metrics of the replay stream's age buckets."""
 
 
 def age_bucket(staleness: int | None) -> str:
-    """Buckets that double: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
+    """The bucket of a staleness: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
     if staleness is None:
         return "unknown"
     if staleness < 2:
@@ -424,6 +426,6 @@ def age_bucket(staleness: int | None) -> str:
 
 
 def age_order(bucket: str) -> int:
-    """4 for `4-7`: sorts buckets, with unknown ages last."""
+    """The key that sorts age buckets: 4 for `4-7`, and the largest integer for unknown ages."""
     first = bucket.partition("-")[0]
     return int(first) if first.isdecimal() else sys.maxsize

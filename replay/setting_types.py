@@ -1,4 +1,4 @@
-"""Types that settings are made of, and a rule of a schema in words."""
+"""Types of settings, and the rules of a JSON schema in words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Section(BaseModel):
 
 
 def rule_in_words(schema: Mapping[str, Any]) -> str:
-    """What a value must be by its JSON schema, as the end of a sentence: `a number from 0 to 1`."""
+    """The rule of a JSON schema as the end of a sentence: `a number from 0 to 1`."""
     if "anyOf" in schema:
         return " or ".join(rule_in_words(part) for part in schema["anyOf"])
     if "enum" in schema:

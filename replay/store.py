@@ -1,4 +1,4 @@
-"""`ReplayStore`: the one object that puts experience into the database and takes it out."""
+"""`ReplayStore`: the one object that writes experience into the database and reads it."""
 
 from __future__ import annotations
 
@@ -46,26 +46,29 @@ from replay.storage.validate import checked
 from replay.storage.verify import Verification, verify
 from replay.storage.write import AppendReport, Redactor
 
-_PURGED = 2_000
+_ROWS_AT_ONCE = 2_000
+"""Rows that one transaction of `purge` deletes."""
 
 
 class ReplayStore:
-    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises; where a disk
-    or a server fails at the very end it may be done though it raised: DatabaseFailed says so."""
+    """Experience at rest. Every method is one transaction: complete when it returns, without effect when it raises.
+
+    If a disk or a server fails at the very end, the outcome may be unknown: DatabaseFailed says so.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.url, self.path = database.url, database.path
-        """Where the experience stands, for people, without a password; and the file, where it is one."""
+        """The database's URL without a password, for people; and its file, if it is one."""
         self.reading, self.size, self.close = database.reading, database.size, database.close
         self.naming_damage = database.naming_damage
-        """For who works on with what was read."""
+        """For code that works on values read from the database."""
         self._runs: dict[str, RunRecord] = {}
         self._newest: RunDraws | None = None
-        """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
+        """The draws of the run used last. Each holds every row in memory, so only one is kept."""
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
-        """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
+        """Epochs of the runs that this store began or resumed. A write to one fails if another process resumed it."""
         self.tickets = Tickets(database, self._write, self._run)
         self.roles = Roles(database)
         self.sessions = Sessions(database, lambda work: self._write(work, *self._epochs))
@@ -73,26 +76,26 @@ class ReplayStore:
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
-        """Open for writing; the database is made if need be."""
+        """The database opened for writing; it is created if it does not exist."""
         return cls(create_database(location))
 
     @classmethod
     def open(cls, location: Location, *, read_only: bool = False) -> ReplayStore:
-        """Open what exists; raises DatabaseRefused where there is nothing."""
+        """An existing database, opened. Raises DatabaseRefused if there is none."""
         return cls(open_database(location, read_only=read_only))
 
     def add_run(self, run: RunRecord) -> None:
-        """Once per run; a known run must have the same authors, and gets this configuration. A store that adds a run
-        which nobody has resumed yet is refused when somebody has: see `resume`."""
+        """Store a run. A known run must have the same authors, and gets this configuration. If nobody has resumed the
+        run yet, this store may write it until another process does: see `resume`."""
         if self._write(lambda connection: write.add_run(connection, run)) == 0:
             self._epochs.setdefault(run.id, 0)
 
     def add_policy(self, policy: PolicyRecord) -> None:
-        """One per publish; one published again after a resume takes the place of the lost one."""
+        """Store a published policy. A policy published again after a resume replaces the lost one."""
         self._write(lambda connection: write.add_policy(connection, policy), policy.run)
 
     def run(self, id: str | None = None) -> RunRecord:
-        """The run of that id, or the only one."""
+        """The run with that id, or the only run."""
         wanted = sa.select(*RUN_COLUMNS).where(sa.true() if id is None else runs.c.id == id)
         found = self._database.read(lambda connection: [run_of(row) for row in connection.execute(wanted)])
         if len(found) != 1:
@@ -111,15 +114,15 @@ class ReplayStore:
         redact: Redactor | None = None,
         ended: Sequence[str] = (),
     ) -> AppendReport:
-        """Store whole trajectories with their groups and tasks; one that is there already counts as a duplicate.
+        """Store whole trajectories with their groups and tasks; a stored trajectory counts as a duplicate.
 
-        `ended`: ids of sessions that are under way no more. Raises InvalidRecord naming the field, also for another row
-        under the same id, and SessionForgotten where a session is not there; then nothing has been stored.
+        `ended` are ids of sessions to end. Raises InvalidRecord naming the field, also for another row with a stored
+        id, and SessionForgotten if a session is not stored. Then nothing has been stored.
         """
-        of_rows = {id: self._run(id) for id in {t.record.run for t in trajectories}}
+        runs_by_id = {id: self._run(id) for id in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
-        prepared = write.prepare(tasks, groups, trajectories, of_rows, redact=redact, compress_text=compressed)
-        written = {record.run for record in groups} | of_rows.keys()
+        prepared = write.prepare(tasks, groups, trajectories, runs_by_id, redact=redact, compress_text=compressed)
+        written = {record.run for record in groups} | runs_by_id.keys()
 
         def work(connection: sa.Connection) -> AppendReport:
             report = write.append(connection, prepared)
@@ -134,30 +137,30 @@ class ReplayStore:
         tasks: Sequence[TaskRecord],
         groups: Sequence[GroupRecord],
         trajectories: Sequence[Trajectory],
-        of_rows: Mapping[str, RunRecord],
+        runs_by_id: Mapping[str, RunRecord],
     ) -> None:
-        """Raises what `append` would raise, and stores nothing. `of_rows` are the rows' runs by id."""
-        prepared = write.prepare(tasks, groups, trajectories, of_rows, compress_text=self._database.compresses_text)
+        """Raise what `append` would raise, and store nothing. `runs_by_id` are the runs of the rows by id."""
+        prepared = write.prepare(tasks, groups, trajectories, runs_by_id, compress_text=self._database.compresses_text)
         self._database.read(lambda connection: write.missing_rows(connection, prepared))
 
     def remember(self, records: Sequence[ObservationRecord]) -> None:
-        """Keep what deterministic tools answered; what is known already stays as it is. Their tasks are stored."""
+        """Store answers of deterministic tools. An answer already stored stays as it is; the tasks must be stored."""
         if records:
             self._write(lambda connection: never_drawn.remember(connection, records))
 
     def remembered(self, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
-        """What the tools of an environment answered for these tasks."""
+        """The stored answers of an environment's tools for these tasks."""
         return self._database.read(lambda connection: never_drawn.remembered(connection, environment, tasks))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Whole trajectories in the order asked; a damaged one is quarantined and raises CorruptTrajectory."""
+        """The whole trajectories of these ids, in order. A damaged one is quarantined and raises CorruptTrajectory."""
         loaded = self._database.read(lambda connection: read.load(connection, ids))
         if loaded.corrupt and not self._database.read_only:
             self.quarantine(loaded.corrupt)
         return loaded.in_order(ids)
 
     def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
-        """What a draw could take; `request.picks` play no part."""
+        """The number of rows that a draw could take; `request.picks` play no part."""
 
         def counted() -> Availability:
             with self._run_draws(request) as run_draws, self._database.reading() as connection:
@@ -167,14 +170,16 @@ class ReplayStore:
 
     @contextmanager
     def trial_draw(self, request: DrawRequest, sampler: Sampler) -> Iterator[TrialDraw]:
-        """The moment before a draw, of which nothing is reserved. Nobody else draws for the run meanwhile."""
+        """A draw that reserves nothing. Nobody else draws from this store meanwhile."""
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
             yield run_draws.trial(connection, request, sampler)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
-        """Select and reserve, in the order of the picks; fewer than asked if there are not enough. A corrupt row is
-        quarantined and another drawn. `measure` is called outside any transaction, for a sampler that chooses by the
-        current policy. Raises ReplayError for a source that is named and can't be compared with the run's own rows."""
+        """Select and reserve rows in the order of the picks; fewer than requested if there are not enough.
+
+        A corrupt row is quarantined, and another is drawn. `measure` is called outside any transaction, for a sampler
+        that chooses by the current policy. Raises ReplayError if rows of a named source are not comparable.
+        """
         checked([request], "draw of iteration", "iteration")
         begun = sampler.state()
 
@@ -183,7 +188,7 @@ class ReplayStore:
             with self._run_draws(request) as run_draws:
                 candidates = self._measured(run_draws, request, sampler, measure)
                 if candidates is None:
-                    # What is new may be many rows: writers need not wait until they are read and weighed.
+                    # Many rows may be new. Writers need not wait until they are read and weighed.
                     with self._database.reading() as connection:
                         run_draws.prepare(connection, request, sampler)
                 with self._writing(request.run) as connection:
@@ -206,7 +211,7 @@ class ReplayStore:
 
     @contextmanager
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
-        """What the run draws from. After an error it is read again: it may have seen what was rolled back."""
+        """The rows that the run draws from. They are read again after an error, for it may have rolled some back."""
         with self._lock:
             if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named_sources):
                 self._newest = RunDraws(request.run, request.named_sources)
@@ -217,54 +222,54 @@ class ReplayStore:
                 raise
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
-        """The slots of the iteration's own rows; reserved again, they take the place of those before."""
+        """Reserve the slots of the iteration's own rows, in place of earlier reservations of the same slots."""
         self._write(
-            lambda connection: draw_records.reserve_given(connection, records), *{record.run for record in records}
+            lambda connection: draw_records.reserve_again(connection, records), *{record.run for record in records}
         )
 
     def commit(
         self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]
     ) -> None:
-        """What an update did: its draws with their statistics, its iteration and metrics, the sampler after it.
-        `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done."""
+        """Store an update: its draws with their statistics, its iteration and metrics, and the sampler after it.
+        `records` are exactly the iteration's reserved draws, in any order. A repeated commit changes nothing."""
         self._write(
             lambda connection: draw_records.commit(connection, iteration, records, sampler_state=sampler_state),
             iteration.run,
         )
 
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Measured outside an update, such as an evaluation; a name given again takes the new value."""
+        """Store metrics measured outside an update, for example by an evaluation. A stored name gets the new value."""
         self._write(lambda connection: write.add_metrics(connection, run, iteration, metrics), run)
 
     def add_scores(self, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
-        """Log-probs of stored segments, by (trajectory, position), under policy `version` of `run`, in place of earlier
-        ones: [T] float32 nats, NaN where no token was sampled."""
+        """Store log-probs of stored segments, by (trajectory, position), under policy `version` of `run`. They replace
+        earlier ones: [T] float32 nats, NaN for tokens that were not sampled."""
         self._write(lambda connection: write.add_scores(connection, run, version, scores), run)
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
-        """Back to the state the run had after committing `iteration`, whatever a crash left behind. The run is this
-        store's from now on: whoever wrote it before is refused with RunReplaced."""
+        """Take the run back to its state after committing `iteration`, whatever a crash left behind. From now on only
+        this store may write the run: earlier writers get RunReplaced."""
         with self._lock:
-            # It has read groups that are undone now.
+            # The draws in memory hold groups that are undone now.
             self._newest = None
 
         def work(connection: sa.Connection) -> tuple[int, ResumeReport]:
             epoch = counters.take_over(connection, run)
             retention.restore(connection, run, iteration)
-            again = fresh_groups.take_back(connection, run, iteration)
+            again = fresh_groups.make_fresh_again(connection, run, iteration)
             return epoch, replace(draw_records.resume(connection, run, iteration), fresh_again=again)
 
         self._epochs[run], report = self._write(work)
         return report
 
     def refuse_replaced(self, run: str) -> None:
-        """Raises RunReplaced where somebody else has resumed the run: for its files, which no transaction guards."""
+        """Raises RunReplaced if another process has resumed the run. No transaction guards the run's files."""
         if run in self._epochs:
             self._database.read(lambda connection: counters.refuse_replaced(connection, run, self._epochs[run]))
 
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
-        """Never draw again what `run` has no room for after `iteration`: metrics of what is kept and what is not. Rows
-        are there until `purge`, for a resume from an earlier iteration to take them back."""
+        """Evict the rows of `run` that are over its capacity after `iteration`, and return metrics of the buffer. The
+        rows stay stored until `purge`, so that a resume from an earlier iteration can restore them."""
 
         def work(connection: sa.Connection) -> dict[str, float]:
             over = retention.over_capacity(connection, run, iteration, policy_version=policy_version, capacity=capacity)
@@ -274,10 +279,10 @@ class ReplayStore:
         return self._write(work, run) if capacity else self._database.read(work)
 
     def purge(self, run: str, iteration: int) -> int:
-        """Rows evicted up to `iteration`, which no resume will go back before, go, some at a time; how many."""
+        """Delete the rows evicted up to `iteration`, and return their number. No resume may go back before it."""
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
-        for start in range(0, len(ids), _PURGED):
-            self._write(partial(tombstones.reclaim, ids=ids[start : start + _PURGED]), run)
+        for start in range(0, len(ids), _ROWS_AT_ONCE):
+            self._write(partial(tombstones.reclaim, ids=ids[start : start + _ROWS_AT_ONCE]), run)
         return len(ids)
 
     def prune(
@@ -288,57 +293,60 @@ class ReplayStore:
         capacity: Capacity = Capacity(),  # noqa: B008  frozen
         dry_run: bool,
     ) -> Evicted:
-        """What a person wants gone is evicted for good at once; or only counted."""
+        """Evict for good the rows that a person chose, by a condition or a capacity; `dry_run` only counts them."""
 
         def work(connection: sa.Connection) -> Evicted:
-            over = retention.by_hand(connection, run, rows, capacity)
+            over = retention.chosen_rows(connection, run, rows, capacity)
             return retention.summed(over) if dry_run else retention.prune(connection, over)
 
         return self._database.read(work) if dry_run else self._database.write(work)
 
     def compact(self) -> tuple[int, int]:
-        """Give the disk back what evicted and forgotten rows took; bytes before and after. Waits for other writers, and
-        raises ReplayError where readers or a full disk keep the database from being written again."""
+        """Free the disk space of evicted and forgotten rows; returns the bytes before and after. Waits for other
+        writers. Raises ReplayError if readers or a full disk prevent the rewrite."""
         before = self._database.read(self._database.size)
         self._database.erase(lambda connection: None)
         return before, self._database.read(self._database.size)
 
     def keep_held_out(self, run: str, episodes: Sequence[HeldOutEpisode], *, evaluations: int) -> None:
-        """Episodes of an evaluation, in place of what stood in their places; all but the newest `evaluations` go."""
+        """Store the episodes of an evaluation, replacing earlier ones of the same number, and delete all but the run's
+        newest `evaluations`."""
 
         def work(connection: sa.Connection) -> None:
             never_drawn.put_episodes(connection, episodes, compressed=self._database.compresses_text)
-            never_drawn.keep_newest(connection, run, evaluations)
+            never_drawn.delete_older_evaluations(connection, run, evaluations)
 
         self._write(work, run)
 
     def forget(self, rows: sa.ColumnElement[bool] | None, *, held_out: str | None = None, dry_run: bool) -> Forgotten:
-        """Remove content for good, with the database written again without it; or only count it. `rows`: None for no
-        row. `held_out`: the run whose held-out episodes and sessions under way go too, or "*" for those of all."""
-        asked = sa.false() if rows is None else rows
+        """Remove the content of `rows` for good, and rewrite the database without it; `dry_run` only counts it.
+
+        `held_out` names a run whose held-out episodes and open sessions go too; "*" means every run.
+        """
+        chosen = sa.false() if rows is None else rows
         if dry_run:
-            return self._database.read(lambda connection: tombstones.forget(connection, asked, held_out, dry_run=True))
-        return self._database.erase(lambda connection: tombstones.forget(connection, asked, held_out))
+            return self._database.read(lambda connection: tombstones.forget(connection, chosen, held_out, dry_run=True))
+        return self._database.erase(lambda connection: tombstones.forget(connection, chosen, held_out))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
-        """Read every row, or those of `wanted`: see `replay.storage.verify`."""
+        """Read and check every row, or the `wanted` rows: see `replay.storage.verify`."""
         return verify(self._database, sa.true() if wanted is None else wanted)
 
     def quarantine(self, reasons: Mapping[str, str]) -> None:
-        """Rows found to be corrupt, with the reason by id: never drawn again."""
+        """Set corrupt rows aside, so that they are never drawn again. `reasons` are by id."""
         self._write(lambda connection: read.quarantine(connection, reasons))
 
     @contextmanager
     def _writing(self, *runs: str) -> Iterator[sa.Connection]:
-        """The transaction of everything that is written of these runs; raises RunReplaced where this store began or
-        resumed one of them and somebody else has resumed it since."""
+        """A transaction that writes these runs. Raises RunReplaced if this store began or resumed one of them and
+        another process has resumed it since."""
         with self._database.writing() as connection:
             for run in self._epochs.keys() & set(runs):
                 counters.refuse_replaced(connection, run, self._epochs[run])
             yield connection
 
     def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
-        """Idempotent work in such a transaction, done again when the connection is lost."""
+        """The result of idempotent work in such a transaction. The work is repeated when the connection is lost."""
 
         def done() -> Result:
             with self._writing(*runs) as connection:
@@ -347,7 +355,7 @@ class ReplayStore:
         return retried(done)
 
     def _run(self, id: str) -> RunRecord:
-        """What of it does not change."""
+        """The run's record from memory. Its configuration may be an old one."""
         if id not in self._runs:
             self._runs[id] = self.run(id)
         return self._runs[id]

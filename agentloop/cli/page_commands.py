@@ -9,7 +9,7 @@ import typer
 
 from agentloop.cli.replay.common import Run, RunId, fail, opened
 from replay.locate import is_folder_of_runs
-from replay.open_buffer import asked_run, open_buffer
+from replay.open_buffer import find_run, open_buffer
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -68,4 +68,4 @@ def report(
     with opened(run) as buffer:
         path = out or (buffer.folder or Path()) / REPORT_NAME
         with explaining_disk(path, option="--out", advice="Choose another with --out FILE."):
-            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))
+            print(report_run(buffer.store, path, run=find_run(buffer, run_id)))

@@ -26,7 +26,7 @@ def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Traje
 
 def _has_advantage(row: Trajectory) -> bool:
     """True if the row or one of its agents has an advantage."""
-    return row.record.advantage != 0 or any(advantage for _, advantage in row.record.of_agents.values())
+    return row.record.advantage != 0 or any(advantage for _, advantage in row.record.rewards_by_agent.values())
 
 
 def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:

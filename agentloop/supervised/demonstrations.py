@@ -23,7 +23,7 @@ from context.templates.render import Renderer
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.exchange.files import lines
-from replay.exchange.openai_chat import Conversation, TooLong, read_line, recorded
+from replay.exchange.openai_chat import Conversation, TooLong, read_line, record_conversation
 from replay.exchange.row_format import BadRow
 
 _CORPUS_CONVERSATIONS = 4000
@@ -81,7 +81,7 @@ def _sequences(
         if problem is not None:
             raise BadRow(problem)
     named = section.parser != "auto"
-    context = recorded(
+    context = record_conversation(
         conversation,
         renderer,
         max_tokens=section.max_tokens,

@@ -56,7 +56,7 @@ class AdvantageEstimator:
         own = self._advantages_for_agents([BatchRow(row, reward=reward) for row, reward in pairs], "stored")
         found = []
         for row, advantage, agents in zip(rows, self._advantages(members, "stored"), own, strict=True):
-            said = {name: (row.record.of_agents[name][0], value) for name, value in agents.items()}
+            said = {name: (row.record.rewards_by_agent[name][0], value) for name, value in agents.items()}
             text = canonical_json(said) if said else None
             found.append(replace(row, record=replace(row.record, advantage=advantage, agent_rewards=text)))
         return found
@@ -67,7 +67,7 @@ class AdvantageEstimator:
         An agent is compared with the same agent of the trajectories that its trajectory is compared with. A KL penalty
         lowers each agent's reward like the trajectory's.
         """
-        known, members = [row.trajectory.record.of_agents for row in rows], members_of(rows)
+        known, members = [row.trajectory.record.rewards_by_agent for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
         changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
@@ -112,7 +112,7 @@ class AdvantageEstimator:
             rows = [self._spread_turns(row, values) for row, values in zip(rows, turns, strict=True)]
             metrics["advantage/unknown_turns"] = sum(row.token_advantages is None for row in rows)
         if baseline == "stored":
-            stored = [row.trajectory.record.of_agents for row in rows]
+            stored = [row.trajectory.record.rewards_by_agent for row in rows]
             own = [{name: advantage for name, (_, advantage) in agents.items()} for agents in stored]
         else:
             own = self._advantages_for_agents(rows, baseline)

@@ -1,4 +1,4 @@
-"""Experience as files: lossless export and import, JSONL and Parquet, folders of the hub, and other people's data."""
+"""Experience as files: lossless export and import in JSONL and Parquet, folders for the hub, other people's data."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -27,11 +27,11 @@ def export_file(
     line_of: Callable[[Bundle], bytes] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Write rows to `path`, in the format of its ending; it is there whole or not at all.
+    """Write rows to `path`, in the format of its ending. The file is written whole or not at all.
 
-    Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
-    counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
-    `limit` takes the first of those that `where` chooses. `line_of` makes lines that no import reads.
+    Rows are ordered by run, iteration, slot and id. Orphaned, quarantined and evicted rows are left out and counted,
+    even if they became so during the export. Rows stored during the export may be in the file or not. `limit` keeps
+    the first rows that `where` chooses. `line_of` writes each row as another kind of line, which no import reads.
     """
     as_parquet = is_parquet(path)
     if as_parquet and line_of is not None:
@@ -52,8 +52,8 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file or folder (see `import_rows`), with `name` as their source; None: each keeps
-    its own."""
+    """Store the rows of an exported file or folder (see `import_rows`), with `name` as their source; None: every row
+    keeps its own source."""
     if name is not None:
         check_set_name(name)
     report, files = ImportReport(), files_of(path)
@@ -66,7 +66,7 @@ def import_file(
 
 
 def _placed(path: Path) -> Iterator[Placed]:
-    """Each row with where it stands; what ends the reading early is the last of them."""
+    """Each row of a file with its place. If the file can't be read to its end, the error comes last."""
     reader, unit, number = (parquet.read, "row ", 0) if is_parquet(path) else (jsonl.read, "", 0)
     try:
         for number, row in enumerate(reader(path), 1):

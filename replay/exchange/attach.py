@@ -1,6 +1,6 @@
-"""A second buffer, or a file of rows, as a source of draws: copied into the own one, which is then all a draw reads.
+"""Attached sources: rows of another buffer or of a file, copied into the run's own buffer to be drawn from there.
 
-A copy, because a draw is on record with its trajectory, and both have to be in one database to stay true.
+They are copied because a stored draw names its trajectory: both must be in one database.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,11 @@ from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
 Teach = Callable[..., Teaching]
-"""`teaching_of` the run that learns, given `reward` and `advantage`."""
+"""Makes the `Teaching` of the run that learns, from a `reward` and an `advantage`."""
 
 
 def check_attachable(place: str) -> None:
-    """Raises ReplayError where no buffer can be opened, and no file of rows be read."""
+    """Raises ReplayError if `place` is neither a buffer that can be opened nor a file of rows that can be read."""
     if (file := _file_of_rows(place)) is not None:
         files_of(file)
         return
@@ -46,11 +46,11 @@ def attach(
     allow_mismatch: Sequence[str] = (),
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
+    """Copy the rows that `run` may draw, with `name` as their source. Rows copied before stay as they are.
 
-    Of another buffer these are the eligible ones of runs with the same authors, tokenizer, template and model family,
-    but for what `allow_mismatch` names. It is only read, and what it gets later is not seen. A file of rows or of
-    conversations is imported whole.
+    From another buffer, eligible rows are copied if their run has the same authors, tokenizer, template and model
+    family; `allow_mismatch` names exceptions. The other buffer is only read, and its later rows are not copied. A file
+    of rows or of conversations is imported whole.
     """
     if (file := _file_of_rows(place)) is not None:
         return _import(store, name, file, teach, progress)
@@ -64,7 +64,7 @@ def attach(
         allowed = difference_bits(tuple(allow_mismatch))
         differing = {id: theirs.mismatch(mine) & ~allowed for id, theirs in others.items()}
         comparable = [id for id, mismatch in differing.items() if not mismatch]
-        # The run's own rows may be there too, in a database that both once shared.
+        # The run's own rows may be there too, if both once shared a database.
         where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
         read = ExportReport()
         ids = exportable(other, read, where)
@@ -77,7 +77,7 @@ def attach(
             raise ExchangeError(
                 f"replay.attach.{name} must hold rows that this run can learn from, got none in {other.url}"
                 + (f" but of another {names}" if names else "")
-                + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
+                + ". Leave it out, attach another buffer, or name what may differ in replay.allow_mismatch."
             )
         report = ImportReport()
         import_rows(store, rows, report, source=name, progress=progress)
@@ -93,9 +93,10 @@ def _file_of_rows(place: str) -> Path | None:
 
 
 def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
-    """Exported rows name a format, conversations may name a reward: all of a file, or none.
+    """Import a file of exported rows, which name a format, or else of conversations.
 
-    Where they name none they are demonstrations, each a success with an advantage of 1.
+    Either every conversation of a file names a reward, or none does. Without rewards they are demonstrations: each is a
+    success with advantage 1.
     """
     if not file.is_file() or is_parquet(file) or "format" in next(_rows(file), {}):
         return import_file(store, file, name=name, progress=progress)
@@ -103,14 +104,14 @@ def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: P
     if len(named) > 1:
         raise ExchangeError(
             f"replay.attach.{name} must name a reward in every line or in none, got some without one in {file}. "
-            "Name each, or divide the file."
+            "Give every line a reward, or divide the file."
         )
     own = None if True in named else 1.0
     return import_chat(store, file, teach(reward=own, advantage=own), name=name, progress=progress)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines that can be read: the import says what is wrong with others."""
+    """The readable lines of a file. The import reports the others."""
     with suppress(BadRow):  # a damaged file ends here
         for line in lines(file):
             with suppress(BadRow):

@@ -1,4 +1,4 @@
-"""Which file holds what, and how it is written and read: whole or not at all, and never more than fits in memory."""
+"""Files of rows: which format a file has, how it is written whole or not at all, and how it is read in small parts."""
 
 import codecs
 import gzip
@@ -19,10 +19,10 @@ _Row = TypeVar("_Row")
 JSONL = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
 MOST_LINE = 32 << 20
-"""Bytes of one JSONL line: a trajectory of about a million tokens."""
+"""Most bytes of one JSONL line: a trajectory of about a million tokens."""
 ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 8 << 20
-"""Bytes of rows that are in memory together; never less than a row."""
+"""Most bytes of rows in memory together, unless one row alone is larger."""
 
 
 class ExchangeError(ReplayError):
@@ -30,7 +30,7 @@ class ExchangeError(ReplayError):
 
 
 def batched(rows: Iterable[_Row], size: Callable[[_Row], int]) -> Iterator[list[_Row]]:
-    """The rows in parts that fit in memory and in one transaction; `size` says the bytes of each row."""
+    """The rows in batches that fit in memory and in one transaction; `size` returns the bytes of a row."""
     batch: list[_Row] = []
     taken = 0
     for row in rows:
@@ -45,13 +45,13 @@ def batched(rows: Iterable[_Row], size: Callable[[_Row], int]) -> Iterator[list[
 
 
 def is_parquet(path: Path) -> bool:
-    """False: JSONL. Raises ExchangeError for a name that says neither, before the file is opened."""
+    """Whether the file is Parquet by its name; False: JSONL. Raises ExchangeError if it is neither."""
     name = path.name.lower()
     if name.endswith((PARQUET, *JSONL)):
         return name.endswith(PARQUET)
     raise ExchangeError(
-        f"FILE must end in {', '.join(JSONL)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
-        "one row a line."
+        f"FILE must end in {', '.join(JSONL)} or {PARQUET}, got {str(path)!r}. Rename it by its format: JSONL is one "
+        "row a line."
     )
 
 
@@ -61,7 +61,7 @@ def is_packed(path: Path) -> bool:
 
 @contextmanager
 def replaced(path: Path, *, force: bool) -> Iterator[Path]:
-    """A file to write in its place, for its owner only; it takes the name when the block ends, and not before."""
+    """A temporary file, readable by its owner only, that takes the name `path` when the block ends without an error."""
     _refuse_existing(path, force)
     if path.is_dir():
         raise ExchangeError(f"FILE must be a file, got the folder {str(path)!r}. Name a file in it.")
@@ -98,25 +98,28 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, as they are. Pipes and devices are none: a file is read more than once."""
+    """The bytes of a file. Pipes and devices are refused, for a file is read more than once."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ExchangeError(f"FILE must be a file, got {str(path)!r}, which is none. Name a file.")
+            raise ExchangeError(f"FILE must be a file, got {str(path)!r}, which is not one. Name a file.")
         raw = path.open("rb")
     except (OSError, ValueError) as error:
-        raise ExchangeError(f"FILE must be readable, got {str(path)!r} ({_reason(error)}). Check it.") from error
+        raise ExchangeError(f"FILE must be readable, got {str(path)!r} ({_reason(error)}). Check its name.") from error
     with raw:
         yield raw
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a JSONL file, packed or not. ExchangeError: another kind of file; BadRow: a long or damaged line."""
+    """The lines of a JSONL file, packed or not.
+
+    Raises ExchangeError for another kind of file, and BadRow for a line that is too long or damaged.
+    """
     if is_parquet(path):
         raise ExchangeError(f"FILE must end in {', '.join(JSONL)}, got {str(path)!r}. Write one row a line.")
     with opened(path) as raw:
         stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed(path) else raw
         try:
-            mark = codecs.BOM_UTF8  # which some editors begin a file with
+            mark = codecs.BOM_UTF8  # some editors begin a file with it
             while line := stream.readline(MOST_LINE + 1):
                 line, mark = line.removesuffix(b"\n").removeprefix(mark), b""
                 if len(line) > MOST_LINE:

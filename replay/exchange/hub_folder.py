@@ -1,4 +1,4 @@
-"""Rows as a folder that is a dataset repository of Hugging Face's hub: Parquet, and a card that says what is in it."""
+"""Rows as a folder that Hugging Face's hub takes as a dataset repository: a Parquet file, and a card about it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,8 +34,8 @@ def export_folder(
     labels: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Write the rows that `export_file` would, with their labels or without, and the card of what was written;
-    `license`: of the hub's list."""
+    """Write the rows that `export_file` would write, with or without their labels, and a card about them. `license` is
+    a name from the hub's list."""
     file, report, contents = folder / ROWS, ExportReport(), _Contents()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,21 +56,21 @@ def export_folder(
 
 
 def local_path(field: str, place: str) -> Path:
-    """Raises ExchangeError for a name of the hub: its own client takes folders there, and brings them here."""
+    """The path of a file or folder. Raises ExchangeError for a name on the hub: its own client moves folders."""
     if place.startswith(_ON_HUB):
         name = place.removeprefix(_ON_HUB).partition("@")[0]
         raise ExchangeError(
-            f"{field} must be a file or folder here, got {place!r}. Move it by itself: hf upload {name} FOLDER "
-            f"--repo-type dataset, or hf download {name} --repo-type dataset --local-dir FOLDER"
+            f"{field} must be a file or folder here, got {place!r}. Copy it with the hub's client: hf upload {name} "
+            f"FOLDER --repo-type dataset, or hf download {name} --repo-type dataset --local-dir FOLDER"
         )
     return Path(place)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of rows that `path` is or has, in the order of their names; ExchangeError where one can't be read."""
+    """The file `path`, or the Parquet files in the folder `path` by name. Raises ExchangeError if one is unreadable."""
     files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
     if not files:
-        raise ExchangeError(f"FOLDER must hold files in {PARQUET}, got none in {str(path)!r}. Check it.")
+        raise ExchangeError(f"FOLDER must hold files in {PARQUET}, got none in {str(path)!r}. Check its name.")
     for file in files:
         is_parquet(file)
         with opened(file):
@@ -79,7 +79,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 class _Contents:
-    """What the card says of the rows, counted as they are written."""
+    """The card's facts about the rows, counted while the rows are written."""
 
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
@@ -107,11 +107,11 @@ class _Contents:
 
 
 def _model(config: Mapping[str, Any]) -> str:
-    """A folder is named by its last part: where it lay says nothing elsewhere."""
+    """The name of a run's model. Of an absolute path only the last part is shown."""
     path = stored_setting(config, "model.path", str) or ("built-in" if "model" in config else UNKNOWN)
     return Path(path).name if Path(path).is_absolute() else path
 
 
 def _quoted(text: str) -> str:
-    """As code, so that no name becomes a link or breaks the table."""
+    """A name as inline code, so that it neither becomes a link nor breaks the table."""
     return f"`{visible(excerpt(text, 100)).replace('`', ' ').replace('|', ' ')}`"

@@ -1,4 +1,4 @@
-"""Rows of a file into the store: all of them are checked before any is stored, and one stored already stays one."""
+"""Import of rows: all rows are checked before the first is stored, and a row stored before is not stored again."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ from replay.store import ReplayStore
 
 _MOST_NAMED = 20
 _MOST_BAD = 1000
-"""Rows; beyond these, and if they are most, the rest of the file is not read."""
+"""With more bad rows than this, and if most rows are bad, the rest of the file is not read."""
 
 Placed = tuple[str, Bundle | BadRow]
-"""`FILE:LINE` of a row, and the row or what is wrong with it."""
+"""The place `FILE:LINE` of a row, and the row or the problem with it."""
 Progress = Callable[[Literal["check", "store"], int], None]
-"""Called with rows done."""
+"""Is called with the phase and the number of rows done."""
 
 
 @dataclass
@@ -31,17 +31,17 @@ class ImportReport:
     """Good rows of the file."""
     inserted: int = 0
     duplicates: int = 0
-    """Rows that were stored already, with the same content, or stand in the file more than once."""
+    """Rows that were stored before with the same content, or that the file repeats."""
     bad: int = 0
     """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
-    """The first bad ones, `FILE:LINE: what is wrong`."""
+    """The first bad rows, each as `FILE:LINE: problem`."""
     runs: list[str] = field(default_factory=list)
-    """Ids of the runs the rows are from."""
+    """Ids of the runs that collected the rows."""
     without_log_probs: int = 0
-    """Inserted or stored rows that a loss by behavior log-probs refuses: some trained tokens have none."""
+    """Rows in which trained tokens lack behavior log-probs: a loss that needs them refuses the row."""
     empty_sources: list[str] = field(default_factory=list)
-    """A sentence for each source that can give the run nothing that the rows are for, now that they are there."""
+    """A sentence for each source that gives the run no row, even after the import."""
 
     def add_bad(self, place: str, problem: str) -> None:
         self.bad += 1
@@ -50,7 +50,7 @@ class ImportReport:
 
 
 def check_set_name(name: str) -> None:
-    """A set is a source that mixing can name; it is no name for what a run collects itself."""
+    """Raises ExchangeError for a name that can't be a source of imported rows."""
     if not SOURCE_NAME.fullmatch(name) or name in OWN_SOURCES:
         raise ExchangeError(
             f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(OWN_SOURCES)}, got {name!r}. "
@@ -67,10 +67,10 @@ def import_rows(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> None:
-    """Store the rows, which `rows` reads from the start at each call, batch by batch, each whole or not at all.
+    """Store rows batch by batch, each batch whole or not at all. Each call of `rows` reads them from the start.
 
-    `source` is written into every new row; None: each keeps its own. `report` gets the counts. Raises ExchangeError
-    before anything is stored: for a bad row, which `skip_bad` leaves out.
+    `source` is written into every new row; None: every row keeps its own. `report` gets the counts. Raises
+    ExchangeError before anything is stored if a row is bad; `skip_bad` leaves bad rows out instead.
     """
     check, bad, done = _Check(store, source), set[str](), 0
     for batch in _batches(rows()):
@@ -80,14 +80,14 @@ def import_rows(
         done += len(batch)
         progress("check", done)
         if len(bad) > max(_MOST_BAD, done / 2):
-            raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
+            raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored. Is this the right file?")
     if report.bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; mend it. An import can skip bad rows.")
+        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored. Correct the file, or skip bad rows.")
     report.runs = sorted(check.runs)
     for batch in _batches(rows()):
         good = [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
-        _store(store, check.sourced(good), report)
+        _store(store, check.with_sources(good), report)
         progress("store", report.rows)
 
 
@@ -96,7 +96,7 @@ def _batches(rows: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 
 class _Check:
-    """What is wrong with rows: by themselves, with each other, and with what is stored."""
+    """Checks rows: each by itself, against each other, and against stored rows."""
 
     def __init__(self, store: ReplayStore, source: str | None) -> None:
         self._store = store
@@ -107,25 +107,25 @@ class _Check:
         self._policies: dict[str, dict[int, PolicyRecord]] = {}
         self.runs: set[str] = set()
 
-    def sourced(self, bundles: Sequence[Bundle]) -> list[Bundle]:
-        """The rows with the sources they are to have: one that is stored already is the one it was."""
+    def with_sources(self, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """The rows with their final sources. A row that is stored already keeps the source it has there."""
         with self._store.reading() as connection:
             stored = stored_sources(connection, [bundle.trajectory.id for bundle in bundles])
         sources = [stored.get(row.trajectory.id, self._source or row.trajectory.record.source) for row in bundles]
         return [row.with_record(source=source) for row, source in zip(bundles, sources, strict=True)]
 
     def problems(self, batch: Sequence[Placed]) -> Iterator[tuple[str, str]]:
-        """Place and problem of each bad row."""
+        """The place and the problem of each bad row."""
         yield from ((place, str(row)) for place, row in batch if isinstance(row, BadRow))
         read = [(place, row) for place, row in batch if isinstance(row, Bundle)]
         alone = []
-        for (place, _), bundle in zip(read, self.sourced([row for _, row in read]), strict=True):
+        for (place, _), bundle in zip(read, self.with_sources([row for _, row in read]), strict=True):
             try:
                 self._check_references(bundle)
                 alone.append((place, bundle))
             except (BadRow, InvalidRecord) as error:
                 yield place, _problem(error)
-        if self._refused([bundle for _, bundle in alone]):  # one by one only where something is wrong
+        if self._refused([bundle for _, bundle in alone]):  # only then is each row checked alone
             yield from ((place, problem) for place, bundle in alone if (problem := self._refused([bundle])))
 
     def _refused(self, bundles: Sequence[Bundle]) -> str | None:
@@ -180,7 +180,7 @@ def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ign
 
 
 def _lacks_log_probs(row: Bundle) -> bool:
-    """Relabelled rows don't: their old log-probs are the anchor."""
+    """Whether trained tokens lack behavior log-probs. Relabelled rows need none: their old log-probs are the anchor."""
     parts, is_trained = row.trajectory.segments, author_table(row.run.authors).is_trained
     relabelled = any(part.behavior_context == "relabelled" for part in parts)
     unknown = (np.isnan(part.tokens.behavior_log_probs) & is_trained(part.tokens.authors) for part in parts)
@@ -199,10 +199,11 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
         appended = store.append(*_records(bundles))
     except InvalidRecord as error:
         raise ExchangeError(
-            f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import it again to go on."
+            f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import the file again to "
+            "store the rest."
         ) from error
-    store.labels.keep({bundle.trajectory.id: bundle.labels for bundle in bundles})
-    store.labels.keep({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
+    store.labels.add_missing({bundle.trajectory.id: bundle.labels for bundle in bundles})
+    store.labels.add_missing({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
     report.without_log_probs += sum(map(_lacks_log_probs, bundles))
     report.inserted += appended.inserted

@@ -1,4 +1,5 @@
-"""Exchanged rows as lines of JSON: shortest decimals that read back to the same float32, null for what is unknown."""
+"""Exchanged rows as lines of JSON. A number is the shortest decimal that reads back as the same float32; unknown is
+null."""
 
 import gzip
 import json
@@ -16,7 +17,7 @@ from replay.exchange.row_format import BadRow, Bundle, PlainRow, from_plain, jso
 
 
 def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> None:
-    """The rows to `target`, packed as the ending of `path` says; the same bytes on every day and machine."""
+    """Write the rows to `target`, packed if `path` ends in .gz. The bytes depend on the rows alone."""
     with target.open("wb") as raw, _packing(raw) if is_packed(path) else nullcontext(raw) as stream:
         for bundle in bundles:
             line = line_of(bundle)
@@ -33,7 +34,7 @@ def _packing(raw: IO[bytes]) -> gzip.GzipFile:
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
-    """The row of every line, or what is wrong with it; raises BadRow where no later line can be read."""
+    """The row of every line, or the problem with it. Raises BadRow if no later line can be read."""
     for line in lines(path):
         try:
             yield decode(line)
@@ -48,7 +49,7 @@ def encode(bundle: Bundle) -> bytes:
     text = _dumps(row)
     try:
         return text.encode()
-    except UnicodeEncodeError:  # lone surrogates have no UTF-8, and do have an escape
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8, but it has an escape
         return _dumps(row, ensure_ascii=True).encode()
 
 
@@ -69,8 +70,8 @@ def _numbers(array: npt.NDArray[Any]) -> list[Any]:
 
 
 def _shortest(array: npt.NDArray[np.float32]) -> list[float]:
-    """Numbers whose decimals, as Python writes them, are the shortest that read back to the same float32."""
+    """Floats that Python writes as the shortest decimals that read back as the same float32."""
     numbers = array.astype(np.str_).astype(np.float64)
     exact = numbers.astype(np.float32).view(np.uint32) == array.view(np.uint32)
-    # A decimal between two neighbours may round to the other one on its way through a double.
+    # On its way through a double, a decimal may round to the neighbouring float32.
     return list(np.where(exact, numbers, array.astype(np.float64)).tolist())

@@ -1,4 +1,4 @@
-"""Conversations as OpenAI's chat format has them, one per line, and the context in which their replies are trained."""
+"""Conversations in OpenAI's chat format, one per line, and the context in which their replies are trained."""
 
 import math
 from collections import Counter
@@ -22,11 +22,11 @@ from replay.records import Finite
 
 _READ = frozenset({"role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content"})
 _WITHOUT_TOKENS = ("function_call", "refusal", "audio")
-"""Fields with a meaning that tokens can't have here."""
+"""Fields with a meaning that the chat template can't write."""
 
 
 class _Open(Part):
-    """May hold more than is looked at."""
+    """A part that may hold more fields than are read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,20 +63,20 @@ class ChatRow(_Open):
 class TeacherMessage:
     message: Message
     trained: bool
-    """False: `weight` is 0."""
+    """Whether the reply is trained; False if its `weight` is 0."""
     log_probs: list[TokenLogProb] | None
-    """As the file has them; None where it has none."""
+    """The log-probs of the file; None if it has none."""
 
 
 @dataclass(frozen=True)
 class Conversation:
     opening: tuple[Message, ...]
-    """What is there before the first trained reply, examples among it."""
+    """The messages before the first trained reply, including examples."""
     turns: tuple[tuple[TeacherMessage, tuple[Message, ...]], ...]
-    """Each reply with what came back, which is nothing behind the last one alone."""
+    """Each reply with the messages after it. Only the last reply has none."""
     tools: list[dict[str, Any]]
     task: str
-    """The first message of a user's."""
+    """The first user message."""
     reward: float | None
     success: bool | None
 
@@ -85,7 +85,7 @@ class Conversation:
         return [*self.opening, *(said for reply, answers in self.turns for said in (reply.message, *answers))]
 
     def with_messages(self, messages: Iterable[Message]) -> "Conversation":
-        """This conversation in as many other messages."""
+        """The same conversation with each message replaced by one of `messages`, in order."""
         given = iter(messages)
         opening = tuple(islice(given, len(self.opening)))
         turns = ((replace(reply, message=next(given)), tuple(islice(given, len(back)))) for reply, back in self.turns)
@@ -93,31 +93,35 @@ class Conversation:
 
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
-    """Raises BadRow, or RenderError for a message that is none. `ignored` counts fields that are not looked at."""
+    """The conversation of a line. `ignored` counts the fields that are not read. Raises BadRow, or RenderError for an
+    invalid message."""
     row = typed(ChatRow, json_line(line))
     ignored.update((row.model_extra or {}).keys())
     entries = [_entry(index, message, ignored) for index, message in enumerate(row.messages)]
     replies = [i for i, entry in enumerate(entries) if entry.message.role == "assistant"]
     trained = [i for i in replies if entries[i].trained]
     if not trained or replies[-1] != len(entries) - 1:
-        raise BadRow("messages must end in a reply of the assistant, and one of them be trained, got none.")
+        raise BadRow(
+            "messages must end in a reply of the assistant and hold a trained one, got none. Add a reply, or give one "
+            "weight 1."
+        )
     task = next((entry.message.content for entry in entries if entry.message.role == "user"), None)
     if task is None:
-        raise BadRow("messages must hold one of a user's, got none.")
+        raise BadRow("messages must hold a user message, got none. Add the task as one.")
     check_tools(row.tools or [])
     opening = tuple(entry.message for entry in entries[: trained[0]])
     return Conversation(opening, _turns(entries[trained[0] :]), row.tools or [], task, row.reward, row.success)
 
 
 def _turns(entries: Sequence[TeacherMessage]) -> tuple[tuple[TeacherMessage, tuple[Message, ...]], ...]:
-    """Each reply with the messages behind it; the entries begin with a reply."""
+    """Each reply with the messages after it. The entries begin with a reply."""
     turns: list[tuple[TeacherMessage, tuple[Message, ...]]] = []
     for entry in entries:
         if entry.message.role != "assistant":
             reply, answers = turns[-1]
             turns[-1] = reply, (*answers, entry.message)
         elif turns and not turns[-1][1]:
-            raise BadRow("messages must hold no two of the assistant in a row, got some. Make one message of them.")
+            raise BadRow("messages must hold no two replies of the assistant in a row, got some. Join them into one.")
         else:
             turns.append((entry, ()))
     return tuple(turns)
@@ -138,10 +142,10 @@ def _entry(index: int, given: _Given, ignored: Counter[str]) -> TeacherMessage:
 
 
 class TooLong(BadRow):
-    """A conversation does not fit the context."""
+    """The conversation is longer than the context."""
 
 
-def recorded(
+def record_conversation(
     conversation: Conversation,
     renderer: Renderer,
     *,
@@ -152,10 +156,11 @@ def recorded(
     strict: bool = False,
     log_probs: Callable[[TeacherMessage, Sequence[int]], Sequence[float]] = lambda reply, ids: [math.nan] * len(ids),
 ) -> ContextManager:
-    """An episode in which the policy said the replies; those of weight 0 are only shown.
+    """The context of an episode in which the policy gave the replies of a conversation. Replies of weight 0 are shown,
+    not trained.
 
-    `parser` is to read each reply in its tokens; None: the template's own. `log_probs` gives those of a reply's
-    tokens, NaN where they are unknown. Raises BadRow, TooLong among them, and RenderError.
+    `parser` reads each reply back from its tokens; None: the template's own parser. `log_probs` gives those of a
+    reply's tokens, NaN where they are unknown. Raises BadRow (TooLong if it is too long) and RenderError.
     """
     conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
     given, control = KnownReply(), control or TrainingControl()
@@ -171,14 +176,14 @@ def recorded(
             context.record_reply(ids, log_probs(reply, ids), policy_version=0)
             stopped = context.observe(answers) if answers else None
         if stopped == CONTEXT_FULL:
-            raise TooLong("conversation must fit context.max_tokens, got one that is longer.")
+            raise TooLong("conversation must fit context.max_tokens, got a longer one. Raise it, or leave the row out.")
         if stopped is not None:
             raise BadRow(
                 f"conversation must fit the chat template and context.strategy, got {stopped}: {context.problem}"
             )
         if context.question:
             raise BadRow(
-                "context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
+                "context.strategy must ask the policy no questions, for demonstrations hold no answers to them, got "
                 f"{type(strategy).__name__}. Set context.strategy: linear."
             )
     return context

@@ -1,4 +1,4 @@
-"""Exchanged rows as Parquet: the columns of JSONL in their own types, lists of numbers, NaN for unknown log-probs."""
+"""Exchanged rows as Parquet: the columns of JSONL with types of their own, and NaN for unknown log-probs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
@@ -16,11 +16,11 @@ from replay.storage.format.column_types import from_storable, to_storable
 
 _MOST_FOOTER = 16 << 20
 _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_code_version", "run_fingerprint"]
-"""Columns that are the same in many rows: stored once per row group."""
+"""Columns with the same value in many rows: a row group stores the value once."""
 
 
 def write(target: Path, bundles: Iterable[Bundle]) -> None:
-    """The rows to `target`; the same bytes for the same rows and the same version of pyarrow."""
+    """Write the rows to `target`. The bytes depend on the rows and the version of pyarrow alone."""
     _check_installed()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,7 +39,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
-    """Every row, or what is wrong with it; raises BadRow for a file that is no Parquet of these columns."""
+    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet with these columns."""
     _check_installed()
     import pyarrow as pa
 
@@ -56,7 +56,11 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 
 
 def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
-    """Texts are kept as a file holds them, each once, until it is known how often they stand in a row."""
+    """The rows of a file, read within limits of memory.
+
+    A small file can expand to huge rows, for a page stores a repeated text once. So texts stay in that form until
+    `_num_bytes` has counted them: 200 references to a text of 100,000 characters count as 20 MB, and are refused.
+    """
     import pyarrow.parquet as pq
 
     options: dict[str, Any] = {
@@ -75,7 +79,7 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
         taken = sum(max(part.total_uncompressed_size, 8 * part.num_values) for part in parts)
-        if taken > 4 * MOST_BYTES:  # all of it may stand in one row, which nobody knows before it is read
+        if taken > 4 * MOST_BYTES:  # one row may hold all of it, which only reading it would show
             raise BadRow(
                 f"row groups must be at most {4 * MOST_BYTES:,} bytes in memory, got {taken:,} for {group.num_rows} "
                 f"rows. Write the file with {ROWS_AT_ONCE} rows in each."
@@ -91,7 +95,7 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
 
 
 def _num_bytes(pa: Any, array: Any) -> int:
-    """Bytes of all values, a text as often as it stands there."""
+    """Bytes of all values. A repeated text counts every time."""
     import pyarrow.compute as pc
 
     if pa.types.is_dictionary(array.type):
@@ -102,7 +106,7 @@ def _num_bytes(pa: Any, array: Any) -> int:
 
 
 def _check_columns(found: Any, wanted: Any) -> None:
-    """The columns may stand in any order, whatever a file's writer calls the insides of a list."""
+    """Raises BadRow for other columns than an export's. Their order, and a writer's names inside lists, are free."""
     for field in found:
         if field.name not in wanted.names:
             raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
@@ -145,7 +149,7 @@ def _schema(pa: Any) -> Any:
         return [pa.field(name, numbers.get(name) or kind(row.annotation)) for name, row in part.model_fields.items()]
 
     def kind(annotation: Any) -> Any:
-        """A column that may be unknown has the type of what is known; a list has its parts' columns, JSON is a text."""
+        """The type of a column. An optional column has the type of its known values, and JSON is a text."""
         origin, args = get_origin(annotation), [arg for arg in get_args(annotation) if arg is not NoneType]
         if origin is list:
             return pa.list_(pa.struct(fields(args[0])))

@@ -1,7 +1,7 @@
-"""One exchanged row: a trajectory with everything it refers to, as plain columns and lists.
+"""The format of one exchanged row: a trajectory with everything it refers to, as plain columns and lists.
 
-Every row is complete in itself, so that rows can be cut, shuffled and joined with any tool. What has no fixed shape (a
-run's configuration, a task's payload, a call's arguments) is JSON text. The columns of a record are its fields.
+Every row is complete, so that any tool can filter, shuffle and join rows. The columns of a record are its fields.
+Values without a fixed shape (a run's configuration, a task's payload, a call's arguments) are JSON texts.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ FORMAT = 6
 """Raised when a column changes its meaning, or one is added or goes."""
 
 MOST_BYTES = 128 << 20
-"""Bytes of a row in memory: of its columns, and of the training sequences of a session, which share beginnings."""
+"""Most bytes of a row in memory, and of a session's training sequences: its forks repeat their common beginning."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
 
 class BadRow(ValueError):
-    """What is wrong with a row of a file, in one line."""
+    """A row of a file is wrong; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A trajectory with everything it refers to."""
+    """A trajectory and the records that it refers to."""
 
     trajectory: Trajectory
     group: GroupRecord
     task: TaskRecord
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
-    """Those that sampled it or had its tokenizer, as far as the run says."""
+    """The known policies that sampled the trajectory, or that its versions name."""
     labels: tuple[Label, ...] = ()
     run_labels: tuple[Label, ...] = ()
 
@@ -74,7 +74,7 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """Bytes that its tokens and messages take, about."""
+        """The approximate bytes of its tokens and messages."""
         row = self.trajectory
         said = sum(len(one.content) + len(one.reasoning or "") + len(str(one.tool_calls)) for one in row.messages)
         return said + TOKEN_BYTES * sum(len(part.tokens) for part in row.segments)
@@ -123,7 +123,7 @@ def read_object(text: object, *, constants: bool = True) -> Any:
 
 
 def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
-    """A list of numbers, null for an unknown one, as an array."""
+    """A list of numbers as an array; null stands for an unknown number."""
     if isinstance(value, np.ndarray):
         return value
     is_real = dtype is np.float32
@@ -137,13 +137,13 @@ def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
 
 
 class Part(BaseModel):
-    """A row, or an object in one. Every column has to be there."""
+    """A row, or an object in a row. Every column is required."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
-    """The value as an instance of `kind`; raises BadRow, which calls the value itself `whole`."""
+    """The value as an instance of `kind`. Raises BadRow; `whole` is the name of the value in its message."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -158,7 +158,7 @@ def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
 
 Payload = Annotated[dict[str, JsonValue], BeforeValidator(partial(read_object, constants=False))]
 Arguments = Annotated[dict[str, JsonValue], BeforeValidator(read_object)]
-"""Models write NaN, too."""
+"""A model may write NaN in them."""
 
 
 def _tools(text: str) -> str:
@@ -173,15 +173,15 @@ def _part(kind: str, columns: Mapping[str, Any]) -> Any:
 
 
 def _list(part: Any) -> Any:
-    """Checked up to its first bad part: a million of them would have a million problems."""
+    """The type of a list of parts. The check stops at the first bad part, for a list may hold a million."""
     return Annotated[list[part], Field(fail_fast=True)]
 
 
-_OF_MEMBERS = ("id", "run", "task", "iteration")
-"""Fields of a group that are its members' too."""
+_SHARED_FIELDS = ("id", "run", "task", "iteration")
+"""Fields of a group that follow from its members."""
 _POLICY = ("version", "tokenizer_hash", "template_hash")
 _RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(LOG_PROB_FIELDS, float | None)
-_GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _OF_MEMBERS}
+_GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _SHARED_FIELDS}
 _TASK = {"task_environment": str, "task_payload": Payload}
 _RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
 _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
@@ -206,7 +206,7 @@ _AuthorColumns = _part("AuthorColumns", column_types(Author))
 
 
 def to_plain(bundle: Bundle) -> PlainRow:
-    """The row's columns in order; arrays of tokens stay arrays, NaN in them unknown."""
+    """The columns of a row in order. Arrays of tokens stay arrays, with NaN for unknown values."""
     record, group, run = bundle.trajectory.record, bundle.group, bundle.run
     row: PlainRow = {"format": FORMAT} | {name: getattr(record, name) for name in _RECORD}
     row |= {name: None for name in LOG_PROB_FIELDS if math.isnan(row[name])}
@@ -235,7 +235,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
 
 
 def _messages_hash(messages: Sequence[object]) -> str:
-    """sha256 of their JSON, whatever the order of its keys: what people read is bound to the row as tokens are."""
+    """sha256 of the messages as JSON with sorted keys. It shows whether somebody changed the messages of a row."""
     return hashlib.sha256(json.dumps(messages, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -248,23 +248,23 @@ def _plain_message(message: Message) -> PlainRow:
 
 
 def from_plain(row: PlainRow) -> Bundle:
-    """The bundle of a row that anybody may have written; raises BadRow. What the store checks is left to it."""
+    """The bundle of a row that anybody may have written. Raises BadRow; the store checks the records themselves."""
     given = typed(ExchangedRow, row)
     if given.messages_hash not in ("", digest := _messages_hash(row["messages"])):
         raise BadRow(
             f"messages_hash must be that of the messages ({digest}), got {shortened(given.messages_hash)}. "
-            "They were changed after they were exported; empty it to import them as they are."
+            "The messages were changed after the export. To import them as they are, empty messages_hash."
         )
     columns = vars(given)
     values = {name: columns[name] for name in _RECORD}
     record = TrajectoryRecord(**values | {name: math.nan for name in LOG_PROB_FIELDS if values[name] is None})
-    ours = {name: getattr(record, name) for name in _OF_MEMBERS} | {"id": record.group}
+    ours = {name: getattr(record, name) for name in _SHARED_FIELDS} | {"id": record.group}
     group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
     if hashlib.sha256(given.run_authors.encode("utf-8", "surrogatepass")).hexdigest() != given.run_authors_hash:
         raise BadRow(f"run_authors_hash must be that of run_authors, got {shortened(given.run_authors_hash)}.")
     author_table(given.run_authors)
     run = RunRecord(id=record.run, **{name.removeprefix("run_"): columns[name] for name in _RUN})
-    # A snapshot's path would be looked for in the folder of a run that is not this one.
+    # A snapshot's path means nothing outside its own run's folder.
     policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **vars(policy)) for policy in given.policies)
     segments, said = tuple(map(_segment, count(), given.segments)), tuple(map(_message, given.messages))
     trajectory = Trajectory(record, segments, said, _nodes(given.nodes, said))
@@ -272,8 +272,8 @@ def from_plain(row: PlainRow) -> Bundle:
         taken = TOKEN_BYTES * num_sequence_tokens(trajectory.nodes)
         if taken > MOST_BYTES:
             raise BadRow(
-                f"nodes must be at most {MOST_BYTES:,} bytes as training sequences, got {taken:,}: requests that fork "
-                "repeat what stands before them. Leave the row out."
+                f"nodes must be at most {MOST_BYTES:,} bytes as training sequences, got {taken:,}: forks repeat the "
+                "tokens before them. Leave the row out."
             )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload)
@@ -298,7 +298,7 @@ def _segment(position: int, part: Any) -> Segment:
 
 
 def _nodes(parts: Sequence[Any], messages: Sequence[Message]) -> tuple[Node, ...]:
-    """The nodes of a session, which share out the messages in turn."""
+    """The nodes of a session. Each takes its number of the messages, in order."""
     said = iter(messages)
 
     def node(part: Any) -> Node:

@@ -1,7 +1,7 @@
-"""What an export reads: rows with everything they refer to, in an order that says nothing of the database.
+"""Rows for an export, with everything they refer to, in an order that does not depend on the database.
 
-It is read in short transactions, for a long one keeps a database from tidying up behind its writers. Each row is whole
-and as it was at one moment, and the rows are not all of the same moment.
+They are read in short transactions, for during a long one a database must keep everything that others write. Each row
+is as it was at one moment; different rows may be of different moments.
 """
 
 from collections import Counter
@@ -39,25 +39,26 @@ _rows = trajectories.c
 class ExportReport:
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
-    """Rows left out, by state; only those that can be trained or shown are exchanged, and those pruned meanwhile are
-    `evicted`."""
+    """The number of rows left out, by state. A row pruned during the export counts as `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reasons why rows could not be read, by id."""
 
 
 def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement[bool]) -> list[str]:
-    """Ids by run, iteration, slot and id; the report counts the other rows asked for."""
+    """Ids of the rows to export, in the order of run, iteration, slot and id. The report counts the other rows."""
     query = sa.select(_rows.run, _rows.iteration, _rows.slot, _rows.id, _rows.state).where(where)
     with store.reading() as connection:
         found = connection.execute(query).all()
     report.left.update(row.state for row in found if row.state not in _EXCHANGED)
-    # Sorted here, as databases order texts in ways of their own.
+    # Sorted here, for databases differ in the order of texts.
     return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
 
 
 def answered_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.ColumnElement[bool]:
-    """Rows that ended with an answer, of these environments by name and version, or of a session, which holds its own
-    tools."""
+    """A condition for rows that ended with an answer and whose tools are known.
+
+    `environments` are the names and versions with known tools. A session's row holds its own tools.
+    """
     known: list[sa.ColumnElement[bool]] = [_rows.id.in_(sa.select(nodes.c.trajectory))]
     for name, version in environments:
         known.append((_rows.environment == name) & (_rows.environment_version == version))
@@ -70,7 +71,7 @@ def bundles(
     report: ExportReport,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Bundle]:
-    """The rows of these ids, in their order; one that can't be read, or has gone since, is left out and reported."""
+    """The rows of these ids, in order. A row that can't be read, or is gone by now, is left out and reported."""
     known: _Known = {}
     for start in range(0, len(ids), ROWS_AT_ONCE):
         with store.reading() as connection:
@@ -86,8 +87,8 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     for row in rows:
         _look_up_run(connection, row.record, known)
     found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
-    of_groups = {record.id: record for record in (GroupRecord(*columns) for columns in map(tuple, found))}
-    of_tasks = task_records(connection, [row.record.task for row in rows])
+    groups_by_id = {record.id: record for record in (GroupRecord(*columns) for columns in map(tuple, found))}
+    tasks_by_hash = task_records(connection, [row.record.task for row in rows])
     labels = labels_of(connection, [row.id for row in rows])
     run_labels = labels_of(connection, list({row.record.run for row in rows}), "run")
     made = []
@@ -96,8 +97,8 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
         made.append(
             Bundle(
                 trajectory=row,
-                group=of_groups[row.record.group],
-                task=of_tasks[row.record.task],
+                group=groups_by_id[row.record.group],
+                task=tasks_by_hash[row.record.task],
                 run=run,
                 policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
                 labels=tuple(labels.get(row.id, ())),
@@ -108,7 +109,7 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
 
 
 def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportReport) -> list[Trajectory]:
-    """The rows that can be exchanged, in the order of their ids; the report counts the others."""
+    """The rows that can be exchanged, in the order of `ids`. The report counts the others."""
     loaded = load(connection, ids)
     report.corrupt.update(loaded.corrupt)
     rows = []
@@ -122,20 +123,20 @@ def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportRepor
 
 
 def _look_up_run(connection: sa.Connection, record: TrajectoryRecord, known: _Known) -> None:
-    """The row's run and its policies, again where a policy has been published since they were read."""
+    """Read the row's run and its policies into `known`, again if a policy has been published since."""
     if record.run not in known or record.policy_version_max not in known[record.run][1]:
         run = known_runs(connection, record.run)[record.run]
         known[record.run] = run, known_policies(connection, record.run)
 
 
 def _versions_of(row: Trajectory) -> set[int]:
-    """Rows that no policy sampled name one too: the tokenizer is the policy's."""
+    """The policy versions that a row names. A row that no policy sampled names one for its tokenizer."""
     sampled = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
     return sampled | {row.record.policy_version_min, row.record.policy_version_max}
 
 
 def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:
-    """By id; with `id`, that one if it is known."""
+    """All runs by id, or only the run `id` if it is stored."""
     query = sa.select(*RUN_COLUMNS)
     found = connection.execute(query if id is None else query.where(runs.c.id == id))
     return {row.id: run_of(row) for row in found}
@@ -148,6 +149,6 @@ def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecor
 
 
 def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """Sources by id, as far as these ids are stored."""
+    """The sources of those of these ids that are stored."""
     columns = [trajectories.c.id, trajectories.c.source]
     return {row.id: row.source for row in selected(connection, columns, trajectories.c.id, ids)}

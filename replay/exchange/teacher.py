@@ -1,7 +1,7 @@
-"""Other people's conversations as trajectories: rendered to the tokens that the run's own policy would have said.
+"""Other people's conversations as trajectories, rendered to the tokens that the run's own policy would have sampled.
 
-Replies are written by author `demonstration`, which is trained and has no log-probs. Where the file has a
-log-prob for each token, and its tokens are ours one by one, the reply is `llm`'s, with these log-probs.
+The author of the replies is `demonstration`, which is trained and has no log-probs. If the file has a log-prob for each
+token, and its tokens are ours one by one, the author is `llm`, with these log-probs.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, recorded
+from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, record_conversation
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
@@ -43,23 +43,23 @@ _ENDLESS = 1 << 30
 _Value = TypeVar("_Value")
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
-"""Advantages of a group by its rewards; True: divided by their standard deviation."""
+"""Computes the advantages of a group from its rewards; True divides them by the rewards' standard deviation."""
 
 
 @dataclass(frozen=True)
 class Teaching:
-    """What a file's rows are made with."""
+    """The settings by which conversations become rows."""
 
     run: RunRecord
-    """Whose policy is to learn from them."""
+    """The run whose policy learns from the rows."""
     policy: PolicyRecord
-    """One of that run's: tokenizer and template."""
+    """The run's newest policy, with its tokenizer and template."""
     model: ModelFiles
     group_advantages: GroupAdvantages
     reward: float | None = None
-    """The reward of rows that name none."""
+    """The reward of conversations that name none."""
     advantage: float | None = None
-    """The advantage of every row; None: each has that of its group."""
+    """The advantage of every row; None: it is computed within the row's group."""
 
 
 @dataclass
@@ -70,9 +70,9 @@ class TeacherReport(ImportReport):
     """Replies whose log-probs in the file could not be taken, by reason."""
     groups: int = 0
     without_signal: int = 0
-    """Rows of advantage 0: nothing is learned from them by a loss that weighs by advantage."""
+    """Rows with advantage 0: a loss that weighs by advantage learns nothing from them."""
     ignored: dict[str, int] = field(default_factory=dict)
-    """Fields of the file that were not looked at, by name."""
+    """How often each field that is not read stands in the file, by name."""
 
 
 def teaching_of(
@@ -85,9 +85,9 @@ def teaching_of(
     reward: float | None = None,
     advantage: float | None = None,
 ) -> Teaching:
-    """For the run of that id, or the only one that is no set of conversations itself.
+    """The teaching for the run of that id, or for the only run that is not a set of conversations.
 
-    `own` is the folder of the run's tokenizer and template, `model` another one, which has to hold the same.
+    `own` is the folder of the run's tokenizer and template. `model` is another folder, which must hold the same ones.
     """
     with store.reading() as connection:
         known = known_runs(connection)
@@ -110,7 +110,7 @@ def teaching_of(
     if own is not None and own.is_dir():
         mine = load_model_files(own)
         same = (mine.codec.hash, mine.template.hash) == (files.codec.hash, files.template.hash)
-    else:  # other writers spell the same tokenizer in other ways: its text proves nothing
+    else:  # programs write the same tokenizer in different ways, so its text is not compared
         size = (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)
         same = (files.template.hash, files.codec.vocab_size) == (policy.template_hash, size)
     if not same:
@@ -130,10 +130,10 @@ def import_chat(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> TeacherReport:
-    """Store a file of conversations as rows of a run of their own, comparable with that of `teaching`.
+    """Store a file of conversations as rows of a run of their own, comparable with rows of the run that learns.
 
-    Rows with the same first user message are a group. The file and what its rows are made with decide all ids: the
-    same import again stores nothing, and a changed file is another set.
+    Rows with the same first user message are a group. The file and the teaching decide all ids: the same import again
+    stores nothing, and a changed file is another set.
     """
     check_set_name(name)
     report = TeacherReport()
@@ -145,7 +145,7 @@ def import_chat(
 
 
 class _ChatFile:
-    """Two passes: conversations to tokens, each by itself; then groups, which need all their members."""
+    """Reads a file in two passes: conversations become tokens one by one, then groups, which need all their members."""
 
     def __init__(self, path: Path, teaching: Teaching, name: str, report: TeacherReport) -> None:
         self._path = path
@@ -154,7 +154,7 @@ class _ChatFile:
         self._run = _run_of_set(path, teaching, name)
         self._renderer = teaching.model.renderer(AuthorTable.from_json(teaching.run.authors))
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-        """Reward and success by task."""
+        """Reward and success of the members, by task."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
@@ -176,7 +176,7 @@ class _ChatFile:
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
-        """The rows with their groups as they are with all members, and the advantages in them."""
+        """The rows with their places, their complete groups, and their advantages within them."""
         groups = {task: (group_statistics(found), self._advantages(found)) for task, found in self._members.items()}
         self._report.groups = len(groups)
         self._report.without_signal = sum(one == 0.0 for _, advantages in groups.values() for one in advantages)
@@ -199,9 +199,9 @@ class _ChatFile:
     def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
-            raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
+            raise BadRow("row must hold a reward, got none. Add one, or give all such rows one with --reward.")
         parser = self._setting("context.parser", str)
-        context = recorded(
+        context = record_conversation(
             conversation,
             self._renderer,
             max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
@@ -267,7 +267,8 @@ class _ChatFile:
 
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:
-    """A set is a run of its own: staleness and resuming are about a run's own rows."""
+    """The run of a set of conversations. A set is a run of its own, for staleness and resuming concern a run's own
+    rows."""
     with opened(path) as raw:
         digest = hashlib.file_digest(raw, "sha256")  # type: ignore[arg-type]  # any stream of bytes will do
     made: dict[str, Any] = {"format": ENVIRONMENT, "name": name, "sha256": digest.hexdigest()}

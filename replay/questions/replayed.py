@@ -13,7 +13,7 @@ from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, groups, token_scores
-from replay.storage.format.views import OF_ATTEMPTS
+from replay.storage.format.views import COUNTS_AS_ATTEMPTS
 from replay.storage.read import load
 from replay.storage.statements import selected
 from replay.storage.tombstones import with_collected
@@ -89,7 +89,7 @@ def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
     """Return the attempts of each task, by its hash, in the order of iterations."""
     size = sa.func.sum(groups.c.size)
     means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
-    query = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, OF_ATTEMPTS)
+    query = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, COUNTS_AS_ATTEMPTS)
     query = query.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
     found: dict[str, list[_Attempt]] = {}
     for task, *facts in connection.execute(query):

@@ -18,7 +18,7 @@ from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import chunked, readable_messages
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
-from replay.storage.format.views import OF_ATTEMPTS, WITHOUT_SIGNAL
+from replay.storage.format.views import COUNTS_AS_ATTEMPTS, WITHOUT_SIGNAL
 from replay.storage.statements import selected
 from replay.storage.tombstones import with_collected
 from replay.store import ReplayStore
@@ -139,7 +139,7 @@ def _groups_of(
     used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
     query = sa.select(*(groups.c[name] for name in _GROUP), _MADE)
-    query = query.where(groups.c.task == task, OF_ATTEMPTS, run_is(run, groups.c.run))
+    query = query.where(groups.c.task == task, COUNTS_AS_ATTEMPTS, run_is(run, groups.c.run))
     order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
     return [
         {
@@ -241,7 +241,7 @@ _MOST_POINTS = 32
 def _task_outcomes(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """Return the success of every task that was tried, by its hash."""
     columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate, WITHOUT_SIGNAL)
-    query = sa.select(*columns).where(OF_ATTEMPTS, run_is(run, groups.c.run))
+    query = sa.select(*columns).where(COUNTS_AS_ATTEMPTS, run_is(run, groups.c.run))
     found = {}
     for hash, of_task in groupby(
         connection.execute(query.order_by(groups.c.task, groups.c.iteration, groups.c.id)), key=lambda row: row[0]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from replay.records import ELIGIBLE, ORPHANED, RESTART
 from replay.storage.format.schema import groups, reclaimed, segments, trajectories
-from replay.storage.format.views import OF_ATTEMPTS, was_orphaned
+from replay.storage.format.views import COUNTS_AS_ATTEMPTS, was_orphaned
 
 _rows = trajectories.c
 
@@ -40,7 +40,7 @@ def restartable(connection: sa.Connection, run: str) -> list[tuple[str, int]]:
     out, because the policy's context was rewritten in them.
     """
     attempts = sa.func.sum(groups.c.size * groups.c.success_rate) / sa.func.sum(groups.c.size)
-    rates = sa.select(groups.c.task, attempts.label("rate")).where(groups.c.run == run, OF_ATTEMPTS)
+    rates = sa.select(groups.c.task, attempts.label("rate")).where(groups.c.run == run, COUNTS_AS_ATTEMPTS)
     by_task = rates.group_by(groups.c.task).subquery()
     newest = (_rows.iteration.desc(), _rows.slot, _rows.id)
     is_latest = sa.func.row_number().over(partition_by=_rows.task, order_by=newest) == 1

@@ -1,5 +1,5 @@
-"""Experience in a database: its tables, every write to them, and every row that is read whole.
+"""Experience in a database: its tables, every write to them, and every read of whole rows.
 
 Begin at `format/schema`: what tables there are. A row goes in through `write` and comes out through `read`; `databases`
-opens a SQLite file or a PostgreSQL server. Everything else is a part of what `replay.store.ReplayStore` can do.
+opens a SQLite file or a PostgreSQL database. Each other module is a part of `replay.store.ReplayStore`.
 """

@@ -1,6 +1,6 @@
-"""Counters of the database, which order what happened: no clock is asked. Write transactions come one after another, so
-that a number that can be read has no smaller one still in flight. A run's epoch tells which process writes it: whoever
-resumes it takes it over, and the one before can write nothing more."""
+"""Counters of the database, which order events without a clock. Write transactions run one after another, so a number
+that can be read has no smaller one still in flight. A run's epoch says which process may write it: a process that
+resumes the run takes it over, and the process before can write nothing more."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -21,14 +21,14 @@ _SET = buffer_state.update().where(_COUNTER).values(value=sa.bindparam("number")
 
 
 def next_number(connection: sa.Connection, counter: Counter) -> int:
-    """One more than ever before. Write transactions come one after another: nobody else raises it meanwhile."""
+    """Raise a counter by one and return it. Write transactions run one after another, so nobody else raises it."""
     number = last_number(connection, counter) + 1
     execute(connection, _SET, counter=counter, number=number)
     return number
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
-    """Raises DamagedDatabase for a counter that is gone, or is no number."""
+    """The value of a counter. Raises DamagedDatabase if it is missing or no valid number."""
     value = execute(connection, _LAST, counter=counter).scalar_one_or_none()
     if type(value) is not int or not 0 <= value <= 2**62:
         raise DamagedDatabase(f"{value!r} in buffer_state.value of {counter!r}")
@@ -36,7 +36,7 @@ def last_number(connection: sa.Connection, counter: Counter) -> int:
 
 
 def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason: str | None = None) -> None:
-    """The rows' new state, for every reader's next refresh to see."""
+    """Set the state of rows, so that every reader's next refresh sees it."""
     if not ids:
         return
     values = {"state": state, "state_reason": reason, "changed": next_number(connection, "changed")}
@@ -50,30 +50,30 @@ _NEXT = runs.update().where(_RUN).values(epoch=runs.c.epoch + 1).returning(runs.
 
 
 def take_over(connection: sa.Connection, run: str) -> int:
-    """The run's next epoch; from now on nobody writes it who began an earlier one."""
+    """Begin the run's next epoch and return it. Processes of earlier epochs can no longer write the run."""
     epoch = execute(connection, _NEXT, run=run).scalar_one_or_none()
     if epoch is None:
-        raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
+        raise ReplayError(f"run must be a stored one, got {run!r}. Add it first.")
     return int(epoch)
 
 
 def refuse_replaced(connection: sa.Connection, run: str, epoch: int) -> None:
-    """Raises RunReplaced where another process has taken the run over since `epoch` began."""
+    """Raises RunReplaced if another process has taken the run over since `epoch` began."""
     newest = execute(connection, _EPOCH, run=run).scalar()
     if newest != epoch:
         raise RunReplaced(
             f"run must be written by one process at a time, got epoch {newest} where this process began epoch {epoch}: "
-            f"{run} was resumed by another one. Nothing of this call was stored; let the other one go on."
+            f"{run} was resumed by another one. Nothing of this call was stored. Let the other process continue."
         )
 
 
 LEASE_DRAWS = 10_000
-"""A reservation counts until so many reservations have been made after it: its trainer has died. A trainer makes two
-in an iteration. No clock is asked, and a resume of the trainer's run releases its reservations at once."""
+"""A reservation expires after this many later reservations: its trainer must have died, for a trainer makes two per
+iteration. No clock is needed. A resume of the trainer's run releases its reservations at once."""
 
 
 def is_live() -> sa.ColumnElement[bool]:
-    """Whether a row of `draws` is a reservation that still counts, and that a commit may still use."""
+    """Whether a row of `draws` is a reservation that has not expired: a commit may still use it."""
     newest = sa.select(buffer_state.c.value).where(buffer_state.c.name == "draws").scalar_subquery()
-    # Its text stands in the statement, for the index of reservations to be found by it.
+    # The state is written as a literal, so that the database uses its index of reservations.
     return sa.and_(draws.c.state == sa.literal_column(f"'{RESERVED}'"), draws.c.sequence >= newest - LEASE_DRAWS)

@@ -1,4 +1,4 @@
-"""Which experience fed which update: reserved by the draw, committed with the update, rolled back by a resume."""
+"""Draws: which rows an update used. A draw reserves them, its update commits them, and a resume rolls them back."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,17 @@ from replay.storage.write import add_metrics
 @dataclass(frozen=True)
 class ResumeReport:
     released: int
-    """Reservations of updates that never happened."""
+    """The number of released reservations, whose updates never happened."""
     rolled_back: int
-    """Committed draws newer than the checkpoint."""
+    """The number of committed draws newer than the checkpoint."""
     orphaned: int
-    """Trajectories newer than the checkpoint: kept, never drawn."""
+    """The number of trajectories newer than the checkpoint: they are kept and never drawn."""
     next_attempt: int
-    """For the ids of what is collected from now on; 0 for a run that has collected nothing."""
+    """The attempt number of new trajectories; 0 for a run that has collected nothing."""
     sampler_state: dict[str, Any] | None
-    """As committed with the iteration resumed from; None before the first."""
+    """The sampler's state after the iteration resumed from; None before the first iteration."""
     fresh_again: int = 0
-    """Trajectories of workers that were fresh or late since the checkpoint: they wait to be fresh."""
+    """The number of workers' trajectories that were fresh or late since the checkpoint, and wait to be fresh again."""
 
 
 _rows = trajectories.c
@@ -54,8 +54,8 @@ _SLOTS = sa.select(draws.c.slot).where(
 _RESERVED = _SLOTS.where(draws.c.state == RESERVED, draws.c.stream == sa.bindparam("stream"))
 
 
-def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
-    """Records that somebody else made, in place of those reserved for their slots before."""
+def reserve_again(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
+    """Check and reserve draws, in place of earlier reservations of their slots."""
     checked(records, "iteration", "iteration")
     if records:
         slots = [record.slot for record in records]
@@ -64,7 +64,7 @@ def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> N
 
 
 def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
-    """Free what was reserved for these slots: a draw done again, as after a lost answer, comes out the same."""
+    """Release the reservations of these slots, so that a draw repeated after a lost answer gives the same rows."""
     reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
     again = sorted(set(reserved).intersection(slots))
     here = (draws.c.run == run) & (draws.c.iteration == iteration)
@@ -98,7 +98,7 @@ def commit(
     *,
     sampler_state: Mapping[str, Any],
 ) -> None:
-    """Committed again, the same iteration with the same draws counts as done."""
+    """Store an iteration with its draws. A repeated commit of the same iteration and draws changes nothing."""
     where = f"iteration {iteration.iteration}"
     (row,) = checked([iteration], "iteration", "iteration")
     here = (iterations.c.run == iteration.run) & (iterations.c.iteration == iteration.iteration)
@@ -122,7 +122,7 @@ def commit(
 def _check_drawn(
     connection: sa.Connection, iteration: IterationRecord, records: Sequence[DrawRecord], *, state: str
 ) -> None:
-    """Raises unless `records` are the iteration's draws in that state, and none has expired."""
+    """Raises InvalidRecord unless `records` are the iteration's draws in that state, and none has expired."""
     where = f"iteration {iteration.iteration}"
     live = sa.case((is_live(), 1), else_=0).label("live")
     mine = (draws.c.run == iteration.run) & (draws.c.iteration == iteration.iteration) & (draws.c.state == state)
@@ -145,11 +145,11 @@ USES = (
     .correlate(trajectories)
     .scalar_subquery()
 )
-"""The committed replays of a row of `trajectories`, counted: what its column `uses` must say."""
+"""The number of committed replays of a row of `trajectories`. Its column `uses` must hold the same number."""
 
 
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """What the rows' draws say now, for every reader's next refresh to see."""
+    """Set `uses` of rows by their draws, so that every reader's next refresh sees it."""
     if not ids:
         return
     values = {"uses": USES, "changed": next_number(connection, "changed")}
@@ -158,7 +158,7 @@ def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
 
 
 def _end_waiting(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Rows of closed groups have been fresh now; those that the loop collected itself never waited."""
+    """Make waiting rows eligible after their update. Rows that the loop collected itself never waited."""
     for chunk in chunked(list(ids)):
         waited = sa.select(trajectories.c.id).where(trajectories.c.id.in_(chunk), trajectories.c.state == WAITING)
         set_state(connection, connection.scalars(waited).all(), ELIGIBLE)
@@ -177,7 +177,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     published = schema.policies.c
     lost = (published.run == run) & (published.version > version_after(connection, run, iteration))
     connection.execute(schema.policies.delete().where(lost))
-    # What workers collected is not collected again: its ticket is done.
+    # A worker's row is not collected again, for its ticket is done. So it is not orphaned.
     by_workers = sa.exists().where(schema.tickets.c.trajectory == _rows.id)
     state = _rows.state.in_([ELIGIBLE, UNTRAINABLE])
     later = trajectories.update().where(_rows.run == run, _rows.iteration > iteration, state, ~by_workers)
@@ -190,7 +190,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
 
 
 def version_after(connection: sa.Connection, run: str, iteration: int) -> int:
-    """The policy version that a run goes on with after an iteration, which ends with one publish."""
+    """The policy version of a run after an iteration, which ends with one publish."""
     stood = (iterations.c.run == run) & (iterations.c.iteration <= iteration)
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(stood))
     return 0 if last is None else int(last) + 1

@@ -1,4 +1,4 @@
-"""Labels and notes on trajectories and runs, and saved views. What is trained never depends on them."""
+"""Labels and notes on trajectories and runs, and saved views. Training never depends on them."""
 
 import getpass
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from replay.storage.statements import insert, rows_by_key, selected
 from replay.storage.validate import checked
 
 Labelled = Literal["trajectory", "run"]
-"""What a label is on."""
+"""The kind of row that a label is on."""
 _TABLES = {"trajectory": (trajectory_labels, trajectories.c.id), "run": (run_labels, runs.c.id)}
 
 
 def this_user() -> str:
-    """Who makes a label where nobody says so."""
+    """The name of this process's user, who makes a label unless another name is given."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
@@ -27,8 +27,7 @@ def this_user() -> str:
 
 
 class Labels:
-    """A part of the store. Every method is one transaction: done when it returns, not begun when it raises. All may be
-    done again."""
+    """The part of the store for labels and views. Every method is one transaction, and may be repeated."""
 
     def __init__(self, write: Callable[[Callable[[sa.Connection], int]], int]) -> None:
         self._write = write
@@ -42,10 +41,10 @@ class Labels:
         by: str | None = None,
         on: Labelled = "trajectory",
     ) -> int:
-        """Label what is stored, in place of the same label with another note; how many that are.
+        """Label stored trajectories or runs, and return their number. The same label with another note is replaced.
 
-        `by`: who says so; None: the user of this process. Raises InvalidRecord for what is no label, and ReplayError
-        for an id that is not stored, or not any more.
+        `by` is who makes the label; None: the user of this process. Raises InvalidRecord for an invalid label, and
+        ReplayError for an id that is not stored.
         """
         (values,) = checked([Label(label, note, by or this_user(), now())], "label", "label")
         wanted = list(dict.fromkeys(ids))
@@ -61,11 +60,11 @@ class Labels:
         return self._write(work)
 
     def remove(self, ids: Sequence[str], label: str, *, on: Labelled = "trajectory") -> int:
-        """Take a label and its notes away; how many had it."""
+        """Remove a label with its notes, and return the number of rows that had it."""
         return self._write(lambda connection: _remove(connection, ids, label, on))
 
-    def keep(self, given: Mapping[str, Sequence[Label]], *, on: Labelled = "trajectory") -> int:
-        """Labels of an import, which has checked them, by id: those of stored rows without that label; how many."""
+    def add_missing(self, given: Mapping[str, Sequence[Label]], *, on: Labelled = "trajectory") -> int:
+        """Add checked labels of an import, by id, to stored rows that lack them, and return the number added."""
 
         def work(connection: sa.Connection) -> int:
             known = labels_of(connection, [*given], on)
@@ -78,7 +77,7 @@ class Labels:
         return self._write(work)
 
     def save_view(self, name: str, query: str, *, by: str | None = None) -> None:
-        """In place of the one of the same name."""
+        """Save a view, in place of one with the same name."""
         (values,) = checked([SavedView(name, query, by or this_user(), now())], "view", "name")
 
         def work(connection: sa.Connection) -> int:
@@ -93,7 +92,7 @@ class Labels:
 
 
 def labels_of(connection: sa.Connection, ids: Sequence[str], on: Labelled = "trajectory") -> dict[str, list[Label]]:
-    """By id, those of each in the order of their names; an id without any is not there."""
+    """The labels of rows by id, each row's in the order of their names. An id without labels is left out."""
     table, _ = _TABLES[on]
     found: dict[str, list[Label]] = {}
     for id, *values in sorted(rows_by_key(connection, tuple(table.c), ids, key=table.c[on])):

@@ -1,4 +1,4 @@
-"""Taking whole trajectories out, or finding out that they are no longer whole."""
+"""Reading whole trajectories, and finding those that are damaged."""
 
 import json
 import struct
@@ -38,12 +38,12 @@ class Loaded:
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
     without_tokens: dict[str, Trajectory] = field(default_factory=dict)
-    """Rows that were stored without their tokens, for their messages were changed."""
+    """Redacted rows: they were stored without their tokens because their messages were changed."""
     gone: dict[str, str | None] = field(default_factory=dict)
-    """Why there are no tokens, by id: of these rows, and of those of which only a few numbers are left."""
+    """The reason why a row has no tokens, by id: for redacted rows, and for deleted rows."""
 
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
-        """All of them; raises for the first that is corrupt, evicted or unknown."""
+        """The rows of these ids. Raises an error for the first that is corrupt, evicted or unknown."""
         for id in ids:
             if id in self.gone:
                 raise ContentGone(id, self.gone[id])
@@ -55,8 +55,11 @@ class Loaded:
 
 
 def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
-    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none. A
-    row's checksum is over its record and over the checksums of the frames that its tokens stand in."""
+    """Read rows and compare their checksums. Corrupt rows are named, not returned.
+
+    Training reads no messages: they are for people. A row's checksum covers its record and the checksums of the frames
+    that hold its tokens.
+    """
     loaded = Loaded()
     for chunk in rows.chunked(list(dict.fromkeys(ids))):
         parts = _grouped(connection, _SEGMENTS, chunk, order_by=_SEGMENT_ORDER)
@@ -88,7 +91,7 @@ def _grouped(
     *,
     order_by: tuple[sa.Column[Any], ...],
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """Values of `columns` but for the first, the trajectory, by that."""
+    """The values of `columns` after the first, by the first, which is the trajectory's id."""
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for id, *part in rows_by_key(connection, columns, ids, key=columns[0], order_by=order_by):
         found[id].append(tuple(part))
@@ -102,10 +105,10 @@ def _whole(
     messages_of_rows: Mapping[str, Sequence[Any]] | None,
     authors: Callable[[str], AuthorTable],
 ) -> Trajectory:
-    """Tokens stand in `segments` or in `nodes`. Raises BlobError where it is not what was written. `messages_of_rows`
-    None: they are not asked for."""
+    """The trajectory of a row, whose tokens are in `segments` or in `nodes`. `messages_of_rows` is None if messages are
+    not wanted. Raises BlobError if the row is not what was written."""
     *values, checksum, _ = row
-    # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
+    # A person who changes a row on purpose removes its checksum: docs/running-the-buffer.md.
     is_checked = checksum is not None
     if is_checked and rows.record_checksum(values) != checksum:
         raise BlobError("a record of another checksum: it was changed since it was written")
@@ -130,16 +133,16 @@ def _whole(
 
 
 def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
-    """Never drawn again, and shown apart with the reason."""
+    """Set rows aside with their reasons, by id. They are never drawn again, and shown apart."""
     for id, reason in reasons.items():
         set_state(connection, [id], QUARANTINED, reason)
 
 
 def author_table(connection: sa.Connection, run: str) -> AuthorTable:
-    """The authors of a run's tokens; raises ReplayError where they are not those that were written."""
+    """The author table of a run. Raises ReplayError if it is not the one that was written."""
     row = connection.execute(sa.select(runs.c.authors, runs.c.authors_hash).where(runs.c.id == run)).one_or_none()
     if row is None:
-        raise ReplayError(f"run must be a stored one, got {run!r}. See what names it: agentloop replay verify")
+        raise ReplayError(f"run must be a stored one, got {run!r}. See which rows name it: agentloop replay verify")
     rows.check_authors(run, *row)
     return AuthorTable.from_json(row.authors)
 

@@ -1,7 +1,9 @@
-"""What is kept: rows over the buffer's limits go, the oldest first, by (iteration, slot), but for what
-`replay.storage.tombstones` keeps of them. At the end of an iteration their state becomes `evicted`: no later draw takes
-them. They go once every checkpoint that a resume could start from is newer: until then a resume gives them back their
-state, so that a resumed run draws what the uninterrupted one did."""
+"""Eviction: rows over the buffer's limits are deleted, the oldest first by (iteration, slot).
+
+It has two steps. At the end of an iteration the state of these rows becomes `evicted`, and no later draw takes them.
+They are deleted when every checkpoint that a resume could start from is newer; `replay.storage.tombstones` keeps a few
+facts. Until then a resume restores their state, so that a resumed run draws what an uninterrupted one does.
+"""
 
 import re
 from collections import Counter
@@ -26,13 +28,13 @@ _SIZE = sa.func.coalesce(_rows.num_bytes, 0)
 _COUNT = sa.func.count()
 _IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
 _HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
-"""And no rule has evicted it yet."""
+"""The row has content, and no rule has evicted it yet. A redacted row is stored as evicted, but has its messages."""
 _TO_BE_FRESH = _rows.state.in_([OPEN_GROUP, WAITING])
 _ORDER = (_rows.iteration, _rows.slot, _rows.id)
 
 
 class Capacity(Section):
-    """What a run keeps of the rows it collected; over a limit the oldest lose their content."""
+    """Limits on the rows that a run keeps. Over a limit, the oldest rows lose their content."""
 
     rows: Positive | None = Field(None, description="Most rows.")
     bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
@@ -49,7 +51,7 @@ class Evicted:
     rows: int
     bytes: int
     by_rule: dict[str, int]
-    """Rows by the limit they were over."""
+    """The number of rows by the limit that they were over."""
 
     def metrics(self) -> dict[str, float]:
         metrics = {"buffer/evicted": float(self.rows), "buffer/evicted_bytes": float(self.bytes)}
@@ -61,20 +63,23 @@ class StoredRow:
     id: str
     task: str
     state: str
-    """What a resume gives it back; `redacted` for a redacted row, which was never anything but evicted."""
+    """The state that a resume restores; `redacted` for a redacted row, whose state was always evicted."""
     bytes: int
 
 
 Over = Mapping[str, Sequence[StoredRow]]
-"""Rows by the rule that they go by."""
+"""The rows to evict, by rule."""
 
 
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """Rows to evict after `iteration`, by rule: never those reserved, of the iteration itself or still to be fresh.
-    Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
-    go before those that can, and the oldest first."""
+    """The rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows still to be
+    fresh are never among them.
+
+    Orphaned rows go first and count in no limit, for an uninterrupted run has none. Then rows that can't be drawn go
+    before rows that can, the oldest first.
+    """
     if not capacity:
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
@@ -102,33 +107,33 @@ def over_capacity(
 
 
 def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
-    """The first step: state and reason. The row stays until `reclaim`."""
+    """Do the first step of an eviction: set state and reason. The rows stay stored until `reclaim`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
-    # What a resume undid counts for nothing, so that a resumed run measures what an unbroken one does.
+    # Orphaned rows are not counted, so that a resumed run has the metrics of an uninterrupted one.
     return summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
-    """Rows for the second step, `reclaim`: those evicted up to `iteration`."""
+    """The ids of rows evicted up to `iteration`, for the second step, `reclaim`."""
     return [id for id, at, _ in _evicted(connection, run) if at <= iteration]
 
 
 def restore(connection: sa.Connection, run: str, iteration: int) -> None:
-    """Rows evicted after `iteration` get their state back; what is collected after it is the resume's to orphan."""
+    """Restore the state of rows evicted after `iteration`. The resume itself orphans rows collected after it."""
     back = [(id, state) for id, at, state in _evicted(connection, run) if at > iteration]
     for state in dict.fromkeys(state for _, state in back):
         given = (EVICTED, REDACTED) if state == REDACTED else (state, None)
         set_state(connection, [id for id, was in back if was == state], *given)
 
 
-def by_hand(
+def chosen_rows(
     connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration;
-    never rows that are reserved or still to be fresh."""
+    """The rows to prune from `run`, or from every run: those that meet `rows`, or those over a capacity after the last
+    iteration. Rows that are reserved or still to be fresh are never among them."""
     if rows is not None:
         mine = sa.true() if run is None else _rows.run == run
         found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
@@ -144,7 +149,7 @@ def by_hand(
 
 
 def prune(connection: sa.Connection, over: Over) -> Evicted:
-    """Both steps of an eviction at once: no resume takes these rows back."""
+    """Do both steps of an eviction at once. No resume restores these rows."""
     for rule, rows in over.items():
         reclaim(connection, [row.id for row in rows], f"pruned by {rule}")
     return summed(over)
@@ -156,7 +161,7 @@ def summed(over: Over) -> Evicted:
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
-    """What one run keeps of its own rows."""
+    """Metrics of the rows that a run keeps of its own."""
     drawable, corrupt = (_COUNT.filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
     query = sa.select(_COUNT, drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
     names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
@@ -170,7 +175,7 @@ def _kept(run: str) -> sa.ColumnElement[bool]:
 def _streamed(
     connection: sa.Connection, *conditions: sa.ColumnElement[bool], drawable_last: bool = False
 ) -> Iterator[StoredRow]:
-    """The oldest first, a page of them in memory."""
+    """The rows that meet the conditions, the oldest first, with one page of them in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
     query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
@@ -194,7 +199,7 @@ def _over_per_task(
 def _oldest(
     connection: sa.Connection, may_go: sa.ColumnElement[bool], gone: set[str], *, rows: int = 0, bytes: int = 0
 ) -> list[StoredRow]:
-    """The first rows, until at least so many rows and so many bytes are freed."""
+    """The oldest rows that together free at least so many rows and so many bytes."""
     taken: list[StoredRow] = []
     freed = 0
     for row in _streamed(connection, may_go, drawable_last=True) if rows > 0 or bytes > 0 else ():
@@ -207,7 +212,7 @@ def _oldest(
 
 
 def _evicted(connection: sa.Connection, run: str) -> Iterator[tuple[str, int, str]]:
-    """(id, iteration of its eviction, state before)"""
+    """(id, iteration of the eviction, state before it) of each evicted row."""
     query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED)
     for id, reason in connection.execute(query.order_by(*_ORDER)).all():
         if match := _EVICTED_AT.search(reason or ""):

@@ -1,5 +1,5 @@
-"""Sessions of agents that are under way: what was sampled is stored before the agent is given it. Once a session has
-ended it is a trajectory, and no more is left of it here."""
+"""Agents' sessions under way: a sampled reply is stored before the agent gets it. When a session ends it becomes a
+trajectory, and is deleted here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,20 +47,19 @@ class OpenSession:
     id: str
     run: str
     opened_at: str
-    """What its templates take for today, in ISO format."""
+    """The time that its chat templates take for now, in ISO format."""
 
 
 class Sessions:
-    """A part of the store. Every method is one transaction: done when it returns, not begun when it raises. All may be
-    done again."""
+    """The part of the store for sessions under way. Every method is one transaction, and may be repeated."""
 
     def __init__(self, database: Database, write: Callable[[Callable[[sa.Connection], Any]], Any]) -> None:
-        """`write` is one transaction, which raises RunReplaced where another process goes on with the run: it gives
-        nodes the same numbers."""
+        """`write` does work in one transaction. It raises RunReplaced if another process resumed the run, for that one
+        numbers nodes in the same way."""
         self._database, self._write = database, write
 
     def open(self, session: OpenSession) -> OpenSession | None:
-        """The session of that id as it was opened first; None: it has ended, and is a trajectory."""
+        """The session of that id, as it was first opened; None: it has ended, and is a trajectory."""
 
         def work(connection: sa.Connection) -> OpenSession | None:
             found = _session(connection, session.id)
@@ -75,15 +74,15 @@ class Sessions:
         return found
 
     def opened(self, run: str) -> list[OpenSession]:
-        """Those of a run that have not ended."""
+        """The sessions of a run that have not ended."""
         query = sa.select(*sessions.c).where(sessions.c.run == run).order_by(sessions.c.opened_at, sessions.c.id)
         return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
 
     def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
-        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile. Raises
-        SessionForgotten where a session is not there.
+        """Store nodes, each with the id of its session, and mark `delivered` replies, by session and number.
 
-        Replies that end at the same time may each bring what had waited before them.
+        Replies that end at the same time may each bring the same waiting nodes. Raises SessionForgotten if a session is
+        not stored.
         """
         rows = []
         for id, node in {(id, node.number): (id, node) for id, node in given}.values():
@@ -94,7 +93,7 @@ class Sessions:
 
         def work(connection: sa.Connection) -> None:
             for id, node in given:
-                execute(connection, _NODE_GONE, id=id, at=node.number)  # of a transaction that was done again
+                execute(connection, _NODE_GONE, id=id, at=node.number)  # stored by a transaction that is repeated now
             try:
                 insert(connection, session_nodes, rows)
             except exc.IntegrityError as error:
@@ -105,12 +104,12 @@ class Sessions:
         self._write(work)
 
     def nodes(self, id: str) -> list[Node]:
-        """What is stored of a session. Raises ReplayError for one that was not opened, or has ended, or is damaged."""
+        """The stored nodes of a session. Raises ReplayError for a session that is not open, or is damaged."""
         return self._database.read(lambda connection: session_nodes_of(connection, id))
 
     def place_of_next_row(self, run: str, task: str) -> tuple[int, float | None]:
-        """The next free slot of a run's rows, and the mean reward of its answered attempts at a task; None: there is
-        none."""
+        """The next free slot of a run's rows, and the mean reward of its answered attempts at a task (None: it has
+        none)."""
         rows = trajectories.c
         last = sa.select(sa.func.max(rows.slot)).where(rows.run == run, rows.iteration == 0)
         answered = (rows.task == task) & (rows.stop_reason == StopReason.ANSWERED)
@@ -119,12 +118,12 @@ class Sessions:
         return 0 if slot is None else slot + 1, reward
 
     def end(self, ids: Sequence[str]) -> None:
-        """Leave nothing of them here."""
+        """Delete sessions."""
         self._write(lambda connection: end(connection, ids))
 
 
 def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
-    """See `Sessions.nodes`."""
+    """The stored nodes of a session: see `Sessions.nodes`."""
     if _session(connection, id) is None:
         raise ReplayError(f"session must be one that is under way, got {id!r}.")
     columns = (*_COLUMNS, *(_nodes[name] for name in _SAID), _nodes.node_checksum)
@@ -142,7 +141,7 @@ def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
 
 
 def end(connection: sa.Connection, ids: Sequence[str]) -> int:
-    """Leave nothing of them here; how many there were."""
+    """Delete sessions, and return their number."""
     return remove(connection, sessions, sessions.c.id.in_(ids))
 
 

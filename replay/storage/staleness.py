@@ -1,8 +1,8 @@
-"""What staleness is, and its bounds, all of them: how old rows may be to be replayed, and how old a group to be fresh.
+"""Staleness and its bounds: how old a row may be to be replayed, and how old a group may be to be fresh.
 
-Staleness is the number of publishes between the policy that sampled a row's oldest token and the one about to learn, or
-a run's newest. Only a row's own run counts it: of rows from elsewhere, also attached ones, it is unknown.
-Weights that a resume took back count too: then a row is newer than the policy, and as far from it.
+Staleness is the number of publishes between the policy that sampled a row's oldest token and the policy about to learn,
+or the run's newest. It is known only within a row's own run: the staleness of imported rows is unknown. Weights that a
+resume took back count too: a row may be newer than the policy, and is then as far from it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 def publishes_since(newest: Any, rows: Any) -> sa.ColumnElement[int]:
-    """Rows' staleness to the policy `newest` of their run, over the columns of `trajectories`; NULL: imported rows."""
+    """The staleness of `rows` (columns of `trajectories`) to the policy `newest` of their run; NULL if imported."""
     return sa.case((rows.source.in_(OWN_SOURCES), newest - rows.policy_version_min))
 
 
 def may_be_replayed(limits: Limits, known: Mask, staleness: npt.NDArray[Any]) -> Iterator[tuple[str, Mask]]:
-    """[N] rows that each bound lets a draw take, by its key of `replay`; `known` is False for rows of other runs."""
+    """The [N] masks of rows that each bound allows, by its key of `replay`; `known` is False for rows of other runs."""
     if limits.unknown_staleness == "refuse":
         yield "unknown_staleness", known
     if limits.max_staleness is not None:
@@ -36,5 +36,5 @@ def may_be_replayed(limits: Limits, known: Mask, staleness: npt.NDArray[Any]) ->
 
 
 def may_be_fresh(staleness: Iterable[int], bound: int) -> bool:
-    """Whether a group so stale feeds an update as fresh, by `collection.max_staleness`; if not, it waits for replay."""
+    """Whether a group's staleness is within `collection.max_staleness`, so that an update may use it as fresh."""
     return max(map(abs, staleness)) <= bound

@@ -1,4 +1,4 @@
-"""Statements compiled once: SQLAlchemy takes longer to build one than the database to answer it."""
+"""Statements that are compiled once: SQLAlchemy takes longer to build one than the database to answer it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +16,7 @@ _Convert = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class _ByDialect(FunctionElement[Any]):
-    """An SQL expression of some clauses that each database spells in its own way."""
+    """An SQL expression that each database writes in its own way."""
 
     inherit_cache = True
     sqlite: str
@@ -30,7 +30,7 @@ def _compile(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
 
 
 def spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) -> type[_ByDialect]:
-    """The class of such expressions; {} stands for each clause in turn."""
+    """The class of an expression that each database writes in its own way; {} stands for each clause in turn."""
     attributes = {"type": kind, "inherit_cache": True, "sqlite": sqlite, "postgresql": postgresql}
     return type("_Spelled", (_ByDialect,), attributes)
 
@@ -40,7 +40,7 @@ seconds_now = spelled(
     sqlite="((julianday('now') - 2440587.5) * 86400.0)",
     postgresql="cast(extract(epoch from clock_timestamp()) as double precision)",
 )
-"""Seconds since 1970 of the database's clock when it evaluates this: it ends leases, and orders nothing."""
+"""Seconds since 1970 by the database's clock when it evaluates this. The clock ends leases, and orders nothing."""
 
 
 def selected(
@@ -60,7 +60,7 @@ def rows_by_key(
 ) -> Iterator[tuple[Any, ...]]:
     """Values of `columns` for the rows whose `key` is one of `keys`, each given once."""
     for chunk in chunked(keys):
-        # Few statements do for any number of keys: the last key fills up to a power of two.
+        # The last key is repeated up to a power of two, so that few statements serve any number of keys.
         size = 1 << (len(chunk) - 1).bit_length()
         text, order, _ = _text(_by_key(columns, key, order_by, size), connection.dialect)
         values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
@@ -71,7 +71,7 @@ def rows_by_key(
 
 
 def remove(connection: sa.Connection, table: sa.Table, rows: sa.ColumnElement[bool]) -> int:
-    """Delete these rows, and in every table those that name one of them by a foreign key; how many they are."""
+    """Delete rows of a table, and all rows that name them by a foreign key; returns the number of the former."""
     for part in table.metadata.tables.values():
         for key in part.foreign_keys:
             if key.column.table is table:
@@ -80,7 +80,7 @@ def remove(connection: sa.Connection, table: sa.Table, rows: sa.ColumnElement[bo
 
 
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
-    """A statement that is kept somewhere, with its parameters by name. Texts among the results are as stored."""
+    """Execute a statement that is defined once, with its parameters by name. Texts are returned as stored."""
     text, names, fixed = _text(statement, connection.dialect)
     texts = {name: to_storable(value) for name, value in values.items() if isinstance(value, str)}
     return connection.exec_driver_sql(text, _ordered({**fixed, **values, **texts}, names))
@@ -96,7 +96,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 
 
 def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Columns by name, of at least one row. SQLAlchemy's own lookup of every value takes longer than the insert."""
+    """Insert at least one row, given as columns by name. SQLAlchemy's own lookup of each value would take longer."""
     statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)
     values = zip(*(bind[name](columns[name]) for name in names), strict=True)
@@ -108,7 +108,7 @@ def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[
 def _compiled_insert(
     table: sa.Table, names: tuple[str, ...], dialect: sa.Dialect
 ) -> tuple[str, list[str] | None, dict[str, _Convert]]:
-    """The statement, the order of its parameters (None: by name), and what makes a column of them the driver's."""
+    """The statement, the order of its parameters (None: by name), and the conversion of each column for the driver."""
     compiled = table.insert().compile(dialect=dialect, column_keys=names)
     return compiled.string, compiled.positiontup, {name: _bind_column(table.c[name].type, dialect) for name in names}
 
@@ -122,7 +122,7 @@ def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Conver
 
 @lru_cache(maxsize=192)
 def _text(statement: sa.Executable, dialect: sa.Dialect) -> tuple[str, list[str] | None, dict[str, Any]]:
-    """The statement's text, the order of its parameters (None: by name), and those it brings itself."""
+    """The statement's text, the order of its parameters (None: by name), and the parameters with fixed values."""
     assert isinstance(statement, sa.ClauseElement)
     compiled = statement.compile(dialect=dialect)
     assert isinstance(compiled, SQLCompiler)

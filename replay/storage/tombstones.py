@@ -1,5 +1,5 @@
-"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went. Draws name it
-for ever, so that lineage still says which updates it fed; the payload of a task goes with its last row."""
+"""Tombstones: the facts that stay of a deleted row. Draws name the row for ever, so that lineage still shows the
+updates that used it. A task's payload is deleted with its last row."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ class Forgotten:
 
     trajectories: int
     derived: int
-    """Those among them that were not asked for: they were made from one that was."""
+    """The number of these rows that were not requested: each was made from a requested row."""
     tasks: int
-    """Tasks that no other row has: their payloads go with the rows."""
+    """The number of tasks that no other row has: their payloads are removed too."""
     updates: int
     """Committed draws of these rows."""
     held_out: int
@@ -36,16 +36,16 @@ class Forgotten:
     sessions: int
     """Agents' sessions under way."""
     shared_tasks: list[str]
-    """Tasks whose payloads stay, for other rows have them, or workers are still to be given them."""
+    """Tasks whose payloads stay, for other rows have them, or workers still need them."""
     copies: list[str]
-    """Rows that stay with the same tokens, or that one of the rows was made from."""
+    """Rows that stay although they have the same tokens, or are parents of removed rows."""
 
 
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of these rows, of what was made from them, and of tasks that no other row has. `of_run`: a run
-    whose episodes of evaluations and sessions under way go too, or ALL_RUNS."""
+    """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run (or
+    ALL_RUNS) whose episodes of evaluations and sessions under way are removed too."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
     facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
     gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))
@@ -68,14 +68,14 @@ def forget(
     if not dry_run:
         for table, which in beyond:
             remove(connection, table, which)
-        # Its tools' answers may be among what is to be forgotten.
+        # Answers of the tasks' tools may hold the content that is to be forgotten.
         forget_observations(connection, list(by_task))
         reclaim(connection, ids, FORGOTTEN)
     return found
 
 
 def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
-    """Rows and those that were made from them, also by way of rows that are gone; they are among these."""
+    """The rows, and all rows made from them directly or through other rows. Deleted rows are included."""
     found = newest = set(ids)
     while newest:
         made = (selected(connection, [of.c.id], of.c.parent, list(newest)) for of in (trajectories, reclaimed))
@@ -85,7 +85,7 @@ def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
 
 
 def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
-    """Tasks that more rows have than these, which are counted by task, or that workers are still to be given."""
+    """Tasks that other rows have too, or that workers still need. `rows` counts the rows to remove by task."""
     task, closed = tickets.c.task, tickets.c.closed_at
     stored = Counter(row.task for row in selected(connection, [_rows.task], _rows.task, list(rows)))
     wanted = {row.task for row in selected(connection, [task, closed], task, list(rows)) if row.closed_at is None}
@@ -93,14 +93,14 @@ def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
 
 
 def _copies(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[str]:
-    """Rows besides these that one of them was made from, or that have the tokens of one."""
+    """Other rows that are the parent of one of these rows, or have the same tokens as one."""
     sought = {_rows.id: {row.parent for row in rows}, _rows.content_hash: {row.content_hash for row in rows}}
     found = (selected(connection, [_rows.id], key, list(of - {None, ""})) for key, of in sought.items())
     return sorted({row.id for each in found for row in each}.difference(row.id for row in rows))
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:
-    """Delete rows but for what is left of them. Their state's reason becomes `reason`, or stays what it is."""
+    """Delete rows, and keep their facts in `reclaimed`. `reason` replaces their state reason; None keeps it."""
     if not ids:
         return
     number = next_number(connection, "changed")
@@ -116,15 +116,16 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
 
 
 def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
-    """The payloads of those tasks of which no row is stored or expected. One that comes again is known again."""
+    """Remove the payloads of those tasks that no row has and no worker needs. A task that is stored again gets its
+    payload again."""
     used = sa.exists().where(_rows.task == tasks.c.hash)
-    # Workers are still to be given it.
+    # A worker still needs the task.
     wanted = sa.exists().where(tickets.c.task == tasks.c.hash, tickets.c.closed_at.is_(None))
     for chunk in chunked(hashes):
         unused = sa.and_(tasks.c.hash.in_(chunk), ~used, ~wanted)
         forget_observations(connection, connection.scalars(sa.select(tasks.c.hash).where(unused)).all())
         if connection.dialect.name == "sqlite":
-            # A row that shrinks keeps its place in a file, and the page around it is never filled again.
+            # An updated row that shrinks leaves space in its page that is never filled again; a replaced row does not.
             values = sa.select(tasks.c.hash, tasks.c.environment, sa.literal(REMOVED_TASK)).where(unused)
             replaced = tasks.insert().prefix_with("OR REPLACE").from_select([*tasks.c], values)
             connection.execute(replaced)
@@ -133,12 +134,12 @@ def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> No
 
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """Why they went, by id, of those that did."""
+    """The reasons why rows were deleted, by id, for those of these rows that were."""
     return {row.id: row.state_reason for row in selected(connection, [_left.id, _left.state_reason], _left.id, ids)}
 
 
 def reclaimed_between(connection: sa.Connection, since: int, newest: int) -> list[str]:
-    """Rows that went after change `since`, up to change `newest`."""
+    """The rows that were deleted after change `since`, up to change `newest`."""
     return list(connection.scalars(sa.select(_left.id).where(_left.changed > since, _left.changed <= newest)))
 
 
@@ -157,12 +158,12 @@ COLLECTED = (
         for name in ("source", "group", "reward", "success", "num_action_tokens", "policy_version_min", "state_reason")
     ),
 )
-"""What a row was collected with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
+"""The facts that a row was collected with, by the names of lineage questions, for stored and deleted rows."""
 
 IS_KNOWN = sa.func.coalesce(_rows.id, _left.id).is_not(None)
 
 
 def with_collected(named: sa.FromClause, id: sa.ColumnElement[str]) -> sa.Join:
-    """`named` with what COLLECTED and FACTS are read from, for the rows whose ids it has."""
+    """`named`, joined to the tables that COLLECTED and FACTS read, for the rows whose ids it holds."""
     joined = named.outerjoin(trajectories, _rows.id == id).outerjoin(reclaimed, _left.id == id)
     return joined.outerjoin(groups, groups.c.id == _either("group"))

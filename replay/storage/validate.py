@@ -1,6 +1,5 @@
-"""What may enter the buffer: everything is checked before anything is written, and every error names its field. The
-numbers that follow from tokens are computed here alone, for all rows at once: one after another takes longer than
-storing them."""
+"""Checks of everything that enters the buffer, before anything is written. Every error names its field. Numbers that
+follow from tokens are computed here, for all rows at once: one row at a time takes longer than storing it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +20,14 @@ from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import content_hash
 
 _ROUNDING = 1e-6
-"""A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
+"""A log-prob up to this far above 0 is a rounding error of softmax; a greater number is no log-prob."""
 NOTHING_STORED = " Nothing of this call was stored."
-"""How the text of an `InvalidRecord` ends."""
+"""The end of the message of every `InvalidRecord`."""
 SUMMARY = (
     *("num_tokens", "num_action_tokens", "longest_segment", "policy_version_min", "policy_version_max"),
     *("mean_behavior_log_prob", "min_behavior_log_prob"),
 )
-"""Fields of `TrajectoryRecord` that follow from its tokens."""
+"""Fields of `TrajectoryRecord` that follow from the tokens."""
 
 
 @cache
@@ -40,8 +39,8 @@ def _adapter(record: type) -> TypeAdapter[Any]:
 
 
 def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]:
-    """The columns of records of one class, each of its annotated type: of a NumPy scalar, a driver would store the
-    bytes. Raises InvalidRecord naming the field, and the record by `kind` and its field `key`."""
+    """The columns of records of one class, each checked by its annotation. NumPy scalars are refused, for a driver
+    would store their bytes. Raises InvalidRecord naming the field, and the record by `kind` and its field `key`."""
     if not records:
         return []
     try:
@@ -63,21 +62,21 @@ class _Joined:
     sequence: TokenSequence
     action: npt.NDArray[np.bool_]
     sampled: npt.NDArray[np.bool_]
-    """True = by a policy of the run; other action tokens were written in its place."""
+    """True = sampled by a policy of the run; other action tokens were written in its place."""
     behavior: npt.NDArray[np.bool_]
-    """True = comes with the log-prob it was sampled with."""
+    """True = the token's behavior log-prob is known."""
     log_probs: npt.NDArray[np.float32]
-    """The log-probs of these tokens, at most 0; NaN for others."""
+    """Known behavior log-probs, at most 0; NaN for other tokens."""
     starts: list[int]
-    """Where each trajectory begins; it has at least one token."""
+    """The position of each trajectory's first token; each has at least one."""
     longest: list[int]
-    """Tokens of each one's longest segment."""
+    """The number of tokens of each trajectory's longest segment."""
 
 
 def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Joined:
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
-    # In sight of a hint, tokens were sampled in another context than the stored one.
+    # Hinted or relabelled segments were sampled in another context than the stored one.
     plain = np.repeat([s.behavior_context == "plain" for s in segments], [len(s.tokens) for s in segments])
     sampled = authors.has_behavior(tokens.authors)
     behavior = sampled & plain
@@ -88,7 +87,7 @@ def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Joined
 
 
 def _summaries(tokens: _Joined) -> list[dict[str, Any]]:
-    """The fields of `SUMMARY`, by name, of each trajectory; none of a policy version where no token was sampled."""
+    """The fields of `SUMMARY` of each trajectory, by name. Policy versions are left out if no token was sampled."""
     starts, versions = tokens.starts, tokens.sequence.policy_versions
     totals = np.add.reduceat(np.where(tokens.behavior, tokens.log_probs, np.float32(0.0)), starts, dtype=np.float64)
     with np.errstate(invalid="ignore"):
@@ -110,7 +109,7 @@ def _summaries(tokens: _Joined) -> list[dict[str, Any]]:
 
 
 def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[Trajectory]:
-    """The trajectories with the records that the store will give them; each has at least one token."""
+    """The trajectories with the records that the store gives them; each has at least one token."""
     found = zip(trajectories, _summaries(_joined(trajectories, authors)), strict=True) if trajectories else ()
     return [replace(row, record=replace(row.record, **facts)) for row, facts in found]
 
@@ -118,8 +117,10 @@ def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list
 def validate(
     trajectories: Sequence[Trajectory], authors: AuthorTable, vocab_size: int | None = None
 ) -> list[tuple[dict[str, Any], tuple[Segment, ...]]]:
-    """The record of each trajectory of one run, with what follows from its tokens, and its segments, with log-probs of
-    at most 0. Raises InvalidRecord for one that disagrees with itself or the run's author table and vocabulary."""
+    """The complete record and the segments of each trajectory of one run. Log-probs of the segments are at most 0.
+
+    Raises InvalidRecord for a trajectory that contradicts itself, or the run's author table or vocabulary.
+    """
     if not trajectories:
         return []
     for trajectory in trajectories:
@@ -137,8 +138,8 @@ def validate(
 
 
 def with_segments(row: Trajectory, authors: AuthorTable, vocab_size: int | None) -> Trajectory:
-    """A session's row with the segments that follow from its nodes, whose log-probs are at most 0, as those of tokens
-    that are in none. Raises InvalidRecord for one that disagrees with the run's author table or vocabulary."""
+    """A session's row with the segments that follow from its nodes. Log-probs of all nodes become at most 0, even of
+    nodes in no segment. Raises InvalidRecord for a row that contradicts the run's author table or vocabulary."""
     whole = replace(row, segments=tuple(Segment(node.tokens) for node in row.nodes))
     tokens = _joined([whole], authors)
     _check_tokens(tokens, authors, vocab_size, [whole], parts="nodes")
@@ -155,7 +156,7 @@ def _check_tokens(
     *,
     parts: str = "segments",
 ) -> None:
-    """Arrays of unequal length can't be here: TokenSequence refuses them."""
+    """Raises InvalidRecord for the first wrong token. TokenSequence has refused arrays of unequal length before."""
     given, behavior = tokens.sequence, tokens.behavior
     values, versions = given.behavior_log_probs, given.policy_versions
     is_log_prob = (values <= _ROUNDING) & (values > -np.inf)
@@ -180,7 +181,7 @@ def _check_tokens(
 
 
 def _place(trajectories: Sequence[Trajectory], at: int) -> tuple[Trajectory, int, int]:
-    """Which segment of which trajectory the token at `at` of all of them belongs to, and its position there."""
+    """The trajectory, the segment, and the position in it, of the token at position `at` of all trajectories."""
     for trajectory in trajectories:
         for index, segment in enumerate(trajectory.segments):
             if at < len(segment.tokens):
@@ -204,7 +205,7 @@ def _validated(
 
 
 def _with_log_probs(segments: Sequence[Segment], log_probs: npt.NDArray[np.float32]) -> Iterator[Segment]:
-    """`log_probs` begin with those of the segments."""
+    """The segments with the first of `log_probs` as their own."""
     end = 0
     for segment in segments:
         start, end = end, end + len(segment.tokens)

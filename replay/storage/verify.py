@@ -1,4 +1,4 @@
-"""Whether everything stored is still what was written, and every name still names something."""
+"""Verification: whether all that is stored is still what was written, and every reference still names a row."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ _rows = trajectories.c
 @dataclass
 class Verification:
     states: dict[str, int] = field(default_factory=dict)
-    """Number of rows by state."""
+    """The number of rows by state."""
     checked: int = 0
-    """Rows whose tokens were read: neither evicted nor quarantined before."""
+    """The number of rows whose tokens were read. Evicted and quarantined rows are not."""
     corrupt: dict[str, str] = field(default_factory=dict)
-    """Reason by id."""
+    """The reason for each corrupt row, by id."""
     damage: list[str] = field(default_factory=list)
-    """What the database says about its own pages and indexes; cells that hold what can't have been written there, names
-    of missing rows, uses that were miscounted, author tables, and blobs that nothing is drawn from."""
+    """A line for all other damage: of the database's pages and indexes, cells that can't have been written, names of
+    missing rows, wrong numbers of uses, author tables, and blobs that no draw reads."""
 
     @property
     def corrupt_share(self) -> float:
@@ -45,9 +45,9 @@ class Verification:
 def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
     """Read every row: its cells, its checksums and its content hash.
 
-    Rows are read some at a time, each time as they are then, and the cells of a table in one go: during a long snapshot
-    a database has to keep all that others write. `states` are those at the beginning; what is written or evicted
-    meanwhile is passed over.
+    Rows are read in small batches, each as it is at that moment, and a table's cells at once: during a long snapshot a
+    database must keep everything that others write. `states` are those at the beginning. Rows written or evicted
+    meanwhile are skipped.
     """
     counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
     counts = database.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(counted)})
@@ -66,8 +66,8 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
 
 def _look_at_cells(connection: sa.Connection, table: sa.Table, found: Verification) -> None:
-    """A line for each column with cells that can't have been written; rows that could not be drawn for it are
-    corrupt."""
+    """Add a line for each column with cells that can't have been written. A trajectory with one, or in a group with
+    one, is corrupt: no draw could use it."""
     wrong: Counter[str] = Counter()
     for id, names in misfits(connection, table):
         wrong.update(names)
@@ -99,7 +99,7 @@ def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Ver
 
 
 def _wrong_scores(connection: sa.Connection, rows: Mapping[str, Trajectory]) -> int:
-    """How many of what a later policy made of these rows are not of their lengths, or damaged."""
+    """The number of stored scores of these rows that are damaged or have another length than their segment."""
     score, count = token_scores.c, 0
     columns = [score.trajectory, raw(score.position), raw(score.log_probs)]
     for row in selected(connection, columns, score.trajectory, list(rows)):
@@ -111,7 +111,7 @@ def _wrong_scores(connection: sa.Connection, rows: Mapping[str, Trajectory]) -> 
 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
-    """What is never drawn, so that there is nothing to quarantine: episodes of evaluations, and sessions under way."""
+    """Check episodes of evaluations and sessions under way. They are never drawn, so nothing is quarantined."""
     episode, wrong = held_out.c, Counter[str]()
     said = sa.select(raw(episode.num_messages), raw(episode.said), raw(episode.checksum))
 

@@ -1,4 +1,4 @@
-"""Putting rows in: whole or not at all, and the same row only once."""
+"""Writing rows: whole or not at all, and the same row only once."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ from replay.storage.validate import SUMMARY, checked, refused, validate, with_se
 
 _author_table = lru_cache(8)(AuthorTable.from_json)
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
-"""The messages to store instead of those given; None: none of them."""
+"""Returns the messages to store instead of the given ones; None: no messages."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,20 @@ class AppendReport:
     duplicates: int
     """Trajectories that were stored already, with the same content."""
     redacted: int = 0
-    """Inserted rows whose messages were changed: stored without their tokens."""
+    """Inserted rows whose messages were changed: their tokens are not stored."""
 
 
 @dataclass(frozen=True)
 class PreparedRow:
     record: Row
     derived: Row
-    """Columns that follow from its tokens and messages."""
+    """Columns that follow from the row's tokens and messages."""
     segments: list[Row]
     nodes: list[Row]
     messages: Row | None
     is_redacted: bool
-    """Its messages were changed. Tokens can't be, and still be what the policy sampled: none is stored."""
+    """Whether its messages were changed. Tokens can't be changed and still be what the policy sampled, so none is
+    stored."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def prepare(
     redact: Redactor | None = None,
     compress_text: bool,
 ) -> Prepared:
-    """Everything that needs no database lock: check, redact, hash, compress. `runs`: those of the rows, by id."""
+    """Rows that are checked, redacted, hashed and compressed: all work that needs no lock of the database. `runs` are
+    the runs of the rows, by id."""
     prepared = Prepared({}, {}, {}, repeated=len(rows) - len({row.id for row in rows}))
     for task, row in zip(task_records, checked(task_records, "task", "hash"), strict=True):
         given = {**row, "payload": _json(task)}
@@ -105,7 +107,7 @@ def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compr
     is_redacted = said != trajectory.messages
     record = found | {name: known(found[name]) for name in LOG_PROB_FIELDS}
     if is_redacted:
-        # With the rest of a text known, a hash gives away what was taken out of it.
+        # A hash would give the removed part away to a person who knows the rest of the text.
         record["content_hash"] = ""
     session = [] if is_redacted else list(node_rows(trajectory.id, trajectory.nodes))
     parts = [] if is_redacted or session else list(segment_rows(trajectory.id, trajectory.segments))
@@ -135,7 +137,7 @@ def _check_same(kind: str, key: str, stored: Row, given: Row) -> None:
 
 
 def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
-    """A row that was redacted still feeds the update of the iteration that collected it; it is never replayed."""
+    """Store prepared rows. A redacted row is still used by the update of its own iteration, but is never replayed."""
     _remember_tasks(connection, prepared)
     new_tasks, new_groups, new_ids = missing_rows(connection, prepared)
     insert(connection, schema.tasks, [prepared.tasks[hash] for hash in new_tasks])
@@ -157,7 +159,7 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
 
 
 def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
-    """A task that went with its last row is known again when it comes again."""
+    """Restore the payload of a task that was removed with its last row, now that the task is stored again."""
     for chunk in chunked(list(prepared.tasks)):
         removed = schema.tasks.c.hash.in_(chunk) & (schema.tasks.c.payload == REMOVED_TASK)
         for hash in connection.scalars(sa.select(schema.tasks.c.hash).where(removed)).all():
@@ -166,7 +168,8 @@ def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
 
 
 def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[str], list[str], list[str]]:
-    """Keys of the tasks, groups and trajectories that are not stored yet; raises where one of them must not be."""
+    """The keys of the tasks, groups and trajectories that are not stored yet. Raises InvalidRecord if one of the rows
+    must not be stored."""
     records = {id: row.record for id, row in prepared.trajectories.items()}
     unknown = _missing(connection, schema.trajectories, RECORD_COLUMNS, records)
     facts = {id: {name: records[id][name] for name in schema.FACTS} for id in unknown}
@@ -182,7 +185,7 @@ def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[st
 def _missing(
     connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], rows: Mapping[str, Row]
 ) -> list[str]:
-    """Those not stored; raises where another row has the key, but for its state and rounded numbers of its tokens."""
+    """The keys that are not stored. Raises InvalidRecord if another row has a key; state and summary may differ."""
     stored = _stored(connection, table, columns, list(rows))
     for id, there in stored.items():
         given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}
@@ -200,7 +203,7 @@ def _stored(
 
 
 def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: Mapping[str, Row]) -> None:
-    """A member belongs to the run, task and iteration of its group."""
+    """Raises InvalidRecord unless each member has the run, task and iteration of its group."""
     earlier = {row["group"] for row in records.values()} - given.keys()
     found = {**given, **_stored(connection, schema.groups, GROUP_COLUMNS, sorted(earlier))}
     for id, row in records.items():
@@ -213,7 +216,7 @@ def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: 
 
 
 def add_run(connection: sa.Connection, run: RunRecord) -> int:
-    """Make the run known, or its configuration another one; how often the run has been resumed."""
+    """Store a run, or the new configuration of a known run, and return how often the run has been resumed."""
     (columns,) = checked([run], "run", "id")
     here, columns_of = schema.runs.c.id == run.id, schema.runs.c
     known = sa.select(columns_of.authors_hash, columns_of.epoch, columns_of.config).where(here)
@@ -225,7 +228,7 @@ def add_run(connection: sa.Connection, run: RunRecord) -> int:
         return 0
     if stored.authors_hash != run.authors_hash:
         raise refused("authors_hash", f"be the stored {stored.authors_hash!r}", run.authors_hash, f"run {run.id}")
-    if stored.config != config:  # it was lengthened, say
+    if stored.config != config:  # for example when the run was lengthened
         connection.execute(schema.runs.update().where(here).values(config=config))
     return int(stored.epoch)
 
@@ -240,7 +243,7 @@ def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
 def add_scores(
     connection: sa.Connection, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]
 ) -> None:
-    """In place of earlier scores of these trajectories."""
+    """Store scores, in place of all earlier scores of the same trajectories."""
     for chunk in chunked(sorted({trajectory for trajectory, _ in scores})):
         connection.execute(schema.token_scores.delete().where(schema.token_scores.c.trajectory.in_(chunk)))
     place = {"run": run, "policy_version": version}

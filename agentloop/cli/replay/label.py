@@ -8,7 +8,7 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, app, fail, opened, say, say_json
 from agentloop.cli.text_tables import Cell, counted, row_table
 from replay import questions
-from replay.open_buffer import OpenBuffer, asked_run
+from replay.open_buffer import OpenBuffer, find_run
 from replay.storage.labels import Labelled
 
 _COUNTED: dict[str, Cell] = {
@@ -69,7 +69,7 @@ def label(
 
 def _chosen(buffer: OpenBuffer, ids: list[str], filter: str | None, run: str | None) -> list[str]:
     if run is not None:
-        return [asked_run(buffer, run)]
+        return [find_run(buffer, run)]
     if filter is None:
         return [questions.find(buffer.store, id) for id in ids]
     return questions.ids_of(buffer.store, buffer.run, filter)

@@ -28,7 +28,7 @@ from context.authors import AuthorTable
 from context.wording import error_counts, excerpt, share, visible
 from replay import questions
 from replay.locate import tokenizer
-from replay.open_buffer import OpenBuffer, asked_run
+from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
 from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
@@ -291,10 +291,10 @@ def lineage(
         iteration, run = folder[0], run or str(folder[1])
     with opened(run) as buffer:
         if folder is not None:
-            answer = lineage_up_to(buffer.store, asked_run(buffer, run_id), iteration)
+            answer = lineage_up_to(buffer.store, find_run(buffer, run_id), iteration)
             text = _checkpoint_text(answer)
         elif re.fullmatch(r"[0-9]{1,7}", what):
-            answer = questions.iteration(buffer.store, asked_run(buffer, run_id), int(what))
+            answer = questions.iteration(buffer.store, find_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
         elif run_id is not None:

@@ -16,7 +16,7 @@ from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.next_batch import preview
-from replay.open_buffer import OpenBuffer, asked_run
+from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import QueryResult
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def mix(
 
     given = overrides or []
     with opened(run) as buffer:
-        id = asked_run(buffer, run_id)
+        id = find_run(buffer, run_id)
         own = buffer.store.run(id).config
         settings = load_plain(own, given, source=f"run {id}") if config is None else load_config(config, given)
         answer = _preview(buffer, id, settings)

@@ -1,5 +1,5 @@
-"""Groups that workers collected: closed by the learner when all members have ended, then fresh once within a bound on
-staleness, or too late and for replay."""
+"""Groups that workers collected. The learner closes a group when all its members have ended. An update then uses it
+once as fresh, if its staleness is within the bound; otherwise it is only for replay."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
 _MEMBER = ("member", "state", "trajectory", "reason")
 _ID, _ADVANTAGE, _AGENTS = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage", "agent_rewards"))
 Advantages = Mapping[str, tuple[float, str | None]]
-"""Of rows by id, each with the `agent_rewards` that its record has from now on."""
+"""The advantage and the new `agent_rewards` of rows, by id."""
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
-    """The groups that have no member under way and are not closed, in the order of their issue."""
+    """The groups that are not closed and have no member under way, in the order of their issue."""
     unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
     under_way = sa.select(_tickets.number).where(unclosed, _tickets.state.in_(UNENDED))
     query = tickets.select().where(unclosed, _tickets.number.not_in(under_way))
@@ -45,7 +45,7 @@ def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[
 
 
 def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:
-    """The rows of these groups that are to be fresh, in the order of their issue; damaged ones are set aside."""
+    """The open rows of these groups, in the order of their issue. Damaged rows are quarantined."""
     ids = _open_ids(connection, run, numbers)
     loaded = load(connection, ids)
     quarantine(connection, loaded.corrupt)
@@ -61,8 +61,10 @@ def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> li
 def close_groups(
     connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Advantages, *, policy_version: int
 ) -> None:
-    """Their open rows get their `advantages`, by id, and wait to be fresh once; closed again, they count as done.
-    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows."""
+    """Give the open rows of these groups their advantages: they then wait to be fresh. Repeated, it changes nothing.
+
+    Raises InvalidRecord, and changes nothing, if a member has not ended or if `advantages` are of other rows.
+    """
     here = (_tickets.run == run) & _tickets.number.in_(numbers)
     listed = connection.execute(sa.select(_tickets.number, _tickets.state, _tickets.closed_at).where(here)).all()
     ended = set(numbers) & {row.number for row in listed} - {row.number for row in listed if row.state in UNENDED}
@@ -81,7 +83,7 @@ def close_groups(
 
 
 def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: float, agents: str | None) -> None:
-    """A row that is not what was written keeps its old checksum, by which whoever reads it finds that out."""
+    """Store the advantage of a row. A damaged row keeps its old checksum, so that reading it finds the damage."""
     *values, checksum = row
     was_right = record_checksum(values) == checksum
     values[_ADVANTAGE], values[_AGENTS] = float(advantage), agents
@@ -96,21 +98,21 @@ class FreshRequest:
     run: str
     iteration: int
     planned_for: int
-    """The iteration that their batch was planned for: this one, or an earlier one where they took longer."""
+    """The iteration that the batch was planned for: this one, or an earlier one if collecting took longer."""
     policy_version: int
     max_staleness: int
-    """Most publishes between a row's oldest token and this update, also of weights that a resume took back."""
+    """Most publishes between a row's oldest token and this update, counting weights that a resume took back."""
 
 
 @dataclass(frozen=True)
 class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
     late: int = 0
-    """Rows found to be late now."""
+    """The number of rows that this draw found to be too late."""
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on."""
+    """Reserve the groups whose staleness is within the bound. The other groups become eligible for replay."""
     mine = (draws.c.run == request.run) & (draws.c.iteration == request.iteration)
     connection.execute(draws.delete().where(mine, draws.c.state == RESERVED, draws.c.stream == FRESH))
     waiting = [list(rows) for _, rows in groupby(_waiting(connection, request), key=lambda row: int(row.number))]
@@ -138,7 +140,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
 
 
 def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
-    """Rows of closed groups that no other iteration has reserved, in the order of their issue."""
+    """The waiting rows of closed groups that no other iteration has reserved, in the order of their issue."""
     elsewhere = sa.exists().where(draws.c.trajectory == _rows.id, is_live())
     query = (
         sa.select(_tickets.number, _rows.id, _rows.policy_version_min)
@@ -148,8 +150,11 @@ def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
     return list(connection.execute(query.order_by(_tickets.number, _tickets.member)))
 
 
-def take_back(connection: sa.Connection, run: str, iteration: int) -> int:
-    """For a resume, before it rolls draws back: how many rows that were fresh or late since are to be fresh again."""
+def make_fresh_again(connection: sa.Connection, run: str, iteration: int) -> int:
+    """Let rows that were fresh or late after `iteration` wait to be fresh again, and return their number.
+
+    A resume calls it before it rolls draws back.
+    """
     of_run = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == FRESH)
     since = sa.exists().where(draws.c.trajectory == _rows.id, of_run, draws.c.iteration > iteration)
     late = _tickets.late_at > version_after(connection, run, iteration)

@@ -1,6 +1,8 @@
-"""Tickets and their leases: who collects which episode, until when by the database's clock, and how it ends. Claims and
-heartbeats write nothing but tickets, and wait for nobody who stores rows: a server's rows are locked one by one, in the
-order of their place. A ticket ends in the transaction that stores its row, and whoever is first counts."""
+"""Tickets and their leases: who collects which episode, until when by the database's clock, and how it ends.
+
+Claims and heartbeats write only tickets, and never wait for a writer of trajectories: a server locks their rows one by
+one, in the order of their place. A ticket ends in the transaction that stores its row, and the first worker counts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +40,7 @@ UNHELD = {"holder": None, "due": None}
 
 
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
-    """How many are new; one that was issued before must be the same again."""
+    """Store new tickets and return their number. A ticket that was issued before must be the same again."""
     append(connection, prepare(given, [], [], {}, compress_text=False))
     rows = checked(records, "ticket", "number")
     known: dict[tuple[Any, ...], Row] = {}
@@ -59,8 +61,11 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
 
 
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
-    """Up to `count` free tickets; one that has been claimed too often fails instead, and one in its last try comes by
-    itself: should it end its worker once more, no other one loses a try by it. None come only where there are none."""
+    """Claim up to `count` free tickets; the list is empty only if none is free.
+
+    A ticket that was claimed too often fails instead. A ticket in its last try is claimed alone: if it kills its worker
+    again, no other ticket loses a try.
+    """
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
     free = free_tickets(run, *columns, lease_s=lease_s).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
@@ -82,18 +87,18 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
 
 
 def free_tickets(run: str, *columns: sa.Column[Any], lease_s: float) -> sa.Select[Any]:
-    """Tickets that nobody holds, or whose lease is over, in the order of the index of unclosed tickets: evaluations
-    first, then the oldest. In another order SQLite looks at every ticket there ever was."""
+    """Tickets that nobody holds, or whose lease is over: evaluations first, then the oldest. This is the order of the
+    index of unclosed tickets; in another order SQLite reads every ticket there ever was."""
     is_over = (_tickets.state == LEASED) & ~lasts(_tickets.due, lease_s)
     is_free = sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
-    # `eval` comes before `train` in the order of letters.
+    # `eval` comes before `train` in the alphabet.
     return sa.select(*columns).where(is_free).order_by(_tickets.purpose, *PLACE)
 
 
 def lasts(due: sa.ColumnElement[float], lease_s: float) -> sa.ColumnElement[bool]:
-    """Whether a lease that ends at `due` goes on. One that has more than two leases to go began before the clock was
-    put back, and nobody may be there to renew it."""
-    # A subquery looks at the clock once, not at every ticket.
+    """Whether a lease that ends at `due` is still running. One that ends more than two leases from now began before the
+    clock was put back, and its holder may be gone: it counts as over."""
+    # A subquery reads the clock once, not once per ticket.
     now = sa.select(seconds_now()).scalar_subquery()
     return due.between(now, now + 2 * lease_s)
 
@@ -103,7 +108,7 @@ def _place(row: Row) -> Place:
 
 
 def change_held(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
-    """Set these columns of the tickets that the claims still hold; the state now of all others, by place."""
+    """Set columns of the tickets that the claims still hold, and return the states of the other tickets, by place."""
     mine = {claim.place: claim for claim in claims}
     found = locked(connection, claims)
     held = [
@@ -117,7 +122,7 @@ def change_held(connection: sa.Connection, claims: Sequence[Claim], **values: An
 
 
 def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> int:
-    """How many tickets had not ended; whoever holds one learns it from its next heartbeat."""
+    """Revoke the tickets that have not ended, and return their number. Holders learn it from their next heartbeat."""
     unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
     query = sa.select(*PLACE).where(unended).order_by(*PLACE).with_for_update()
     places = [(row.number, row.member) for row in connection.execute(query)]
@@ -126,8 +131,8 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
 
 
 def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
-    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does;
-    ended ones stay ended, and are not locked: what the learner does with them waits for no worker."""
+    """The tickets of claims for one run. Tickets that have not ended are locked until the transaction ends. Ended ones
+    never change their state and are not locked, so that the learner need not wait for workers."""
     runs = {claim.ticket.run for claim in claims}
     if len(runs) > 1:
         raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
@@ -148,8 +153,8 @@ def change(connection: sa.Connection, run: str, places: Any, **values: Any) -> N
 
 
 def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepared, ids: Sequence[str]) -> list[bool]:
-    """Whether each claim's trajectory, by its id in `prepared`, counts: another one may have been first, or the ticket
-    revoked. Nothing of one that does not count is stored."""
+    """Store the trajectory of each claim, by its id in `prepared`, and return whether it counts. It does not count, and
+    is not stored, if another worker was first or the ticket was revoked."""
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
     found = locked(connection, claims)
@@ -161,7 +166,7 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
     }
     if new:
         rows = {id: prepared.trajectories[id] for id in new}
-        # A row that could be drawn is not yet.
+        # No draw may take a row before its group is closed.
         for id, row in rows.items():
             if row.record["state"] == ELIGIBLE:
                 rows[id] = replace(row, record={**row.record, "state": OPEN_GROUP})
@@ -180,7 +185,7 @@ def finish_evaluation(
     *,
     compressed: bool = False,
 ) -> bool:
-    """Whether it counts. No row of an evaluation is stored that could be drawn."""
+    """End the ticket of an evaluation, and return whether this end counts. No draw takes its episode."""
     if claim.ticket.purpose != EVALUATION:
         raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
     found = locked(connection, [claim]).get(claim.place)
@@ -194,7 +199,7 @@ def finish_evaluation(
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
-    """Whether nobody else has ended the ticket: also after its lease, and where the answer was lost on its way."""
+    """Whether this claim ends the ticket first, even after its lease, or repeats an answer that was lost."""
     if row is None:
         raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
     if row["state"] == DONE:
@@ -213,7 +218,7 @@ def _check_agreed(claim: Claim, record: Row) -> None:
 
 
 def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
-    """The records of their groups are of the members so far."""
+    """Update or create the records of the groups of these rows, with statistics of the members so far."""
     new: dict[str, list[Row]] = {}
     for record in records:
         new.setdefault(record["group"], []).append(record)

@@ -1,4 +1,4 @@
-"""What no draw takes: episodes of evaluations, and what deterministic tools answered (`ObservationRecord`)."""
+"""Stored facts that no draw takes: episodes of evaluations, and answers of deterministic tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from replay.storage.statements import insert, selected
 from replay.storage.validate import checked
 
 SAID = ("num_messages", "said", "checksum")
-"""Columns that hold the messages: see `rows.conversation_row`."""
+"""The columns of messages: see `rows.conversation_row`."""
 FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
 _OBSERVED = [observations.c[field.name] for field in fields(ObservationRecord)]
 
 
 def put_episodes(connection: sa.Connection, episodes: Sequence[HeldOutEpisode], *, compressed: bool) -> None:
-    """In place of those that stood in their places."""
+    """Store episodes of evaluations, replacing earlier ones of the same run, iteration and number."""
     checked(episodes, "held-out episode", "number")
     rows = []
     for episode in episodes:
@@ -35,15 +35,15 @@ def put_episodes(connection: sa.Connection, episodes: Sequence[HeldOutEpisode], 
         insert(connection, held_out, chunk)
 
 
-def keep_newest(connection: sa.Connection, run: str, evaluations: int) -> None:
-    """Delete all but a run's newest evaluations."""
+def delete_older_evaluations(connection: sa.Connection, run: str, evaluations: int) -> None:
+    """Delete all but the newest `evaluations` of a run."""
     made = sa.select(held_out.c.iteration).where(held_out.c.run == run).distinct()
     for iteration in connection.scalars(made.order_by(held_out.c.iteration.desc())).all()[evaluations:]:
         connection.execute(held_out.delete().where(held_out.c.run == run, held_out.c.iteration == iteration))
 
 
 def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) -> None:
-    """The first answer that is stored of a call stays."""
+    """Store answers of tools. If a call has a stored answer, that one stays."""
     make: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     statement = make(observations).on_conflict_do_nothing()
     for chunk in chunked(sorted(records, key=lambda record: record.id)):
@@ -52,7 +52,8 @@ def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) ->
 
 
 def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
-    """What one environment's tools answered for these tasks; a damaged answer is left out, and the tool run again."""
+    """The stored answers of one environment's tools for these tasks. A damaged answer is left out: the tool runs
+    again."""
     columns = [*_OBSERVED, observations.c.checksum]
     found = [dict(row._mapping) for row in selected(connection, columns, observations.c.task, tasks)]
     return [

@@ -1,5 +1,5 @@
-"""Who takes part in a run: its one learner, and the workers and engines that report themselves. A silence, measured by
-the database's clock, says who is gone; it never decides which rows an update learns from."""
+"""The participants of a run: its one learner, and the workers and engines that report themselves. The database's clock
+measures who has been silent too long. It never decides which rows an update learns from."""
 
 import json
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _ENGINES = engines.alias("listed_engines")
 
 
 class Roles:
-    """Every method is one transaction, and may be done again."""
+    """The part of the store for participants. Every method is one transaction, and may be repeated."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def report(self, role: Role, run: str, id: str, facts: Mapping[str, Any]) -> None:
-        """A worker or an engine is alive, and says this of itself; at its first time it becomes known."""
+        """Store that a worker or an engine is alive, with facts about itself."""
         table = TABLES[role]
         seen = {"facts": canonical_json(facts), "seen_at": seconds_now()}
         here = (table.c.run == run) & (table.c.id == id)
@@ -39,23 +39,24 @@ class Roles:
         self._database.ask(work)
 
     def leave(self, role: Role, run: str, id: str) -> None:
-        """It stops in order, and is forgotten."""
+        """Forget a worker or an engine that stops in order."""
         table = TABLES[role]
         self._write(table.delete().where(table.c.run == run, table.c.id == id))
 
     def listed(self, role: Role, run: str) -> list[Participant]:
-        """All that reported themselves and did not leave, with how long they have been silent."""
+        """All participants that reported themselves and did not leave, with the time of their silence."""
         return self._database.read(lambda connection: list_participants(connection, TABLES[role], run))
 
     def count(self, role: Role, run: str, *, lease_s: float) -> int:
-        """How many have reported themselves within a lease."""
+        """The number of participants that reported themselves within a lease."""
         table = TABLES[role]
         there = (table.c.run == run) & lasts(table.c.seen_at + lease_s, lease_s)
         counted = sa.select(sa.func.count()).select_from(table).where(there)
         return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str, *, lease_s: float) -> RunView:
-        """What a worker looks at, in one statement, for there may be a thousand: what to do, and with which engines."""
+        """The facts a worker polls: whether there is work, and which engines there are. It is one statement, for there
+        may be a thousand workers."""
         free = free_tickets(run, tickets.c.number, lease_s=lease_s).limit(1).scalar_subquery().label("free")
         query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
         listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
@@ -71,12 +72,14 @@ class Roles:
         return self._database.ask(ask)
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
-        """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
+        """Mark the run as ended, so that its participants leave; a run that continues sets `ended` to False."""
         self._write(runs.update().where(runs.c.id == run).values(ended=ended))
 
     def lead(self, run: str, leader: str, *, lease_s: float) -> None:
-        """Make `leader` the run's one learner; raises ReplayError while another one's lease is not over. Who leads
-        still has to resume the run: that takes the right to write it from the one before (`RunReplaced`)."""
+        """Make `leader` the run's one learner. Raises ReplayError while another learner's lease is running.
+
+        The leader must still resume the run: that takes the right to write from the learner before (`RunReplaced`).
+        """
         here = runs.c.id == run
         is_alive = sa.case((lasts(runs.c.leader_due, lease_s), 1), else_=0).label("is_alive")
 
@@ -84,29 +87,29 @@ class Roles:
             found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
             if found is not None and found.leader not in (None, leader) and found.is_alive:
                 raise ReplayError(
-                    f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or "
-                    "wait until its lease is over."
+                    f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that learner, "
+                    "or wait until its lease is over."
                 )
             connection.execute(runs.update().where(here).values(leader=leader, leader_due=seconds_now() + lease_s))
 
         retried(lambda: self._database.write(work))
 
     def still_leads(self, run: str, leader: str, *, lease_s: float) -> None:
-        """The lease begins again; raises RunReplaced where another learner took its place."""
+        """Renew the learner's lease. Raises RunReplaced if another learner took its place."""
         mine = (runs.c.id == run) & (runs.c.leader == leader)
 
         def work(connection: sa.Connection) -> None:
             if not connection.execute(runs.update().where(mine).values(leader_due=seconds_now() + lease_s)).rowcount:
                 now_leads = connection.scalar(sa.select(runs.c.leader).where(runs.c.id == run))
                 raise RunReplaced(
-                    f"run must have one learner, got {now_leads!r} in the place of {leader!r}, whose lease was over: "
-                    f"{run} is the other one's. Let it go on."
+                    f"run must have one learner, got {now_leads!r} in the place of {leader!r}, whose lease was over. "
+                    f"Let {now_leads!r} continue {run}."
                 )
 
         self._database.write_rows(work)
 
     def stop_leading(self, run: str, leader: str) -> None:
-        """The next learner need not wait for the lease."""
+        """End the learner's lease, so that the next learner need not wait for it."""
         mine = (runs.c.id == run) & (runs.c.leader == leader)
         self._write(runs.update().where(mine).values(leader=None, leader_due=None))
 
@@ -120,7 +123,7 @@ def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> l
 
 
 def _participant_columns(table: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
-    """What `_participant_of` reads."""
+    """The columns that `_participant_of` reads."""
     age, silence = (sa.type_coerce(seconds_now() - table.c[name], sa.Double) for name in ("started_at", "seen_at"))
     return table.c.id, table.c.facts, age.label("age"), silence.label("silence")
 

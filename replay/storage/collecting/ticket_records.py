@@ -1,4 +1,4 @@
-"""Episodes that workers collect, and who takes part in a run: what the store is given of them, and what it answers."""
+"""Records of the episodes that workers collect, and of the participants of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,44 +13,44 @@ LEASED = "leased"
 DONE = "done"
 FAILED = "failed"
 REVOKED = "revoked"
-"""The learner wants it no more."""
+"""The learner no longer wants the episode."""
 UNENDED = (QUEUED, LEASED)
 TICKET_STATES = (*UNENDED, DONE, FAILED, REVOKED)
 
 TRAIN = "train"
 EVALUATION = "eval"
 Purpose = Annotated[str, Field(pattern=f"^({TRAIN}|{EVALUATION})$")]
-"""What an episode is for: to learn from, or to evaluate the policy."""
+"""The purpose of an episode: to learn from it, or to evaluate the policy."""
 MOST_TRIES = 3
-"""Claims of one ticket that may end without an answer."""
+"""A ticket fails after this many claims without an answer."""
 Place = tuple[int, int]
-"""Number and member: what names a ticket within its run."""
+"""Number and member: the name of a ticket within its run."""
 SERVING = "serving"
 PUBLISHING = "publishing"
-"""States that the learner reports of an engine: proved for its weights, and about to get others."""
+"""States of an engine, as the learner reports them: it serves proved weights, or is about to get new ones."""
 
 
 @dataclass(frozen=True)
 class TicketRecord:
-    """One episode for a worker to collect: a member of the group `number`, numbered in the order of issue."""
+    """One episode for a worker to collect: a member of group `number`. Groups are numbered in the order of issue."""
 
     run: Id
     number: Count
     member: Count
     task: Id
     iteration: Count
-    """Whose batch it is planned for; a batch that takes longer is learned from later."""
+    """The iteration that the episode's batch is planned for. A batch that takes longer is used later."""
     purpose: Purpose = TRAIN
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """What a batch that workers collect is to be made of, from when its tickets are issued."""
+    """The plan of a batch that workers collect, as it was when its tickets were issued."""
 
     run: Id
     iteration: Count
     plan: Mapping[str, Any]
-    """Whatever the learner needs to compose it: JSON values."""
+    """The JSON values that the learner needs to compose the batch."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Claim:
     task: TaskRecord
     holder: str
     fence: int
-    """Greater than that of every earlier claim of the ticket."""
+    """A number greater than that of every earlier claim of the ticket."""
     tries: int
 
     @property
@@ -81,7 +81,7 @@ class EndedMember:
 
 @dataclass(frozen=True)
 class EndedGroup:
-    """All members have ended, and the learner has not closed it yet."""
+    """A group whose members have all ended, and which the learner has not closed yet."""
 
     number: int
     iteration: int
@@ -90,8 +90,8 @@ class EndedGroup:
 
 @dataclass(frozen=True)
 class TicketCounts:
-    """Training tickets of a run by state, and the rows of those that are done, counted in tables of their own: their
-    sum is `done` at every moment, or something was lost."""
+    """Counts of a run's training tickets by state, and of their rows. The rows are counted in other tables: their sum
+    is `done` at every moment, or something was lost."""
 
     queued: int
     leased: int
@@ -99,11 +99,11 @@ class TicketCounts:
     revoked: int
     done: int
     fresh: int
-    """In a committed batch of their own run."""
+    """Rows in a committed batch of their own run."""
     late: int
-    """Eligible for replay instead."""
+    """Rows that were too late to be fresh, and are eligible for replay instead."""
     unused: int
-    """Never to be fresh: without a trained token, damaged or forgotten."""
+    """Rows that never become fresh: without a trained token, damaged or forgotten."""
     waiting: int
     open: int
 
@@ -119,19 +119,19 @@ class Participant:
     id: str
     facts: Mapping[str, Any]
     age_s: float
-    """Since it was first seen."""
+    """Seconds since it was first seen."""
     silent_s: float
-    """Since it was last seen."""
+    """Seconds since it was last seen."""
 
     def is_gone(self, lease_s: float) -> bool:
-        """Whether nobody counts on it any more: a worker reports itself three times a lease. One that was last seen
-        later than now was so before the clock was put back."""
+        """Whether it counts as gone: a live worker reports itself three times per lease. A last report in the future is
+        from before the clock was put back."""
         return abs(self.silent_s) > lease_s
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What a worker has to know of its run between two episodes."""
+    """The facts about its run that a worker needs between two episodes."""
 
     has_ended: bool
     has_free_tickets: bool

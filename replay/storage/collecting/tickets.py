@@ -1,5 +1,5 @@
-"""The episodes that workers collect for a run, as a part of the store. The learner issues them, closes groups and draws
-fresh ones, checked against a resume by others; workers claim, extend and finish, checked against their claim."""
+"""The part of the store for episodes that workers collect. The learner issues tickets, closes groups and draws fresh
+ones; it is refused if another process resumed the run. Workers claim, extend and finish: only claims are checked."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked
 
 Lost = dict[Place, str]
-"""States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
+"""The states of tickets that a claim no longer holds, by number and member: revoked, ended, or claimed by another."""
 _planned, _tickets, _rows = planned_batches.c, tickets.c, trajectories.c
 
 
@@ -52,10 +52,11 @@ class _Write(Protocol):
 
 
 class Tickets:
-    """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
+    """Tickets of runs. Every method is one transaction: complete when it returns, without effect when it raises. Every
+    method may be repeated."""
 
     def __init__(self, database: Database, write: _Write, run_of: Callable[[str], RunRecord]) -> None:
-        """`write` does work in one transaction, and checks that nobody else has resumed the runs given after it."""
+        """`write` does work in one transaction, and checks that no other process has resumed the given runs."""
         self._database = database
         self._write_rows = database.write_rows
         self._write = write
@@ -64,7 +65,8 @@ class Tickets:
     def issue(
         self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord], batch: PlannedBatch | None = None
     ) -> int:
-        """How many are new. A group is issued whole, its number above all before; a `batch` stays as first issued."""
+        """Issue tickets, and return the number of new ones. A group is issued whole, with a number above all earlier
+        ones. A `batch` stays as it was first issued."""
         runs = {ticket.run for ticket in tickets} | ({batch.run} if batch else set())
 
         def work(connection: sa.Connection) -> int:
@@ -75,28 +77,29 @@ class Tickets:
         return self._write(work, *runs)
 
     def planned(self, run: str, *, after: int) -> list[PlannedBatch]:
-        """The batches that were issued for iterations after this one, in order."""
+        """The batches that were issued for iterations after `after`, in order."""
         query = planned_batches.select().where(_planned.run == run, _planned.iteration > after)
         found = self._database.read(lambda connection: connection.execute(query.order_by(_planned.iteration)).all())
         return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in found]
 
     def planned_batch(self, run: str, iteration: int) -> PlannedBatch | None:
-        """The one that was issued for an iteration; None: none was."""
+        """The batch that was issued for an iteration; None: there is none."""
         found = self.planned(run, after=iteration - 1)
         return found[0] if found and found[0].iteration == iteration else None
 
     def episodes(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
-        """How many were issued for an iteration."""
+        """The number of episodes that were issued for an iteration."""
         return self._count(_tickets.run == run, _tickets.iteration == iteration, _tickets.purpose == purpose)
 
     def under_way(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
-        """How many of them have not ended: asked again and again, of the index of unclosed tickets."""
+        """The number of an iteration's episodes that have not ended. It is polled, so it reads only the index of
+        unclosed tickets."""
         unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
         return self._count(unclosed, _tickets.state.in_(UNENDED), _tickets.iteration == iteration)
 
     def ends(self, run: str, iteration: int) -> set[str]:
-        """States of the rows of the batch that was issued for an iteration, and of tickets that have none; of rows that
-        are gone, `forgotten`: no others go before they were fresh."""
+        """The states of the rows of a batch, and of its tickets without a row. A row that is gone counts as
+        `forgotten`, for no other row goes before it was fresh."""
         mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
         gone = sa.exists().where(reclaimed.c.id == _tickets.trajectory)
         state = sa.func.coalesce(_rows.state, sa.case((gone, FORGOTTEN), else_=_tickets.state))
@@ -104,58 +107,59 @@ class Tickets:
         return self._database.read(lambda connection: set(connection.scalars(states)))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
-        """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds."""
+        """Claim up to `count` episodes for `lease_s` seconds: evaluations first, then the oldest."""
         return self._write_rows(lambda asked: leases.claim(asked, run, holder, count=count, lease_s=lease_s))
 
     def extend(self, claims: Sequence[Claim], *, lease_s: float) -> Lost:
-        """A heartbeat: the leases begin again, but for tickets that are lost: nobody need go on with them."""
+        """Renew the leases of these claims. The worker may drop the lost tickets that are returned."""
         return self._change_held(claims, due=seconds_now() + lease_s)
 
     def give_back(self, claims: Sequence[Claim]) -> Lost:
-        """A worker that stops in order: others may claim them at once, and no try is counted."""
+        """Return the tickets of a worker that stops in order. Others may claim them at once, and no try is counted."""
         return self._change_held(claims, state=QUEUED, tries=_tickets.tries - 1, **leases.UNHELD)
 
     def fail(self, claims: Sequence[Claim], reason: str) -> Lost:
-        """They end without a row, and their groups are smaller by them."""
+        """End the tickets without rows. Their groups become smaller."""
         return self._change_held(claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
 
     def finish(self, finished: Sequence[tuple[Claim, Trajectory]]) -> list[bool]:
-        """Store what was collected for the run, task, iteration and member of each ticket; whether each counts, or
-        another was first: then it is not stored."""
+        """Store the trajectories of tickets, and return whether each counts. If another worker was first, a trajectory
+        is not stored."""
         if not finished:
             return []
         claims, rows = [claim for claim, _ in finished], [row for _, row in finished]
         runs = {id: self._run_of(id) for id in {row.record.run for row in rows}}
         prepared = write.prepare([], [], rows, runs, compress_text=self._database.compresses_text)
         ids = [row.id for row in rows]
-        # Who resumes the run does not end its workers: only the tickets decide.
+        # A resume of the run does not stop its workers, so only the tickets decide.
         return self._write(lambda connection: leases.finish(connection, claims, prepared, ids))
 
     def finish_evaluation(
         self, claim: Claim, outcome: Mapping[str, Any], episode: HeldOutEpisode | None = None
     ) -> bool:
-        """Whether it counts; `outcome` is for the learner, and the `episode` is kept apart from what is drawn."""
+        """End a ticket of an evaluation, and return whether this end counts. `outcome` is for the learner. No draw
+        takes the `episode`."""
         compressed = self._database.compresses_text
         return self._write_rows(
             lambda connection: leases.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
         )
 
     def revoke(self, run: str, purpose: Purpose, reason: str) -> int:
-        """The learner wants no more episodes for this purpose: how many had not ended."""
+        """Revoke the unended tickets of a purpose, and return their number."""
         return self._write(lambda connection: leases.revoke(connection, run, purpose, reason), run)
 
     def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:
-        """What the learner may close now, oldest first."""
+        """The groups that the learner may close now, oldest first."""
         return self._database.read(lambda connection: fresh_groups.ended_groups(connection, run, purpose))
 
     def open_rows(self, run: str, numbers: Sequence[int]) -> list[Trajectory]:
-        """What closing these groups needs the advantages of, in the order of issue; damaged rows are set aside."""
+        """The rows whose advantages `close_groups` needs, in the order of issue. Damaged rows are quarantined."""
         return self._write(lambda connection: fresh_groups.open_rows(connection, run, numbers), run)
 
     def close_groups(
         self, run: str, numbers: Sequence[int], advantages: fresh_groups.Advantages, *, policy_version: int
     ) -> None:
-        """Give the open rows of ended groups their advantages, by id: from now on they wait to be fresh once."""
+        """Give the open rows of ended groups their advantages, by id. From now on the rows wait to be fresh."""
 
         def work(connection: sa.Connection) -> None:
             fresh_groups.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
@@ -163,15 +167,15 @@ class Tickets:
         self._write(work, run)
 
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
-        """Reserve the rows of a planned batch; groups beyond the bound become eligible for replay, counted as late."""
+        """Reserve the rows of a planned batch. Groups beyond the bound count as late, and are for replay."""
         return self._write(lambda connection: fresh_groups.draw_fresh(connection, request), request.run)
 
     def counts(self, run: str) -> TicketCounts:
-        """Where every training episode is, at one moment."""
+        """The counts of all training episodes by state, at one moment."""
         return self._database.read(lambda connection: count_tickets(connection, run))
 
     def uses(self, run: str) -> tuple[int, int]:
-        """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
+        """(number of rows in all batches, a row counting in each of them; number of rows collected)"""
         sums = sa.select(sa.func.sum(iterations.c.fresh + iterations.c.replay)).where(iterations.c.run == run)
         done = (_tickets.run == run) & (_tickets.purpose == TRAIN) & (_tickets.state == DONE)
         counts = sa.select(sums.scalar_subquery(), sa.select(sa.func.count()).where(done).scalar_subquery())
@@ -179,7 +183,7 @@ class Tickets:
         return int(learned or 0), int(collected)
 
     def last_number(self, run: str) -> int | None:
-        """The number of the last group ever issued; None: none was."""
+        """The number of the last group that was issued; None: there is none."""
         newest = sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run)
         found: int | None = self._database.read(lambda connection: connection.scalar(newest))
         return found
@@ -193,7 +197,7 @@ class Tickets:
 
 
 def _remember(connection: sa.Connection, batch: PlannedBatch) -> None:
-    """The plan of a batch's tickets; the one that was issued first stays."""
+    """Store the plan of a batch; a plan that is stored already stays."""
     (row,) = checked([batch], "planned batch", "iteration")
     here = (_planned.run == batch.run) & (_planned.iteration == batch.iteration)
     if connection.execute(sa.select(_planned.iteration).where(here)).first() is None:
@@ -222,8 +226,8 @@ _PLACE = sa.case(
 
 
 def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
-    """All of one moment where the connection has one consistent view."""
-    # With an offset the database looks for a ticket's row and draws once, not again for every use of the column.
+    """The counts of a run's training tickets, at one moment if the connection has one consistent view."""
+    # With an offset the database looks up a ticket's row and draws once, not for every use of the column.
     places = sa.select(_PLACE.label("place")).where(_tickets.run == run, _tickets.purpose == TRAIN).offset(0).subquery()
     query = sa.select(places.c.place, sa.func.count()).group_by(places.c.place)
     found = {place: int(count) for place, count in connection.execute(query)}

@@ -1,4 +1,4 @@
-"""Where the buffer stands, a SQLite file or a PostgreSQL database with one behaviour: from a path or a URL to it."""
+"""Databases that hold a buffer, SQLite files and PostgreSQL databases, which behave alike; opened by path or URL."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ Location = str | Path
 
 
 def create_database(location: Location) -> Database:
-    """Open the database for writing; made if there is none. Raises DatabaseRefused for one of something else or of
-    another schema, and leaves it as it is."""
+    """Open a database for writing, and create it if it does not exist. Raises DatabaseRefused for a database of another
+    program or schema, and leaves it as it is."""
     place = parsed(location)
     return sqlite.create(place) if isinstance(place, Path) else postgres.create(place)
 
 
 def open_database(location: Location, *, read_only: bool) -> Database:
-    """Open an existing database; never makes one."""
+    """Open an existing database; it is never created."""
     place = parsed(location)
     if isinstance(place, Path):
         return sqlite.open_existing(place, read_only=read_only)
@@ -37,9 +37,9 @@ def parsed(location: Location) -> Path | sa.URL:
     try:
         url = sa.make_url(location)
         if location.count("@") > 1:
-            raise ValueError("a part of the password would be read as the host")
+            raise ValueError("a part of the password would be parsed as the host")
     except (exc.ArgumentError, ValueError) as error:
-        # What can't be parsed may hold a password anywhere.
+        # A URL that can't be parsed may hold a password anywhere.
         scheme = location.partition("://")[0]
         raise DatabaseRefused(
             f"database must be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME, got a malformed "
@@ -56,7 +56,8 @@ def parsed(location: Location) -> Path | sa.URL:
 
 
 def check_url(url: str) -> None:
-    """Refuse what a configuration, which is stored and shown, should not name: passwords, and what only works here."""
+    """Raises DatabaseRefused for a URL that a configuration must not hold, for it is stored and shown: one with a
+    password, or with a relative path."""
     place = parsed(url)
     if "://" not in url or (isinstance(place, Path) and not place.is_absolute()):
         raise DatabaseRefused(
@@ -66,5 +67,5 @@ def check_url(url: str) -> None:
     if isinstance(place, sa.URL) and (place.password is not None or postgres.SECRETS & place.query.keys()):
         raise DatabaseRefused(
             f"database must hold no password, for configurations are stored and shown, got one in "
-            f"{postgres.shown(place)}. Put it into ~/.pgpass, or a file that PGPASSFILE names."
+            f"{postgres.shown(place)}. Put the password into ~/.pgpass, or into a file that PGPASSFILE names."
         )

@@ -1,4 +1,4 @@
-"""What the store asks of a database, whichever it is."""
+"""The interface of a database for the store."""
 
 import re
 from abc import ABC, abstractmethod
@@ -16,46 +16,46 @@ from replay.storage.format.schema import REVISION, buffer_state, metadata, schem
 Result = TypeVar("Result")
 
 _MOST_TRIES = 8
-"""Each of them waits for the server to come back."""
+"""How often work is tried when the connection is lost. Each try waits for the server to come back."""
 
 
 class Database(ABC):
-    """Connections to one database. Write transactions come one after another: what one of them reads, no other changes
-    meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does."""
+    """Connections to one database. Write transactions run one after another: no other one changes what one of them
+    reads. Every transaction raises DamagedDatabase as `naming_damage` does."""
 
     url: str
-    """For people: the path, or the URL without its password."""
+    """The path, or the URL without its password, for people."""
     path: Path | None
-    """None: the database is no file."""
+    """The database's file; None: it is no file."""
     read_only: bool
     compresses_text: bool
-    """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
+    """Whether this program compresses long texts; PostgreSQL compresses them itself and can search in them."""
 
     _engine: sa.Engine
     _snapshots: sa.Engine
-    """Begins transactions that only read."""
+    """The engine of transactions that only read."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:
-        """One transaction: committed when the block ends, rolled back when it raises. A commit that returned survives
-        the machine. Raises ConnectionLost where the server went away meanwhile."""
+        """One transaction, committed when the block ends and rolled back when it raises. A commit that returned
+        survives a crash of the machine. Raises ConnectionLost if the server went away."""
 
     @abstractmethod
     def locking_rows(self) -> AbstractContextManager[sa.Connection]:
-        """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
+        """One transaction on rows that it locks itself: on a server it does not wait for other writers."""
 
     @abstractmethod
     def one_statement(self) -> AbstractContextManager[sa.Connection]:
-        """For a statement that is a transaction of its own: a server is asked once, not to begin and to end one too."""
+        """A connection for one statement that is its own transaction. It saves a server two round trips."""
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
-        """One consistent view, however many statements ask it."""
+        """One consistent view for any number of statements."""
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Raises DamagedDatabase in place of an exception that damage led to. Every other one stays what it is: only
-        after one is the database looked through, which takes long."""
+        """Turn an exception that damage caused into DamagedDatabase; every other one stays what it is. The database is
+        searched for damage only after an exception, for the search takes long."""
         try:
             yield
         except ReplayError:
@@ -75,36 +75,36 @@ class Database(ABC):
             return work(connection)
 
     def write_rows(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Idempotent `work` on rows that it locks itself, done again when the connection is lost."""
+        """The result of idempotent `work` on rows that it locks itself, repeated when the connection is lost."""
         return _in_each(self.locking_rows, work)
 
     def ask(self, statement: Callable[[sa.Connection], Result]) -> Result:
-        """One idempotent statement, of those that are so frequent that a server should have little work with them."""
+        """The result of one idempotent statement that runs so often that a server should have little work with it."""
         return _in_each(self.one_statement, statement)
 
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
-        """The answer from one consistent view, asked again when the connection is lost."""
+        """The answer from one consistent view; the question is repeated when the connection is lost."""
         return _in_each(self.reading, question)
 
     @abstractmethod
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """`work` in one write transaction, and then the database written again without what it deleted; raises
-        ReplayError where others who use the database keep it from being written again."""
+        """Do `work` in one write transaction, then rewrite the database without the deleted content. Raises ReplayError
+        if other users of the database prevent the rewrite."""
 
     def damage(self, connection: sa.Connection) -> list[str]:
-        """What the database itself finds wrong with its pages and indexes, where it can be asked."""
+        """The damage that the database itself finds in its pages and indexes, if it can check them."""
         return []
 
     @abstractmethod
     def size(self, connection: sa.Connection) -> int:
-        """Bytes on disk."""
+        """The size of the database in bytes."""
 
     def close(self) -> None:
         self._engine.dispose()
 
 
 def retried(work: Callable[[], Result]) -> Result:
-    """Idempotent work, done again when the connection is lost: nobody knows whether the first time counted."""
+    """The result of idempotent work, repeated when the connection is lost: its first try may have counted or not."""
     for _ in range(_MOST_TRIES - 1):
         try:
             return work()
@@ -124,7 +124,7 @@ def _in_each(
 
 
 def stored_revision(connection: sa.Connection) -> str | None:
-    """None: an empty database. Raises nothing for a foreign one: it answers an empty string."""
+    """The revision of the schema; None for an empty database, and an empty text for another program's database."""
     tables = sa.inspect(connection).get_table_names()
     if schema_version.name not in tables:
         return "" if tables else None
@@ -132,23 +132,24 @@ def stored_revision(connection: sa.Connection) -> str | None:
 
 
 def check_revision(revision: str | None, where: str, *, creates: bool) -> None:
-    """Refuse what is not ours or of another schema, and an empty database unless tables are about to be made."""
+    """Raises DatabaseRefused for a database of another program or schema, and for an empty one unless it `creates`
+    tables."""
     if revision == REVISION or (revision is None and creates):
         return
     if revision is None or not re.fullmatch(r"[0-9]{4}", revision):
         raise DatabaseRefused(
             f"database must be one of agentloop's, got tables of something else or none at {where}. "
-            "Check that it is the right one."
+            "Check that it is the right database."
         )
     writer = "a newer" if revision > REVISION else "an older"
     raise OtherSchema(
         f"database must have schema {REVISION}, got {revision} of {writer} agentloop at {where}. "
-        "Open it with the agentloop that wrote it, or choose another."
+        "Open it with the agentloop that wrote it, or choose another database."
     )
 
 
 def create_tables(connection: sa.Connection) -> None:
-    """All of them within the caller's transaction, in an empty database."""
+    """Create all tables in an empty database, within the caller's transaction."""
     metadata.create_all(connection, checkfirst=False)
     connection.execute(buffer_state.insert(), [{"name": "changed", "value": 1}, {"name": "draws", "value": 0}])
     schema_version.create(connection, checkfirst=False)

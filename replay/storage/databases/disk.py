@@ -1,4 +1,4 @@
-"""What a disk must be asked: whether it is of another machine, and to have written what it was given."""
+"""Two questions about a disk: whether it is on another machine, and whether a file is safely on it."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,10 @@ _NETWORK = (
 
 
 def network_file_system(folder: Path) -> str | None:
-    """The type of the network file system a folder stands on, whose locks and shared memory SQLite can't rely on
-    (https://www.sqlite.org/faq.html#q5); None: a local one, or unknown: only Linux lists mounts for everybody."""
+    """The type of the network file system that holds a folder; None: a local one, or unknown (only Linux lists mounts).
+
+    SQLite can't rely on locks and shared memory over a network: https://www.sqlite.org/faq.html#q5
+    """
     try:
         device = os.stat(folder).st_dev
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -29,7 +31,7 @@ def network_file_system(folder: Path) -> str | None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

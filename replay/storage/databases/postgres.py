@@ -1,6 +1,9 @@
-"""A buffer on a server: every PostgreSQL particular of the project. A write transaction begins with the buffer's lock,
-so that writers come one after another, each seeing what those before it committed (READ COMMITTED takes a snapshot per
-statement). Text is compared by its bytes, whatever the server's collation, as SQLite and Python do."""
+"""A buffer on a server: everything that is special about PostgreSQL.
+
+A write transaction begins with the buffer's lock. So writers run one after another, and each sees what the ones before
+committed (READ COMMITTED takes a snapshot per statement). Texts are compared by bytes whatever the server's collation,
+as SQLite and Python do.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,33 +22,33 @@ from replay.storage.format.views import create_views
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
 _LOCK = 0x61676E746C6F6F70
-"""Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
-write transaction, and by who makes the tables."""
+"""The advisory lock of a buffer is this number (the bytes of "agntloop") plus the oid of its schema. Every write
+transaction holds it, and so does the transaction that creates the tables."""
 _WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
-"""Seconds between tries to connect again: a server that is back within nine is not noticed by a caller."""
+"""Seconds between tries to connect again. A caller does not notice a server that is back within nine seconds."""
 _SETTINGS = {
     "connect_timeout": "5",
     "client_encoding": "utf8",
     "application_name": "agentloop",
-    # A dead network is found in about a minute, not in the two hours of most systems.
+    # A dead network is noticed in about a minute, not in the two hours of most systems.
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # Nor is an answer waited for longer that the network has lost, in the middle of a statement (Linux; milliseconds).
+    # The same limit for an answer that the network lost during a statement (Linux; milliseconds).
     "tcp_user_timeout": "60000",
 }
-# A writer waits as long as SQLite's busy timeout; one whose machine vanished with the lock loses it.
+# A writer waits as long as SQLite's busy timeout. A writer whose machine vanished loses its lock.
 _SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout = '300s'"
 _BEGIN = sa.text(
     f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
 )
 _ASK = sa.text("select 1")
-"""Begins a transaction that locks rows itself: a connection that is gone is found before anything is asked of it."""
+"""Begins a transaction that locks rows itself, so that a dead connection is found before its first statement."""
 _LOOK = sa.text("set local idle_in_transaction_session_timeout = 0")
-"""Begins what only reads: it keeps no writer waiting, and whoever is given rows one by one may rest between them."""
+"""Begins a transaction that only reads. It blocks no writer, so its caller may pause between rows."""
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+"""SQLSTATEs of a server that stops, starts or is full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 _NOTHING = "Nothing of the transaction was stored; what was stored before is safe."
 _UNKNOWN = "Whether the transaction was stored is not known; what was stored before is safe."
 _FORBIDDEN = "42501"
@@ -94,11 +97,11 @@ class PostgresDatabase(Database):
         answer = self.write(work)
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         with (
-            self._explained("What was deleted is gone for every reader; its bytes go when this is run again."),
+            self._explained("Deleted content is gone for every reader. Run this again to remove its bytes."),
             engine.connect() as connection,
         ):
             quoted = connection.dialect.identifier_preparer.quote
-            # As a file: no list of tables could lack one.
+            # All tables of the schema are named, so that none can be forgotten.
             connection.exec_driver_sql(f"vacuum (full) {', '.join(map(quoted, metadata.tables))}")
         return answer
 
@@ -106,7 +109,7 @@ class PostgresDatabase(Database):
         return int(connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database()))) or 0)
 
     def check(self, *, creates: bool) -> None:
-        """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
+        """Raises DatabaseRefused for another program's database, and at once for a server that can't be reached."""
         try:
             with self._snapshots.connect() as connection:
                 encoding, schema, path = connection.execute(sa.text(_FACTS)).one()
@@ -119,7 +122,7 @@ class PostgresDatabase(Database):
         if schema is None:
             raise DatabaseRefused(
                 f"database must have a schema to stand in, got none of search_path {path} at {self.url}. "
-                "Make it with create schema."
+                "Create one with create schema."
             )
         if encoding != "UTF8":
             raise DatabaseRefused(
@@ -129,20 +132,20 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
-        """A connection in a transaction; rolled back unless committed. Waits for a server that is being restarted."""
+        """A connection in a transaction, which is rolled back unless it is committed. Waits for a server's restart."""
         with self._explained("Nothing was begun; what was stored before is safe.", final=True):
             connection = _connected(engine, opening)
         try:
             yield connection
         finally:
-            # A server that has gone rolls back by itself: what was read, committed or raised before counts.
+            # A server that is gone rolls back by itself; the result or exception of the block counts.
             with suppress(exc.DBAPIError):
                 connection.close()
 
     @contextmanager
     def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
-        """The machine's failures in one line; wrong statements stay what they are. `if_lost`: the outcome where the
-        connection was lost. Final: nobody tries again."""
+        """Turn failures of the machine into one-line errors; wrong statements stay what they are. `if_lost` is the
+        outcome if the connection was lost. `final` means that nobody tries again."""
         with self.naming_damage():
             try:
                 yield
@@ -152,7 +155,7 @@ class PostgresDatabase(Database):
     def _explanation(self, error: exc.DBAPIError, outcome: str, *, if_lost: str, final: bool) -> Exception:
         found = _first_line(error)
         if isinstance(error, exc.DataError):
-            # Parameters were checked: only what is stored can be out of range.
+            # Parameters were checked, so only a stored value can be out of range.
             return DamagedDatabase(f"{found!r} at {self.url}")
         lost = _is_lost(error)
         of_machine = lost or _sqlstate(error) == _FORBIDDEN
@@ -185,7 +188,7 @@ def open_existing(url: sa.URL, *, read_only: bool, creates: bool = False) -> Pos
 
 
 def shown(url: sa.URL) -> str:
-    """The URL without its password, wherever it stands."""
+    """The URL without its password, wherever the password is in it."""
     masked = {key: "***" for key in SECRETS if key in url.query}
     return url.update_query_dict(masked).render_as_string(hide_password=True)
 
@@ -195,13 +198,13 @@ def _engine(url: sa.URL) -> sa.Engine:
         engine = sa.create_engine(
             url,
             isolation_level="READ COMMITTED",
-            max_overflow=-1,  # the server says where there are too many
+            max_overflow=-1,  # the server limits the number of connections
             hide_parameters=True,
             connect_args={name: value for name, value in _SETTINGS.items() if name not in url.query},
         )
     except ImportError as error:
         raise DatabaseRefused(
-            f"database must have its driver installed, got no psycopg for {shown(url)}. "
+            f"database must have its driver installed, got no psycopg for {shown(url)}. Install the extra: "
             "pip install 'agentloop-replay[postgres]'"
         ) from error
 
@@ -239,9 +242,9 @@ def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
 
 
 def _is_lost(error: exc.DBAPIError) -> bool:
-    """Whether the connection is gone, or could not be made by a server that let us in before."""
+    """Whether the connection is gone, or could not be made again."""
     state = _sqlstate(error)
-    # What the driver says by itself, without the server, has no state.
+    # An error of the driver alone has no state.
     return (
         error.connection_invalidated
         or state.startswith(_GONE)
@@ -254,13 +257,15 @@ def _sqlstate(error: exc.DBAPIError) -> str:
 
 
 def _first_line(error: exc.DBAPIError) -> str:
-    """The first line of what the server or the driver says; neither repeats a password."""
+    """The first line of the server's or the driver's message; neither repeats a password."""
     return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)
 
 
 def _fix_column_types(connection: sa.Connection) -> None:
-    """Texts in byte order, whatever the server's default, and blobs, which are compressed already, as they are. Of what
-    nothing is looked up by, the server takes no samples into its own tables, which nobody could take back."""
+    """Set how the server stores columns: texts sort by bytes, and blobs, already compressed, stay as they are.
+
+    The server samples no column that is not looked up by: samples stay in its own tables after content was forgotten.
+    """
     quoted, inspected = connection.dialect.identifier_preparer.quote, sa.inspect(connection)
     for table in metadata.sorted_tables:
         looked_up = {name for index in inspected.get_indexes(table.name) for name in index["column_names"]}

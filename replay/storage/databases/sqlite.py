@@ -1,5 +1,5 @@
-"""A buffer in a file: every SQLite particular of the project. A write transaction begins with BEGIN IMMEDIATE: a
-deferred one that reads first would lose updates or fail with "database is locked", which no timeout mends."""
+"""A buffer in a file: everything that is special about SQLite. A write transaction begins with BEGIN IMMEDIATE: a
+deferred one that reads first would fail with "database is locked", however long it waits."""
 
 import logging
 import os
@@ -23,25 +23,25 @@ from replay.storage.format.views import create_views
 
 _log = logging.getLogger(__name__)
 
-# The system keeps the file's pages once for all; what each connection keeps of them is memory twice.
+# The system caches the file's pages once for all connections; a cache of each connection holds them twice.
 _READERS_CACHE_KIB = 500
-# SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
+# SQLite has no queue of writers: with dozens of them on a busy machine, one has waited for half a minute.
 _BUSY_MILLISECONDS = 120_000
 BEGIN = "replay_begin"
-"""The execution option that names another statement than the engine's own to begin a transaction."""
+"""The execution option for the statement that begins a transaction, if it is not the engine's own."""
 
 OpenMode = Literal["ro", "immutable", "rw", "plain"]
-"""A file is looked at, also where side files can't be made; written to; or opened with whatever journal it has."""
+"""ro: read only; immutable: read only, without side files; rw: for writing; plain: with the journal the file has."""
 LOOKING = ("ro", "immutable")
-"""The modes in which nothing is written."""
+"""The modes that write nothing."""
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
 
 
 class _Cursor(sqlite3.Cursor):
-    """Builds indexes again where a row that was damaged in the file can't be found in them, and goes on.
+    """Rebuilds the indexes when a damaged row can't be found in them, and then repeats the statement.
 
-    A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
-    SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
+    To change a row, SQLite removes its entry from each index. If a bit of the row has flipped, there is no such entry,
+    and SQLite refuses: the row could not even be quarantined. The row's checksum still shows the damage.
     """
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
@@ -52,7 +52,8 @@ class _Cursor(sqlite3.Cursor):
             if code != sqlite3.SQLITE_CORRUPT_INDEX or not self.connection.in_transaction:
                 raise
             _log.warning(
-                "database has rows that differ from its indexes, which are made again: agentloop replay verify"
+                "database has rows that differ from its indexes. The indexes are rebuilt; find the damaged rows with "
+                "agentloop replay verify"
             )
         super().execute("REINDEX")
         return super().execute(sql, parameters)
@@ -89,7 +90,7 @@ def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
 def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys=ON")
-    # Bytes that are no UTF-8 are another text than any that was written: checksums find them.
+    # Bytes that are not UTF-8 are read as a text that was never written, so that checksums find them.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
     if mode in LOOKING:
@@ -98,12 +99,12 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     if mode == "rw":
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
-        # What is deleted is overwritten, also where the file can't be written again after it.
+        # Deleted content is overwritten, even if the file can't be rewritten later.
         connection.execute("PRAGMA secure_delete=ON")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """SQLite refuses one of two that change the file's mode at once, however long it may wait."""
+    """Switch the file to a write-ahead log. If two connections do so at once, SQLite refuses one: it tries again."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:
@@ -116,7 +117,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _plain_text(frame: bytes) -> str | None:
-    """For searches: a damaged conversation says nothing. Reading it, and `verify`, name the damage."""
+    """The text of a conversation for searches; None if it is damaged. Reads of the row and `verify` name the damage."""
     try:
         return decompress_text(frame)
     except BlobError:
@@ -124,7 +125,7 @@ def _plain_text(frame: bytes) -> str | None:
 
 
 class SqliteDatabase(Database):
-    """A file. A commit that returned is on the disk: SQLite waits for it (synchronous=FULL) while it has the lock."""
+    """A database in a file. A commit that returned is on the disk: SQLite waits for the disk (synchronous=FULL)."""
 
     path: Path
     compresses_text = True
@@ -144,7 +145,7 @@ class SqliteDatabase(Database):
     locking_rows = writing
 
     def one_statement(self) -> AbstractContextManager[sa.Connection]:
-        # Its deferred transaction begins with the statement, and takes the lock that this needs.
+        # A deferred transaction begins with the statement, and takes the lock that the statement needs.
         return self.reading()
 
     @contextmanager
@@ -159,7 +160,7 @@ class SqliteDatabase(Database):
             assert raw is not None
             try:
                 raw.execute("VACUUM")
-                # What stood there before also stands in the log, until the log is emptied.
+                # The log holds the old content too, until it is emptied.
                 is_busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             except sqlite3.DatabaseError as error:
                 raise self._not_rewritten(*_cause(error)) from error
@@ -168,25 +169,26 @@ class SqliteDatabase(Database):
         return answer
 
     def damage(self, connection: sa.Connection) -> list[str]:
-        # Not the quick one, which does not compare an index with the rows it is of: lists are read off an index.
+        # The quick check does not compare indexes with rows, but lists are read from an index.
         found = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
         return [str(line) for line in found if line != "ok"]
 
     def size(self, connection: sa.Connection) -> int:
-        # The file alone lacks what still stands in its log.
-        pages, bytes = (connection.exec_driver_sql(f"PRAGMA {of}").scalar_one() for of in ("page_count", "page_size"))
+        # The file's own size lacks the pages that are still in its log.
+        names = ("page_count", "page_size")
+        pages, bytes = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
         return int(pages) * int(bytes)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """The machine's failures in one line; statements that are wrong in themselves stay what they are."""
+        """Turn failures of the machine into one-line errors; wrong statements stay what they are."""
         with self.naming_damage():
             try:
                 yield
             except exc.DatabaseError as error:
                 if type(error) not in (exc.OperationalError, exc.DatabaseError):
                     raise
-                # It is written where others would find it after a crash, and may or may not be on the disk.
+                # The commit is in the log, and may or may not be on the disk.
                 is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
                 outcome = "Nothing of the transaction was stored"
                 if is_unsure:
@@ -200,25 +202,25 @@ class SqliteDatabase(Database):
     def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
         return ReplayError(
             f"database must be free and have room to be rewritten, got {found!r} at {self.path}{_room(self.path)}. "
-            f"What was deleted is gone for every reader; its bytes go when this is run again. {remedy}"
+            f"Deleted content is gone for every reader. Run this again to remove its bytes. {remedy}"
         )
 
 
 _REMEDIES = {
-    sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
+    sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run continues with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
     sqlite3.SQLITE_CORRUPT: "Put a copy in its place, or export what can still be read: agentloop replay export",
     sqlite3.SQLITE_NOTADB: "Put a copy in its place.",
-    sqlite3.SQLITE_READONLY: "Become a user who may write it and in its folder; to look, copy it elsewhere.",
-    sqlite3.SQLITE_BUSY: "Stop what has been using it all this time.",
-    sqlite3.SQLITE_CANTOPEN: "Check its folder, who may write there, and the limit on open files (ulimit -n).",
+    sqlite3.SQLITE_READONLY: "Become a user who may write the file and its folder; to read it, copy it elsewhere.",
+    sqlite3.SQLITE_BUSY: "Stop the program that has been using it all this time.",
+    sqlite3.SQLITE_CANTOPEN: "Check its folder, its permissions, and the limit on open files (ulimit -n).",
 }
 
 
 def _cause(error: Exception) -> tuple[str, str]:
-    """What SQLite found, and what to do about it."""
+    """SQLite's message, and what to do about it."""
     found = error.orig if isinstance(error, exc.DBAPIError) else error
-    # The low byte of SQLite's code; the rest says where it happened.
+    # The low byte of SQLite's code is the kind of error; the rest says where it happened.
     kind = int(getattr(found, "sqlite_errorcode", 0)) & 0xFF
     return str(found), _REMEDIES.get(kind, "Check the file and its folder.")
 
@@ -227,18 +229,18 @@ def _room(path: Path) -> str:
     try:
         return f" ({shutil.disk_usage(path.parent).free} bytes free)"
     except OSError:
-        # The folder has gone, or can't be entered any more.
+        # The folder is gone, or can't be entered any more.
         return ""
 
 
 def create(path: Path) -> SqliteDatabase:
-    # os.path answers no where pathlib raises: in a folder that can't be entered.
+    # In a folder that can't be entered, os.path answers no, and pathlib raises.
     _check_local(path)
     if os.path.isfile(path) and path.stat().st_size:
         _check_revision(path, writes=True, creates=True)
     try:
-        # Nobody else may read what agents said and saw. SQLite gives its side files the same mode. One that is there is
-        # not opened: to close it would take this process's locks on it away.
+        # Nobody else may read the file; SQLite gives its side files the same mode. An existing file is not opened here:
+        # closing it would release this process's locks on it.
         if not os.path.isfile(path):
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
@@ -255,7 +257,8 @@ def create(path: Path) -> SqliteDatabase:
 
 
 def _check_local(path: Path) -> None:
-    """A write-ahead log needs memory that all its users share: over a network, writers would damage the file."""
+    """Raises DatabaseRefused for a file on a network file system: a write-ahead log needs shared memory, and writers on
+    several machines would damage the file."""
     found = network_file_system(Path(os.path.realpath(path)).parent)
     if found is not None:
         raise DatabaseRefused(
@@ -275,8 +278,8 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
 
 
 def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
-    """The mode that the file can be looked at in. Refuses what is not ours before anything could change it: even
-    switching to WAL rewrites a file's header."""
+    """The mode in which the file can be read. Raises DatabaseRefused for another program's file before anything changes
+    it: even the switch to a write-ahead log rewrites a file's header."""
     mode: OpenMode = "ro"
     try:
         try:
@@ -284,7 +287,7 @@ def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenM
         except exc.OperationalError as error:
             mode = _other_mode(path, error, writes=writes)
             revision = _revision(path, mode)
-    except (exc.DatabaseError, UnicodeDecodeError) as error:  # SQLite repeats what stands in a damaged schema
+    except (exc.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message repeats a damaged schema
         found, remedy = _cause(error)
         raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
     check_revision(revision, str(path), creates=creates)
@@ -301,9 +304,11 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
 
 
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
-    """How to look at a file that the ordinary way fails for; raises the error where there is no other. Only who writes
-    can undo what was killed while it made the file. In a folder where nobody can write, SQLite can't make its side
-    files, and needs none where all is in the file itself."""
+    """The mode for a file that can't be opened in the ordinary one; raises `error` if there is none.
+
+    If a process was killed while it created the file, only a writer can roll that back: mode plain. In a folder where
+    nobody can write, SQLite can't create its side files. It needs none if the file has no log: mode immutable.
+    """
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return "plain"
     whole = os.path.realpath(path)

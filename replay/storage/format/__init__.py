@@ -1,5 +1,5 @@
-"""What a database looks like: its tables, its views, and how a record becomes a row and a row a record.
+"""The format of a database: its tables, its views, and the conversion between records and rows.
 
-Begin at `schema`, whose tables follow from `replay.records`; `rows` turns records into rows, `encoding` arrays into
+Begin at `schema`, whose tables follow from `replay.records`. `rows` turns records into rows, and `encoding` arrays into
 bytes.
 """

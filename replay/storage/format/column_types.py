@@ -1,4 +1,4 @@
-"""Texts that no database takes as they are, and what each column of the schema may hold."""
+"""The type of each column: texts that no database takes as they are, and the values that a column may hold."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 ESCAPE = "\ue000json:"
-"""Before a text that is stored as JSON."""
+"""The prefix of a text that is stored as JSON."""
 
 
 def column_types(record: type) -> dict[str, Any]:
-    """Annotations by name, of the fields of a dataclass that are one column of a table or a file."""
+    """The annotations, by name, of the fields of a dataclass that are one column of a table or a file."""
     found, values = get_type_hints(record, include_extras=True), {str, int, float, bool, NoneType}
     return {field.name: found[field.name] for field in fields(record) if types_in(found[field.name]) <= values}
 
 
 def types_in(annotation: Any) -> set[Any]:
-    """What a value of an annotation may be: `{str, NoneType}` for `Id | None`."""
+    """The types that an annotation allows: `{str, NoneType}` for `Id | None`."""
     if get_origin(annotation) is Annotated:
         return types_in(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -29,9 +29,11 @@ def types_in(annotation: Any) -> set[Any]:
 
 
 class ExactText(sa.types.TypeDecorator[str]):
-    """Any Python string, returned as it came. Databases refuse NUL or lone surrogates, which models and tools do write:
-    such a text is stored as JSON behind a private-use mark. Reading raises ValueError for what can't have been stored
-    so."""
+    """A column of any Python string, which reads back unchanged.
+
+    Databases refuse NUL and lone surrogates, which models and tools do write. A text with them is stored as JSON after
+    a private-use mark. Reading raises ValueError for a text with the mark that was not stored in this way.
+    """
 
     impl = sa.Text
     cache_ok = True
@@ -47,7 +49,7 @@ class ExactText(sa.types.TypeDecorator[str]):
 
 
 def holds(column: sa.Column[Any], value: Any) -> bool:
-    """Whether a value, as the driver gives it, can have been written into a column that is no blob."""
+    """Whether a driver's value may stand in a column, which is no blob."""
     if value is None:
         return bool(column.nullable)
     if isinstance(column.type, ExactText):
@@ -59,7 +61,7 @@ def holds(column: sa.Column[Any], value: Any) -> bool:
 
 def _is_text(value: str, *, is_json: bool) -> bool:
     try:
-        value.encode()  # bytes that are no UTF-8 are read as lone surrogates
+        value.encode()  # bytes that are not UTF-8 were read as lone surrogates
         text = from_storable(value)
         return not is_json or isinstance(json.loads(text or ""), dict)
     except (ValueError, RecursionError):
@@ -67,15 +69,16 @@ def _is_text(value: str, *, is_json: bool) -> bool:
 
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
-    """What ExactText binds, for many values at once."""
+    """The values as ExactText stores them, for many values at once."""
     return values if is_storable("".join(filter(None, values))) else [to_storable(value) for value in values]
 
 
 def restored_column(column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """What a column holds, for many of a driver's values at once; what is none of its values stays as it is."""
+    """The Python values for many driver's values of a column at once. A value that the column can't hold stays as it
+    is."""
     if isinstance(column.type, sa.Boolean):  # a number in SQLite
         return [bool(value) if value in (0, 1) else value for value in values]
-    # Hardly any text is escaped.
+    # Hardly any text is escaped, so one search in all of them saves time.
     if isinstance(column.type, ExactText) and ESCAPE in "".join([each for each in values if isinstance(each, str)]):
         return [_restored(value) for value in values]
     return values
@@ -93,12 +96,12 @@ def to_storable(value: str | None) -> str | None:
 
 
 def from_storable(value: str | None) -> str | None:
-    """Raises ValueError for what `to_storable` can't have made."""
+    """The text that `to_storable` stored. Raises ValueError for a text that it can't have made."""
     return value if value is None or not value.startswith(ESCAPE) else str(json.loads(value.removeprefix(ESCAPE)))
 
 
 def is_storable(text: str) -> bool:
-    """Whether a column can hold it as it is. A text with the mark in it can't: as JSON it does no harm."""
+    """Whether a column can hold the text as it is. A text that contains the mark is stored as JSON too."""
     if "\x00" in text or ESCAPE in text:
         return False
     try:

@@ -1,6 +1,6 @@
-"""The one place that turns whatever a damaged database raises into one line. No value is checked when it is read:
-trajectories have checksums, which whoever loads them compares; what any other damaged cell raises, or `verify` asks
-for, is looked for here."""
+"""A search for damage in a database. Values are not checked when they are read: trajectories have checksums, which are
+compared at loading. If any other damaged cell raises an exception, or `verify` asks, this module names the damage in
+one line."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -18,11 +18,11 @@ RAISED_BY_DAMAGE = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError),
     exc.SQLAlchemyError,
 )
-"""What wrong types, missing values and names of missing rows lead to. It may be a mistake of the program, too."""
+"""Exceptions that wrong types, missing values and names of missing rows cause. A bug may raise them too."""
 
 
 def first_damage(connection: sa.Connection) -> str | None:
-    """The first thing found that can't have been written, in words; None: there is none."""
+    """The first value found that this program can't have written, in words; None: there is none."""
     for table in metadata.sorted_tables:
         for _, names in misfits(connection, table):
             return f"a value that nobody can have written in {table.name}.{names[0]}"
@@ -32,7 +32,7 @@ def first_damage(connection: sa.Connection) -> str | None:
 
 
 def wrong_authors(connection: sa.Connection) -> Iterator[str]:
-    """A line for each run with another table of authors than was written."""
+    """A line for each run whose author table is not the one that was written."""
     for row in connection.execute(sa.select(raw(runs.c.id), raw(runs.c.authors), raw(runs.c.authors_hash))):
         try:
             check_authors(*row)
@@ -41,13 +41,13 @@ def wrong_authors(connection: sa.Connection) -> Iterator[str]:
 
 
 def raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """The column as the driver gives it."""
+    """The column with its values as the driver gives them."""
     return sa.type_coerce(column, sa.types.NullType()).label(column.name)
 
 
 def misfits(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[Any, list[str]]]:
-    """First values of the rows in which columns other than blobs can't hold what stands there, with these columns'
-    names."""
+    """The first value of each row with cells that can't have been written, and the names of their columns. Blobs are
+    not checked."""
     columns = [column for column in table.columns if not isinstance(column.type, sa.LargeBinary)]
     for row in connection.execute(sa.select(*map(raw, columns)).execution_options(yield_per=1000)):
         if names := [column.name for column, value in zip(columns, row, strict=True) if not holds(column, value)]:
@@ -55,7 +55,7 @@ def misfits(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[Any, l
 
 
 def dangling(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
-    """A line for each column in which rows name one that is not there; a file may be written by anything."""
+    """A line for each column in which rows name a missing row. Any program may have written the file."""
     for name, query in _references(table).items():
         if count := connection.scalar(query):
             yield f"{count:,} rows whose {name} names a missing one"

@@ -1,12 +1,12 @@
-"""Arrays and texts at rest: little-endian zstd frames with checksum. Before a frame of arrays stands a header: two
-magic bytes, a kind, a format number, and the count of tokens. The size a frame declares is compared with what the
-header implies, or with a limit, before anything is decompressed. A segment's four arrays share one frame: opening one
-costs more than what it holds. Log-probs are NaN where no policy sampled the token, which compresses to almost
-nothing."""
+"""Arrays and texts as bytes: zstd frames with a checksum, arrays little-endian.
+
+A header stands before a frame of arrays: two magic bytes, a kind, a format number, and the count of tokens. Before
+anything is decompressed, the size that a frame declares is compared with the header, or with a limit. A segment's four
+arrays share one frame, for opening a frame takes longer than reading it.
+"""
 
 import hashlib
 import struct
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -17,32 +17,31 @@ import zstandard
 
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 
-_IS_LITTLE = sys.byteorder == "little"
 _MAGIC = b"AL"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBI")
 _LOG_PROBS, _TOKENS = 3, 5
-# Level 1 makes ids of real text 9 % smaller, and takes half as long again to write and to read.
+# Level 1 makes ids of real text 9 % smaller, but takes half as long again to write and to read.
 _ARRAY_LEVEL = -1
-# Of text, level 1 takes a fifth off, for a sixth more time.
+# Level 1 makes texts a fifth smaller, for a sixth more time.
 _TEXT_LEVEL = 1
 _LARGEST_TEXT = 1 << 30
 _STORED: dict[str, np.dtype[Any]] = {name: np.dtype(kind).newbyteorder("<") for name, kind in TOKEN_FIELDS.items()}
 """Hashes are over the arrays in this order."""
-# Within a frame the widest come first, so that every array is aligned.
+# Within a frame the widest arrays come first, so that every array is aligned.
 _STARTS = {"token_ids": 0, "behavior_log_probs": 4, "policy_versions": 8, "authors": 12}
-"""Where each begins, per token."""
+"""The offset of each array in a frame, in bytes per token."""
 TOKEN_BYTES = sum(kind.itemsize for kind in _STORED.values())
 FRAME_CHECKSUM_BYTES = 4
-"""At the end of every frame: of what is compressed in it."""
+"""The size of the checksum of the content, at the end of every frame."""
 
 
 class BlobError(ValueError):
-    """A blob that is not what this module wrote."""
+    """A blob is not what this module wrote."""
 
 
 class _Codec(threading.local):
-    """zstd contexts are costly to make and must not be shared between threads."""
+    """The zstd contexts of a thread: they are costly to make, and threads must not share them."""
 
     def __init__(self) -> None:
         self.arrays = zstandard.ZstdCompressor(level=_ARRAY_LEVEL, write_checksum=True, write_content_size=True)
@@ -66,24 +65,24 @@ def decode_tokens(blob: bytes, count: int) -> TokenSequence:
 
 
 def encode_log_probs(values: npt.NDArray[np.float32]) -> bytes:
-    """Log-probs of one segment that are no part of its tokens."""
+    """A blob of log-probs of one segment, under another policy than sampled it."""
     return _encode(_LOG_PROBS, len(values), np.ascontiguousarray(values, _STORED["behavior_log_probs"]).data)
 
 
 def decode_log_probs(blob: bytes, count: int) -> npt.NDArray[np.float32]:
-    """`count` of them; raises BlobError for any other blob."""
+    """`count` log-probs from a blob of `encode_log_probs`; raises BlobError for any other blob."""
     name = "behavior_log_probs"
     payload = _decode("log_probs", _LOG_PROBS, blob, count, size=_STORED[name].itemsize)
     return _array(name, payload, count, 0)
 
 
 def compress_text(text: str) -> bytes:
-    """A text any encoding can hold, as a frame without header."""
+    """A text without lone surrogates, as a frame without a header."""
     return _codec.texts.compress(text.encode())
 
 
 def decompress_text(frame: bytes) -> str:
-    """Raises BlobError for anything but a frame of `compress_text`."""
+    """The text of a frame of `compress_text`; raises BlobError for anything else."""
     if not isinstance(frame, bytes):
         raise BlobError("text that is no frame")
     try:
@@ -99,7 +98,7 @@ def content_hash(segments: Iterable[Segment]) -> str:
     """sha256 over every segment's reason, context, ids, authors, log-probs and versions, bit by bit."""
     digest = hashlib.sha256()
     for segment in segments:
-        # A plain context leaves no trace: rows from before there were others keep their hash.
+        # A plain context is not hashed, so that rows from before there were others keep their hash.
         context = "" if segment.behavior_context == "plain" else f"/{segment.behavior_context}"
         reason = f"{segment.reason}{context}".encode("utf-8", "surrogatepass")
         digest.update(struct.pack("<II", len(reason), len(segment.tokens)) + reason)
@@ -117,14 +116,14 @@ def _encode(kind: int, count: int, payload: bytes | memoryview) -> bytes:
 
 
 def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> bytes:
-    """The payload of a frame behind a header, `size` bytes per token."""
+    """The content of a frame after a header, with `size` bytes per token."""
     if not (isinstance(blob, bytes) and isinstance(count, int) and 0 <= count < 1 << 32):
         raise BlobError(f"{name} that are no bytes, or a count of {count!r}")
     if blob[: _HEADER.size] != _HEADER.pack(_MAGIC, kind, _FORMAT, count):
         raise BlobError(f"{name} with a wrong header")
     expected, frame = count * size, memoryview(blob)[_HEADER.size :]
     try:
-        # zstandard trusts a frame's declared size over any limit it is given: it has to be checked first.
+        # zstandard trusts a frame's declared size more than any limit given to it, so the size is checked first.
         declared = zstandard.frame_content_size(frame)
         if declared != expected:
             raise BlobError(f"{name} in a frame that declares {declared} bytes where {expected} belong")
@@ -134,5 +133,4 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
 
 
 def _array(name: str, payload: bytes, count: int, start: int) -> npt.NDArray[Any]:
-    array = np.frombuffer(payload, _STORED[name], count, start)
-    return array if _IS_LITTLE else array.astype(array.dtype.newbyteorder("="))
+    return np.frombuffer(payload, _STORED[name], count, start)

@@ -1,5 +1,5 @@
-"""Records as table rows, and back. What was said in a trajectory is one JSON text with a checksum, in which a text that
-no database can hold stands as it would in a column (`column_types.to_storable`): SQL can search every value in it."""
+"""The conversion between records and table rows. The messages of a trajectory are one JSON text with a checksum. Its
+texts are escaped as in a column (`column_types.to_storable`), so that SQL can search every value in it."""
 
 import hashlib
 import json
@@ -43,10 +43,10 @@ _REAL_FIELDS = {column.key for column in RECORD_COLUMNS if isinstance(column.typ
 _reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
 _CONTENT = [trajectories.c[name] for name in ("num_bytes", "num_messages", "segments_checksum")]
 CHECKED_COLUMNS = [*RECORD_COLUMNS, *_CONTENT]
-"""What stands under a row's checksum, but for the state."""
+"""The columns that a row's checksum covers, except the state."""
 _CHECKED = [column.key for column in CHECKED_COLUMNS]
 checked_of = itemgetter(*_CHECKED)
-"""The values of CHECKED_COLUMNS, of a row of the table."""
+"""Takes the values of CHECKED_COLUMNS from a row of the table."""
 _others_of = itemgetter(*(at for at, name in enumerate(_CHECKED) if name not in {*_REAL_FIELDS, "state"}))
 _REALS = struct.Struct(f"<{len(_REAL_FIELDS)}d")
 _BETWEEN = "\x1f"
@@ -61,23 +61,23 @@ node_values = itemgetter(*(column.key for column in NODE_COLUMNS))
 
 
 def now() -> str:
-    """For people. Nothing is ordered by it."""
+    """The time of day, for people. Nothing is ordered by it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def chunked(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
-    """Databases limit the parameters of one statement."""
+    """The keys in parts: databases limit the parameters of one statement."""
     for start in range(0, len(keys), _MOST_PARAMETERS):
         yield keys[start : start + _MOST_PARAMETERS]
 
 
 def known(value: float | None) -> float | None:
-    """NaN is no number a column should hold: unknown is NULL."""
+    """The value for a column: NaN becomes None, for an unknown number is NULL."""
     return None if value is None or math.isnan(value) else value
 
 
 def run_of(row: Sequence[Any]) -> RunRecord:
-    """From the values of RUN_COLUMNS. Raises DamagedDatabase where the authors are not those that were written."""
+    """The record of a run, from the values of RUN_COLUMNS. Raises DamagedDatabase if its authors were changed."""
     values: dict[str, Any] = dict(zip((column.key for column in RUN_COLUMNS), row, strict=True))
     check_authors(values["id"], values["authors"], values["authors_hash"])
     made = values["fingerprint"]
@@ -86,13 +86,13 @@ def run_of(row: Sequence[Any]) -> RunRecord:
 
 
 def check_authors(run: str, authors: str, authors_hash: str) -> None:
-    """Raises DamagedDatabase for a table of authors that is not the one its hash is of: every mask follows from it."""
+    """Raises DamagedDatabase if an author table does not match its hash: every mask follows from the table."""
     if hashlib.sha256(str(authors).encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
         raise DamagedDatabase(f"another table than runs.authors_hash is of in runs.authors of run {run!r}")
 
 
 def record_of(row: Sequence[Any]) -> TrajectoryRecord:
-    """From the values of RECORD_COLUMNS, whatever follows them."""
+    """The record of a trajectory, from the values of RECORD_COLUMNS; further values are ignored."""
     values: dict[str, Any] = dict(zip(_RECORD_FIELDS, row, strict=False))
     for name in LOG_PROB_FIELDS:
         if values[name] is None:
@@ -101,16 +101,18 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 
 
 def record_checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of the values of CHECKED_COLUMNS but for the state, which changes; databases don't keep the sign of a
-    zero, nor whether a real was given as a whole number. Raises TypeError for values of other types."""
+    """CRC-32 of the values of CHECKED_COLUMNS except the state, which changes. Raises TypeError for other types.
+
+    Reals are normalised first: databases keep neither the sign of a zero nor whether a real was a whole number.
+    """
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
     others = _BETWEEN.join(map(repr, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
 
 
 def tokens_checksum(rows: Iterable[Sequence[Any]]) -> int:
-    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order, or of NODE_COLUMNS; of tokens,
-    their frame's own checksum alone, which whoever opens the frame compares."""
+    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order, or of NODE_COLUMNS of its nodes. It
+    covers only the checksum of a tokens' frame, which is compared when the frame is opened."""
     found = 0
     for *facts, tokens in rows:
         text = _BETWEEN.join(map(str, facts))
@@ -119,8 +121,8 @@ def tokens_checksum(rows: Iterable[Sequence[Any]]) -> int:
 
 
 def node_checksum(session: str, values: Sequence[Any], said: int) -> int:
-    """Of the values of NODE_COLUMNS of a session under way, and the checksum of what was said. That of the status is
-    added, so that SQL can write another status."""
+    """The checksum of a node of an open session, from the values of NODE_COLUMNS and the checksum `said` of its
+    messages. The checksum of the status is added on top, so that SQL can change the status."""
     facts = dict(zip((column.key for column in NODE_COLUMNS), values, strict=True))
     status = facts.pop("status")
     return tokens_checksum([as_read((session, said, *facts.values()))]) + status_checksum(str(status))
@@ -131,7 +133,7 @@ def status_checksum(status: str) -> int:
 
 
 def as_read(values: Iterable[Any]) -> list[Any]:
-    """The values as a database gives them back: plain texts, with one character in place of its two halves."""
+    """The values as a database returns them: plain texts, with two surrogate halves joined to one character."""
     given = list(values)
     texts = [value for value in given if isinstance(value, str)]
     if all(type(text) is str for text in texts) and is_storable("".join(texts)):
@@ -152,7 +154,7 @@ def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
 
 
 def segment_of(row: Sequence[Any]) -> Segment:
-    """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
+    """The segment of a row, from the values of SEGMENT_COLUMNS. Raises BlobError for a damaged blob."""
     reason, behavior_context, count, blob = row
     return Segment(decode_tokens(blob, count), reason, behavior_context)
 
@@ -174,7 +176,8 @@ def node_rows(trajectory: str, session: Sequence[Node]) -> Iterator[Row]:
 
 
 def nodes_of(rows: Iterable[Sequence[Any]], messages: Sequence[Message]) -> Iterator[Node]:
-    """From the values of NODE_COLUMNS and the messages of all. Raises BlobError where a blob is another one."""
+    """The nodes of a session, from the values of NODE_COLUMNS and the messages of all nodes. Raises BlobError for a
+    damaged blob."""
     start = 0
     for number, parent, kept_tokens, kept_messages, tools, fork, *reply, num_sampled, num_tokens, tokens in rows:
         status, agent, offered, num_messages = reply
@@ -185,7 +188,7 @@ def nodes_of(rows: Iterable[Sequence[Any]], messages: Sequence[Message]) -> Iter
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:
-    """A row of the table `messages`, compressed where the database does not do it by itself, and the bytes it takes."""
+    """A row of the table `messages`, and the bytes that it takes. It is `compressed` if the database does not do so."""
     text = to_text(messages)
     frame = compress_text(text)
     row = {
@@ -198,7 +201,7 @@ def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed
 
 
 def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Message, ...]:
-    """From a row of the table; raises BlobError where it is not what was written."""
+    """The messages of a row of the table. Raises BlobError for a damaged row."""
     text = plain_text(said)
     if zlib.crc32(text.encode()) != checksum:
         raise BlobError("messages of another checksum")
@@ -212,7 +215,7 @@ def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Me
 
 
 def readable_messages(num_messages: int, said: bytes | str, checksum: int) -> tuple[Message, ...] | None:
-    """`messages_of`; None where they are damaged."""
+    """The messages of a row of the table; None if they are damaged."""
     try:
         return messages_of(num_messages, said, checksum)
     except BlobError:
@@ -220,7 +223,7 @@ def readable_messages(num_messages: int, said: bytes | str, checksum: int) -> tu
 
 
 def plain_text(said: bytes | str) -> str:
-    """The JSON, however it is stored; raises BlobError for a damaged frame."""
+    """The JSON text, stored compressed or not. Raises BlobError for a damaged frame."""
     return said if isinstance(said, str) else decompress_text(said)
 
 
@@ -234,7 +237,7 @@ def to_text(messages: Sequence[Message]) -> str:
 def _message_row(message: Message) -> dict[str, str]:
     row = {"author": message.author, "role": message.role, "content": message.content}
     if message.tool_calls:
-        # A text of its own, with the name of each call first: a search compares it as it was written.
+        # The calls are a text of their own, with each call's name first, so that a search can match it.
         calls = [{"name": c.name, "arguments": dict(c.arguments), "id": c.id} for c in message.tool_calls]
         row["tool_calls"] = json.dumps(calls, separators=(",", ":"))
     for name in _OPTIONAL_PARTS:

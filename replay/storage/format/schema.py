@@ -1,6 +1,6 @@
-"""The tables. Facts are columns, one per field of a record; arrays are typed blobs. Metadata, payload and text stand in
-tables of their own, so that questions about rewards never read a token. A database of another `REVISION` is refused:
-whoever changes a table, or a record, raises it."""
+"""The tables. Each field of a record is a column, and arrays are typed blobs. Facts, tokens and texts are in different
+tables, so that questions about rewards never read a token. A database of another `REVISION` is refused: raise it when
+you change a table or a record."""
 
 from collections.abc import Callable, Sequence
 from types import NoneType
@@ -13,7 +13,7 @@ from replay.storage.collecting.ticket_records import PlannedBatch, TicketRecord
 from replay.storage.format.column_types import ExactText, column_types, types_in
 
 REVISION = "0021"
-"""Four digits: a greater number was written by a newer agentloop."""
+"""Four digits. A newer agentloop has a greater number."""
 
 
 def _columns(kind: Any, **info: Any) -> Callable[..., sa.Column[Any]]:
@@ -28,7 +28,7 @@ _json = _columns(ExactText, json=True)
 _integer = _columns(sa.BigInteger, range=(-(2**63), 2**63 - 1))
 _size = _columns(sa.BigInteger, range=(1, 2**31))
 _counter = _columns(sa.BigInteger, range=(0, 2**62))
-# Greater ones have no sums.
+# Sums of greater numbers could be infinite.
 _real = _columns(sa.Double, range=(-1e300, 1e300))
 _share = _columns(sa.Double, range=(0, 1))
 _measured = _columns(sa.Double, range=(-float("inf"), float("inf")))
@@ -51,13 +51,14 @@ def _blob(name: str) -> sa.Column[bytes]:
 
 
 def _said() -> list[sa.Column[Any]]:
-    """All messages of an episode as one JSON text: see `rows.to_text`. PostgreSQL compresses such a text by itself."""
+    """The columns of all messages of an episode: one JSON text (`rows.to_text`), which PostgreSQL compresses itself."""
     said: sa.Column[Any] = sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False)
     return [_integer("num_messages"), said, _integer("checksum")]
 
 
 def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) -> list[sa.Column[Any]]:
-    """Columns for these fields of a record, or all of one value; `given` in place of what annotations don't say."""
+    """Columns for the named fields of a record, or for all fields with one value. `given` columns replace those that
+    annotations can't describe."""
     kinds = column_types(record)
 
     def column(name: str) -> sa.Column[Any]:
@@ -68,7 +69,7 @@ def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) ->
 
 
 def _node() -> list[sa.Column[Any]]:
-    """A request of a session, but for what was said in it."""
+    """The columns of a request of a session, without its messages."""
     return [
         _number("number"),
         _integer("parent", null=True),
@@ -91,7 +92,7 @@ def _run_key() -> sa.Column[str]:
 
 
 def _group() -> sa.Column[str]:
-    """`group` is a word of SQL: people need no quotes for `group_id`."""
+    """The column of a row's group. It is called `group_id`, for `group` is a word of SQL."""
     return _key("group_id", "groups.id", key="group")
 
 
@@ -159,10 +160,10 @@ _LOOKED_AT = (
     *("group", "source", "reward", "success", "advantage", "stop_reason", "num_turns", "num_tool_calls"),
     *("num_tokens", "num_action_tokens", "policy_version_min", "state", "uses"),
 )
-"""What lists are sorted by, and what statistics count, of all rows of a run."""
+"""Columns that sort lists, or that statistics read of all rows of a run."""
 
 IMPORTED = " and ".join(f"source <> '{source}'" for source in records.OWN_SOURCES)
-"""SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
+"""The condition of imported rows of `trajectories`, as SQL text: a partial index is found by this text."""
 
 
 def _part(condition: str) -> dict[str, Any]:
@@ -192,12 +193,12 @@ trajectories = sa.Table(
     _integer("record_checksum", null=True),
     # See `replay.storage.draw_records`.
     _integer("uses", server_default="0", doc="Committed draws of it for replay, by whichever run."),
-    # What has changed of one run, and of what was imported: see `replay.sampling.eligible_index`.
+    # Changes of one run, and of imported rows: see `replay.sampling.eligible_index`.
     sa.Index("trajectories_by_change", "run", "changed"),
     sa.Index("imports_by_change", "changed", **_part(IMPORTED)),
     sa.Index("trajectories_by_parent", "parent", **_part("parent is not null")),
     sa.Index("trajectories_by_state", "state"),
-    # A file's holds what is looked at, so that no rows are read for it. An entry of a server's has at most 2,700 bytes,
+    # In a file the index holds all these columns, so that lists read no rows. A server limits an entry to 2,700 bytes,
     # and texts may be longer.
     sa.Index("trajectories_by_run", *_PLACE, *_LOOKED_AT).ddl_if(dialect="sqlite"),
     sa.Index("trajectories_by_run", *_PLACE).ddl_if(dialect="postgresql"),
@@ -209,16 +210,16 @@ FACTS = (
     *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
     *("policy_version_min", "parent", "kept_turns"),
 )
-"""Columns that a row and what is left of it have in common, and that never change."""
+"""Columns of a row that stay in `reclaimed` after it is deleted. They never change."""
 
-# What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
 _NO_ATTEMPT = " or ".join(
     (
         *(f"source = '{source}'" for source in records.NOT_FROM_THE_START),
         f"replace(state_reason, '{records.ORPHANED}', '') <> state_reason",
     )
 )
-"""Of rows that don't say how often their task succeeds: those of an iteration that a resume undid are among them."""
+"""The condition of rows that do not count in their task's success rate: hindsight, restarts, and orphaned rows."""
+# The facts that stay of a deleted row. Run, iteration and task are those of its group.
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
@@ -261,7 +262,7 @@ messages = sa.Table("messages", metadata, _key("trajectory", "trajectories.id", 
 draws = sa.Table(
     "draws",
     metadata,
-    # The trajectory is one of `trajectories`, or of `reclaimed` once it was evicted.
+    # The trajectory is a row of `trajectories`, or of `reclaimed` after its deletion.
     *_fields(
         records.DrawRecord,
         run=_run_key(),
@@ -321,7 +322,7 @@ tickets = sa.Table(
     sa.Index("unclosed_tickets", "run", "purpose", "number", "member", **_part("closed_at IS NULL")),
 )
 
-# What each batch that workers collect is to be made of, as it was when its tickets were issued.
+# The plan of each batch that workers collect, as it was when its tickets were issued.
 planned_batches = sa.Table(
     "planned_batches", metadata, *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")), _json("plan")
 )
@@ -333,7 +334,7 @@ workers, engines = (
     for name in ("workers", "engines")
 )
 
-# What people say of trajectories and of runs: no draw, hash or checksum looks at it.
+# Labels that people give to trajectories and runs. No draw, hash or checksum depends on them.
 trajectory_labels, run_labels = (
     sa.Table(f"{kind}_labels", metadata, key, *_fields(records.Label, label=_key("label", primary_key=True)))
     for kind, key in {
@@ -342,7 +343,7 @@ trajectory_labels, run_labels = (
     }.items()
 )
 
-# Lists of trajectories that somebody named.
+# Named lists of trajectories.
 saved_views = sa.Table("saved_views", metadata, *_fields(records.SavedView, name=_key("name", primary_key=True)))
 
 # Counters: see `replay.storage.counters`.

@@ -1,4 +1,4 @@
-"""Views for people: a fact has the name here that filters, pages and DataFrames call it by. See docs/schema.md."""
+"""Views for people. A fact has the same name here as in filters, pages and DataFrames. See docs/schema.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,45 +13,46 @@ from replay.storage.staleness import publishes_since
 _rows, _left = trajectories.c, reclaimed.c
 _NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
 STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
-"""The row's today; NULL too where the run has published nothing."""
+"""The staleness of a row today; NULL also if its run has published nothing."""
 
 
 def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
-    """A column of the draw with which an update used the row last, of several runs' in the greatest iteration."""
+    """A column of the draw by which an update used the row last: the one of the greatest iteration of any run."""
     mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
     newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
     return newest.correlate(trajectories).scalar_subquery()
 
 
 DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
-"""NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
+"""NULL if no update has used the row, or if none of its tokens has a behavior log-prob."""
 _SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
 NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
 
 
-def of_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Groups of episodes from the start that count: of no iteration that a resume undid, of hindsight or restarts."""
+def counts_as_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
+    """A condition for groups that count as attempts at their task. Groups of an iteration that a resume undid, of
+    hindsight, and of restarts do not."""
     stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _no_attempt(_rows)))
     left = sa.exists().where(_left.group == of.c.id, _no_attempt(_left))
     return ~stored.correlate(of) & ~left.correlate(of)
 
 
 def was_orphaned(reason: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """By the reason for which a row was evicted or reclaimed, as an index has it; NULL where there is none."""
+    """Whether a row was orphaned, by its state reason; NULL if it has none. An index has the same text."""
     word, nothing = (sa.literal_column(f"'{text}'", sa.Text) for text in (ORPHANED, ""))
     without: sa.ColumnElement[str] = sa.func.replace(reason, word, nothing)
     return without != reason
 
 
 def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
-    """As an index has it."""
+    """Whether a row does not count as an attempt. An index has the same text."""
     others = (columns.source == sa.literal_column(f"'{source}'") for source in NOT_FROM_THE_START)
     return sa.or_(*others, was_orphaned(columns.state_reason))
 
 
-OF_ATTEMPTS = of_attempts(groups)
+COUNTS_AS_ATTEMPTS = counts_as_attempts(groups)
 WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
-"""Groups whose members' rewards are all equal, whatever they are: nothing to compare."""
+"""A condition for groups whose members all have the same reward: there is nothing to compare."""
 
 
 def _of_group(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
@@ -67,7 +68,7 @@ DERIVED: Mapping[str, sa.ColumnElement[Any]] = {
     "group_success": _of_group(groups.c.success_rate),
     "group_reward": _of_group(groups.c.reward_mean),
 }
-"""What follows from other tables, by its name."""
+"""Columns that follow from other tables, by name."""
 _INTERNAL = {"changed", "segments_checksum", "record_checksum", "content_hash", "agent_rewards"}
 TRAJECTORY_COLUMNS: dict[str, sa.ColumnElement[Any]] = {
     **{column.name: column for column in trajectories.columns if column.name not in _INTERNAL},
@@ -80,7 +81,7 @@ def _labelled(columns: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any
 
 
 def _draws() -> sa.Select[Any]:
-    """With a few facts of the row; the row itself may be gone."""
+    """The query for draws, with a few facts of their rows. A row itself may be gone."""
     shown = [column for column in draws.columns if column.name != "sequence"]
     kept = {name: coalesce(_rows[key], _left[key]) for name, key in (("source", "source"), ("group_id", "group"))}
     kept |= {name: coalesce(_rows[name], _left[name]) for name in ("reward", "success")}
@@ -92,9 +93,9 @@ def _draws() -> sa.Select[Any]:
 
 
 def _tasks() -> sa.Select[Any]:
-    """A row for each run and task that was tried."""
+    """The query for tasks: a row for each run and task that was tried."""
     one = groups.alias("one")
-    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & of_attempts(one)
+    mine = (one.c.task == groups.c.task) & (one.c.run == groups.c.run) & counts_as_attempts(one)
 
     def success(order: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
         query = sa.select(one.c.success_rate).where(mine).order_by(order, one.c.id).limit(1)
@@ -114,13 +115,13 @@ def _tasks() -> sa.Select[Any]:
         "latest_success": success(one.c.iteration.desc()),
         "best_success": sa.func.max(groups.c.success_rate),
     }
-    return sa.select(*_labelled(columns)).where(OF_ATTEMPTS).group_by(groups.c.run, groups.c.task)
+    return sa.select(*_labelled(columns)).where(COUNTS_AS_ATTEMPTS).group_by(groups.c.run, groups.c.task)
 
 
 VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_runs": sa.select(runs.c.id.label("run"), runs.c.name, runs.c.started_at, runs.c.ended, runs.c.code_version),
     "v_trajectories": sa.select(*_labelled(TRAJECTORY_COLUMNS)),
-    "v_groups": sa.select(*groups.columns, WITHOUT_SIGNAL.label("without_signal")).where(OF_ATTEMPTS),
+    "v_groups": sa.select(*groups.columns, WITHOUT_SIGNAL.label("without_signal")).where(COUNTS_AS_ATTEMPTS),
     "v_draws": _draws(),
     "v_tasks": _tasks(),
     "v_iterations": sa.select(*iterations.columns),
@@ -129,7 +130,7 @@ VIEWS: Mapping[str, sa.Select[Any]] = {
 
 
 def create_views(connection: sa.Connection) -> None:
-    """Raises what the database raises where one is there already."""
+    """Create all views; the database raises an error if one exists."""
     for name, query in VIEWS.items():
         text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         connection.execution_options(no_parameters=True).exec_driver_sql(f"CREATE VIEW {name} AS {text}")

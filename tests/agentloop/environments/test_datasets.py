@@ -138,7 +138,8 @@ def test_rows_that_can_not_be_read_are_refused_with_their_line(tmp_path: Path, c
 
 def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     text = refusal(section(tmp_path / "missing.jsonl"))
-    assert text == f"tasks.data must be readable, got '{tmp_path}/missing.jsonl' (No such file or directory). Check it."
+    found = f"'{tmp_path}/missing.jsonl' (No such file or directory)"
+    assert text == f"tasks.data must be readable, got {found}. Check its name."
     assert refusal(section(tmp_path / "missing.parquet")).startswith("tasks.data must be readable rows, got ")
     assert refusal(section(tmp_path / "a.csv")).startswith("tasks.data must end in .jsonl, .jsonl.gz or .parquet, got")
     assert refusal(section("hf:missing/set")).startswith("tasks.data must be ")

@@ -84,7 +84,7 @@ def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: Loade
     sequences = read(loaded, path, context={"max_tokens": 2000, **window})
     assert len(sequences) > 1
     assert "".join(trained_text(loaded, tokens) for tokens in sequences) == trained_text(loaded, whole)
-    with pytest.raises(UserError, match=r":1: context\.strategy must be one that asks the policy nothing.*got Memory"):
+    with pytest.raises(UserError, match=r":1: context\.strategy must ask the policy no questions.*got Memory"):
         asking = {"budget": len(whole) - 60, "max_summary_tokens": 60}
         read(loaded, path, context={"max_tokens": 2000, "strategy": "memory", "options": asking})
 

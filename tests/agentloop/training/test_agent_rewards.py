@@ -56,7 +56,7 @@ def test_tokens_have_the_advantage_of_the_agent_that_sampled_them(stream: str) -
     # The leads: 1, 0 and 0.5, less 0.5. The scouts: 0.25 and 0.75, less 0.5; the third has the trajectory's, 0.
     rows = stored(estimator(), GROUP)
     assert [row.record.advantage for row in rows] == [0.5, -0.5, 0.0]
-    assert [row.record.of_agents for row in rows] == [{"scout": (0.25, -0.25)}, {"scout": (0.75, 0.25)}, {}]
+    assert [row.record.rewards_by_agent for row in rows] == [{"scout": (0.25, -0.25)}, {"scout": (0.75, 0.25)}, {}]
     batch = build_batch(estimator().advantages_for_batch(batched(rows, stream), "stored")[0], AUTHORS)
     trained = [set(values[mask].tolist()) for values, mask in zip(batch.advantages, batch.loss_mask, strict=True)]
     assert trained == [{-0.25}, {0.5}, {0.25}, {-0.5}, {0.0}, {0.0}]  # the scout's sequence, then the lead's
@@ -79,7 +79,7 @@ def test_loss_and_gradient_are_those_of_the_written_formula(aggregation: str) ->
     rows = stored(estimator("grpo"), [session(f"t{i}", float(r), float(s), seed=i) for i, (r, s) in facts], charged=0.5)
     for values, found in (
         (rewards, [made.record.advantage for made in rows]),
-        (scouts, [made.record.of_agents["scout"][1] for made in rows]),
+        (scouts, [made.record.rewards_by_agent["scout"][1] for made in rows]),
     ):
         expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
         assert found == pytest.approx(expected.tolist(), rel=1e-9)

@@ -79,7 +79,9 @@ def test_trainer_whose_run_was_taken_over_saves_no_checkpoint(tmp_path: Path, qw
             with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
                 store.resume(store.run().id, 1)
 
-    with pytest.raises(RunReplaced, match=r"got epoch 2 where this process began epoch 1: .* let the other one go on"):
+    with pytest.raises(
+        RunReplaced, match=r"got epoch 2 where this process began epoch 1: .* Let the other process continue"
+    ):
         train(config, display=SilentDisplay(at_iteration=taken_over))
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["000000", "000001"]
     assert rows(folder / "replay.sqlite", "select max(iteration) from iterations") == [(1,)]

@@ -64,7 +64,7 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
                 report = import_file(other, first, name=None)
                 assert (report.inserted, report.duplicates, report.bad, report.runs) == (21, 0, 0, [RUN])
                 export_file(other, second)
-                assert other.read(["agent"])[0].record.of_agents == {"scout": (0.5, -0.25)}
+                assert other.read(["agent"])[0].record.rewards_by_agent == {"scout": (0.5, -0.25)}
             assert first.read_bytes() == second.read_bytes()
             rows.append([jsonl.encode(row) for row in (parquet if ending == "parquet" else jsonl).read(first)])
         assert rows[0] == rows[1] == rows[2]

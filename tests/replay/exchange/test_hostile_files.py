@@ -105,7 +105,7 @@ def test_other_files_and_names_are_refused(empty: ReplayStore, tmp_path: Path, f
     with pytest.raises(ExchangeError, match=said):
         import_file(empty, tmp_path / file, name=name)
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(ExchangeError, match="which is none"):
+    with pytest.raises(ExchangeError, match="which is not one"):
         import_file(empty, tmp_path / "pipe.jsonl")
 
 
@@ -221,7 +221,7 @@ BAD: list[tuple[Change, str]] = [
     (of_nodes(0, fork="of"), r"nodes\[0\].fork must be 'new', "),
     (of_nodes(0, offered="{}"), r"nodes\[0\].offered must be JSON of a list"),
     (of_nodes(0, num_messages=-1), r"nodes\[0\].num_sampled must fit"),
-    (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be that .* empty it to import them"),
+    (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be .* To import them as they are,"),
 ]
 
 
@@ -233,8 +233,8 @@ BAD_CONVERSATIONS: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
     (lambda row: {"prompt": "x"}, "row must hold 'messages', got none"),
     ({"messages": ASKED}, "messages must end in a reply of the assistant"),
-    (answered(weight=0), "one of them be trained"),
-    ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
+    (answered(weight=0), "hold a trained one, got none"),
+    ({"messages": [ASKED[0], ANSWER]}, "messages must hold a user message"),
     ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
     ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
     (answered(function_call={"name": "f"}), "function_call must be empty"),
@@ -242,7 +242,7 @@ BAD_CONVERSATIONS: list[tuple[Change, str]] = [
     (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
     (answered(logprobs={"content": [{"token": "x", "logprob": -1, "bytes": [300]}]}), r"bytes\[0\] must be less than"),
     ({"tools": [{"function": 5}]}, r"tools\[0\] must be"),
-    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
+    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two replies of the assistant in a row"),
 ]
 FORMS = [("rows", *bad) for bad in BAD] + [("conversations", *bad) for bad in BAD_CONVERSATIONS]
 

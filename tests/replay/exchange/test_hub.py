@@ -60,11 +60,11 @@ def test_folder_goes_to_the_hub_and_back_by_its_own_client(run: Path, tmp_path: 
         ("export RUN --to README.md/a", "FOLDER must be writable, got 'README.md/a' (Not a directory)."),
         (
             "export RUN --to hf:jane/a",
-            "--to must be a file or folder here, got 'hf:jane/a'. Move it by itself: hf upload jane/a FOLDER",
+            "--to must be a file or folder here, got 'hf:jane/a'. Copy it with the hub's client: hf upload jane/a ",
         ),
         (
             "import hf:jane/a@v1 RUN",
-            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Move it by itself: hf upload jane/a FOLDER",
+            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Copy it with the hub's client: hf upload jane/a ",
         ),
     ],
 )

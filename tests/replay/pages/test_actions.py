@@ -103,4 +103,4 @@ def test_where_the_buffer_is_read_only_one_line_says_so(path: Path) -> None:
         for page in (ONE, RUN_PAGE, "/buffer"):
             assert ("is read only here" in server.words(page), 'method="post"' in server.page(page)) == (True, False)
         status, problem = sent(server, f"{ONE}/labels", label="x")
-        assert (status, "it is read only here" in problem) == (403, True)
+        assert (status, "got a read-only buffer" in problem) == (403, True)

@@ -75,7 +75,8 @@ def test_forgetting_leaves_no_byte_of_any_text_or_blob_in_any_file(location: Loc
     # A trainer has it open: of a file there is a log, with what was written last.
     with closing(ReplayStore.open(location)) as trainer, closing(ReplayStore.open(location)) as store:
         trainer.add_metrics(RUN, 1, {"some": 1.0})
-        assert store.forget(sa.true(), held_out="another run", dry_run=False).held_out == 0
+        forgotten = store.forget(sa.true(), held_out="another run", dry_run=False)
+        assert (forgotten.held_out, forgotten.sessions) == (0, 0)
         assert holding(location, databases)
         assert store.forget(sa.false(), held_out="*", dry_run=False).held_out == 2
         assert holding(location, databases) == []
@@ -86,6 +87,8 @@ def test_a_request_of_a_forgotten_session_is_refused_by_name(location: Location)
     with closing(new_store(location)) as store:
         opened = OpenSession("session-1", RUN, TODAY.isoformat())
         store.sessions.open(opened)
+        assert store.forget(sa.false(), held_out=RUN, dry_run=True).sessions == 1
+        assert [session.id for session in store.sessions.opened(RUN)] == [opened.id]
         store.forget(sa.false(), held_out="*", dry_run=False)
         with pytest.raises(SessionForgotten, match="session must be one that is under way, got one that is not stored"):
             store.sessions.add([(opened.id, planned_session()[0])])

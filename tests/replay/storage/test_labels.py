@@ -1,4 +1,4 @@
-"""Labels, notes and saved views: kept and changed, gone with their rows, and never part of what is trained on."""
+"""Labels, notes and saved views: kept and changed, and never part of what is trained on."""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,12 +7,9 @@ import pytest
 
 from replay import InvalidRecord, ReplayError, ReplayStore, questions
 from replay.exchange import export_file, import_file
-from replay.questions.filters import condition
 from replay.storage.databases import Location
 from replay.storage.labels import this_user
-from tests.fakes.records import RUN, draw, iterate, new_store, put, sql, trajectory
-
-SECRET = "the vault opens with 31-07-19"
+from tests.fakes.records import RUN, draw, iterate, new_store, put, trajectory
 
 
 def said(store: ReplayStore, id: str) -> list[tuple[str, str | None, str]]:
@@ -49,21 +46,6 @@ def test_what_is_no_label_or_not_stored_is_refused_and_nothing_written(store: Re
     with pytest.raises(ReplayError, match="must be that of a stored trajectory, got 'none'"):
         store.labels.add(["one", "none"], "good")
     assert said(store, "one") == []
-
-
-def test_labels_and_notes_are_forgotten_with_their_rows(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        put(store, trajectory("one"), trajectory("two"))
-        store.labels.add(["one", "two"], "good", SECRET)
-        store.forget(condition("id == 'one'"), dry_run=False)
-        assert (said(store, "one"), len(said(store, "two"))) == ([], 1)
-        store.prune(rows=condition("id == 'two'"), dry_run=False)
-        store.compact()
-        assert sql(path, "select count(*) from trajectory_labels") == [(0,)]
-        with pytest.raises(ReplayError, match="must be that of a stored trajectory"):
-            store.labels.add(["one"], "good")
-    assert SECRET.encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from context.tokens.session_nodes import Node, Status
 from context.tokens.session_segments import segments_of
@@ -14,7 +13,7 @@ from replay import ReplayError, ReplayStore
 from replay.errors import InvalidRecord, RunReplaced
 from replay.records import Trajectory
 from replay.storage.databases import Location
-from replay.storage.format.schema import session_nodes, trajectories
+from replay.storage.format.schema import session_nodes
 from replay.storage.read import load
 from replay.storage.sessions import OpenSession
 from tests.fakes.random_agents import TODAY, random_session
@@ -125,24 +124,6 @@ def test_each_changed_cell_of_a_session_under_way_is_found(location: Location) -
                 with pytest.raises(ReplayError, match="must read back as it was written"):
                     store.sessions.nodes(f"{name} {number}")
         assert same(store.sessions.nodes(OPENED.id), NODES)
-
-
-def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
-    with closing(new_store(location)) as store:
-        put(store, row())
-        store.forget(trajectories.c.id == "row-1", dry_run=False)
-    assert sql(location, "select count(*) from nodes") == [(0,)]
-
-
-def test_what_is_under_way_is_forgotten_with_what_no_filter_knows_of(location: Location) -> None:
-    with closing(new_store(location)) as store:
-        store.sessions.open(OPENED)
-        store.sessions.add([(OPENED.id, node) for node in NODES])
-        assert store.forget(sa.false(), held_out="another run", dry_run=False).sessions == 0
-        assert store.forget(sa.false(), held_out=RUN, dry_run=True).sessions == 1
-        assert len(store.sessions.nodes(OPENED.id)) == len(NODES)
-        assert store.forget(sa.false(), held_out="*", dry_run=False).sessions == 1
-    assert sql(location, "select (select count(*) from sessions), (select count(*) from session_nodes)") == [(0, 0)]
 
 
 def with_log_prob(number: int, log_prob: float) -> Trajectory:

@@ -202,7 +202,7 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
         result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "database must be free and have room to be rewritten, got 'readers of its log' at" in result.stderr
-    assert "Stop what has been using it all this time." in result.stderr
+    assert "Stop the program that has been using it all this time." in result.stderr
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
 
 

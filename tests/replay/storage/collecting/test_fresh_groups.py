@@ -46,8 +46,7 @@ def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore
         store.tickets.close_groups(RUN, [0], advantages, policy_version=0)
     assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
     found = [row.record for row in store.read(["row-0-0", "row-0-2"])]
-    assert [(row.advantage, row.of_agents) for row in found] == [(0.75, {}), (-0.75, {"scout": (0.5, -0.25)})]
-    assert store.verify().corrupt == {}
+    assert [(row.advantage, row.rewards_by_agent) for row in found] == [(0.75, {}), (-0.75, {"scout": (0.5, -0.25)})]
     assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 0.5)]
     assert store.verify().damage == []
     assert store.verify().corrupt == {}
