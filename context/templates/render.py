@@ -52,7 +52,7 @@ class Renderer:
     ) -> None:
         """`allow_hidden`: the template may leave out calls, results and parts of replies.
 
-        Raises RenderError for a template that does not write its control tokens whole.
+        Raises RenderError for a template that writes a control token in pieces.
         """
         self.codec = codec
         self.authors = authors

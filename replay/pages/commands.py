@@ -13,7 +13,7 @@ _PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
 
 
 def quote_command(words: Sequence[str]) -> str:
-    """Quote a command as a person would. Filters have single quotes, which are easier to read in double quotes."""
+    """Quote a command as a person would: a filter, which holds single quotes, is put in double quotes."""
     return " ".join(f'"{word}"' if "'" in word and _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
 
 

@@ -312,7 +312,7 @@ def _lanes(nodes: Sequence[Node]) -> list[str]:
 
 
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """Return where a trajectory came from, every update that used it, and their policies. It may be an evicted one."""
+    """Return where a trajectory came from, and every update that used it with its policy. It may be evicted already."""
     id = find(store, id_prefix)
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()

@@ -49,7 +49,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 
 def overview(source: OpenBuffer, request: Request) -> QueryResult:
-    """Show distributions. Each bar and choice links to the list with its filter added or removed."""
+    """Show distributions. Each bar and choice links to the list of trajectories. The link sets or removes a filter."""
     kept, chosen = _kept(request), read_parameters(request, "where")
     query = _query(source, request, chosen)
     found = questions.distributions(source.store, query)

@@ -115,7 +115,7 @@ class Tickets:
         return self._change_held(claims, due=seconds_now() + lease_s)
 
     def give_back(self, claims: Sequence[Claim]) -> Lost:
-        """Return the tickets of a worker that stops in order. Others may claim them at once, and no try is counted."""
+        """Return the tickets of a worker that shuts down. Other workers may claim them at once; no try is counted."""
         return self._change_held(claims, state=QUEUED, tries=_tickets.tries - 1, **leases.UNHELD)
 
     def fail(self, claims: Sequence[Claim], reason: str) -> Lost:

@@ -14,7 +14,7 @@ from context import Message, Renderer, RenderError, ToolCall, default_authors, l
 from context.messages import to_template
 from context.templates.chat_template import LOOKUP
 from context.templates.model_files import from_template, load_model_files
-from replay.exchange.openai_chat import read_line, recorded
+from replay.exchange.openai_chat import read_line, record_conversation
 from tests.fakes.families import CHATML, family
 from tests.fakes.real_templates import BUILT_IN, RealTemplate, real_templates
 from tests.fakes.template_reference import Subject, subject
@@ -109,7 +109,7 @@ def learned(renderer: Renderer, *messages: Message) -> list[str]:
     """What of a line of demonstrations is trained: a text for each of its replies."""
     codec, rows = renderer.codec, [to_template(message) for message in messages]
     line = json.dumps({"messages": rows, "tools": [LOOKUP]}).encode()
-    found = recorded(read_line(line, Counter()), renderer, max_tokens=10_000)
+    found = record_conversation(read_line(line, Counter()), renderer, max_tokens=10_000)
     texts = []
     for segment in found.segments():
         ids, on = segment.tokens.token_ids, loss_mask(segment.tokens, AUTHORS)
