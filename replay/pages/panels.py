@@ -11,7 +11,10 @@ import yaml
 
 from replay.questions.runs import STOPS, Metrics, Series, finite
 from replay.records import ESS_BY_AGE, StopReason, age_order
+from replay.records import stored_setting as stored
 
+Config = Mapping[str, Any]
+"""The stored configuration of a run."""
 COLOURS = 7
 """Number of colours for curves of one kind: the roles `s0` to `s6`."""
 
@@ -132,16 +135,16 @@ def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
     return listed
 
 
-def panel_groups(metrics: Metrics) -> PanelGroups:
+def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
     """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations."""
-    groups = {question: [_panel(spec, metrics) for spec in specs] for question, specs in _listed().items()}
+    groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
     some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
     return groups | ({_SOME_RUNS: some} if some else {})
 
 
-def _panel(spec: Mapping[str, Any], metrics: Metrics) -> Panel:
+def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
     steps = _curves(spec.get("steps", {}), metrics)
     panel = Panel(
         spec["title"],
@@ -151,7 +154,7 @@ def _panel(spec: Mapping[str, Any], metrics: Metrics) -> Panel:
         kind=spec.get("kind", "lines"),
         steps=steps[0] if steps else None,
     )
-    return _MADE[spec["made_by"]](panel, metrics) if "made_by" in spec else panel
+    return _MADE[spec["made_by"]](panel, metrics, config) if "made_by" in spec else panel
 
 
 def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> list[Curve]:
@@ -166,7 +169,26 @@ def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> li
     ]
 
 
-def _ess_by_age(panel: Panel, metrics: Metrics) -> Panel:
+def _policy_loss(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    aggregation, how = stored(config, "loss.aggregation", str), panel.how
+    if stored(config, "replay.successful_only", bool) and panel.curves[1].points:
+        # Without this note, replay's curve would look like the fault that the sentence before warns of.
+        how += " Replay is below 0 here, as it should be: only successes are drawn, and their advantages are positive."
+    return replace(panel, how=how, axis=replace(panel.axis, unit=f"loss, {aggregation}" if aggregation else "loss"))
+
+
+def _gradient_norm(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    limit, series = stored(config, "optimizer.max_grad_norm", float), panel.curves[0].points
+    if limit is None:
+        return panel
+    # A limit far above the curve would flatten the curve, so it is not drawn but named.
+    near = any(value > limit / 2 for _, value in series)
+    words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
+    how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {panel.how}"
+    return replace(panel, how=how, axis=replace(panel.axis, reference=limit if near else None))
+
+
+def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """Add a curve for each age bucket, the youngest first. If there are too many, the oldest are kept."""
     ages = sorted((n.removeprefix(ESS_BY_AGE) for n in metrics if n.startswith(ESS_BY_AGE)), key=age_order)[-COLOURS:]
     curves = [
@@ -176,7 +198,7 @@ def _ess_by_age(panel: Panel, metrics: Metrics) -> Panel:
     return replace(panel, curves=curves or [Curve("replay", (), "replay")])
 
 
-def _stop_reasons(panel: Panel, metrics: Metrics) -> Panel:
+def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """Add a layer for each stop reason but `answered`, whose large share would flatten the others."""
     shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
@@ -188,8 +210,11 @@ def _stop_reasons(panel: Panel, metrics: Metrics) -> Panel:
     return replace(panel, curves=[Curve(name, layers[name], f"s{place}") for place, name in enumerate(layers)])
 
 
-def _family(panel: Panel, metrics: Metrics, *, begins: str, ends: str = "") -> Panel:
-    """Add a curve for each metric whose name begins and ends so, labelled by the part between, as colours allow."""
+def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
+    """Add a curve for each metric whose name begins and ends so, labelled by the part between.
+
+    There are at most as many curves as colours.
+    """
     names = sorted(name for name in metrics if name.startswith(begins) and name.endswith(ends))[:COLOURS]
     curves = [
         Curve(name.removeprefix(begins).removesuffix(ends), finite(metrics, name), f"s{place}")
@@ -198,12 +223,14 @@ def _family(panel: Panel, metrics: Metrics, *, begins: str, ends: str = "") -> P
     return replace(panel, curves=curves)
 
 
-def _turn_seconds(panel: Panel, metrics: Metrics) -> Panel:
-    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, begins=_TOOL)
+def _turn_seconds(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, config, begins=_TOOL)
     return replace(found, curves=[Curve("reply", replies, "fresh"), *found.curves]) if found.curves else found
 
 
-_MADE: Mapping[str, Callable[[Panel, Metrics], Panel]] = {
+_MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
+    "policy_loss": _policy_loss,
+    "gradient_norm": _gradient_norm,
     "ess_by_age": _ess_by_age,
     "stop_reasons": _stop_reasons,
     "reward_parts": partial(_family, begins=_PART),

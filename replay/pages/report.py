@@ -9,14 +9,13 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from context.wording import share
 from replay.diagnosis import regime
-from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, number, panel_groups, plain_groups
+from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
 from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
@@ -74,12 +73,13 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
     """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
     merged = merging(store, [run.id], within)
-    groups = panel_groups(panel_series(store, run.id, merged, within))
+    groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
     return {
         "run": run.id,
         "name": run.name,
         "code_version": run.code_version,
         "merged": merged,
+        "setting": setting(run.config),
         "tiles": tiles(tile_series(store, run.id), run.config),
         **plain_groups(groups, merged=merged),
         "overview": [question for question in OVERVIEW if question in groups],
@@ -133,8 +133,11 @@ class Tile(NamedTuple):
     """Numbers of fresh and replayed rows, drawn as a bar."""
 
 
-def tiles(metrics: Metrics, config: Mapping[str, Any] = MappingProxyType({})) -> tuple[Tile, ...]:
-    """Make the tiles: answers to the questions of `OVERVIEW` and the run's limit, or held-out loss and cost of sft."""
+def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
+    """Make the tiles that answer the questions of `OVERVIEW`, and the one that names the run's limit.
+
+    A run of sft has tiles for held-out loss and cost.
+    """
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
     loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
@@ -231,6 +234,30 @@ def _rows(metrics: Metrics) -> Tile:
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 
 
+def setting(config: Config) -> str:
+    """What makes this run this run, in one line."""
+    seed, target = stored(config, "run.seed", int), stored(config, "run.stop_at_success", float)
+    environment, data = stored(config, "environment.name", str), stored(config, "sft.data", str)
+    learned = f"{data}, from {stored(config, 'model.path', str) or 'a new built-in model'}" if data else None
+    parts = [
+        environment or learned,
+        None if seed is None else f"seed {seed}",
+        _replay(config),
+        None if target is None else f"ends at {number(target, percent=True)} held-out success twice in a row",
+    ]
+    return " \u00b7 ".join(part for part in parts if part).replace(" %", "\u00a0%")
+
+
+def _replay(config: Config) -> str | None:
+    fraction, sampler = stored(config, "replay.fraction", float), stored(config, "replay.sampler", str)
+    if fraction is None:
+        return None
+    if not (fraction or stored(config, "replay.schedule.final", float)):
+        return "no replay"
+    words = f"replay {number(fraction, percent=True)}" + (f", {sampler} sampler" if sampler else "")
+    return words + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
+
+
 class _Recording(dict[str, Series]):
     """Metrics that record which names are read. Every metric has one point."""
 
@@ -240,8 +267,8 @@ class _Recording(dict[str, Series]):
 
 
 @cache
-def _find_names_read(made: Callable[[Metrics], object]) -> tuple[str, ...]:
+def _find_names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
     """Find the metrics that a function which makes panels or tiles reads."""
     recording = _Recording()
-    made(recording)
+    made(recording, {})
     return tuple(sorted(recording))

@@ -15,7 +15,7 @@ from context.authors import ENV, LLM, TEMPLATE
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
 from tests.browser.demonstration import OTHER
-from tests.browser.legible import found_by_axe
+from tests.browser.legible import FAINT
 from tests.fakes.records import new_store, put, tokens, trajectory
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import Served, inspecting
@@ -78,10 +78,10 @@ def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, scored: 
     for number, color in enumerate(COLORS, start=1):
         page.keyboard.press(str(number))
         page.locator(f'#tokens[data-color="{color}"]').wait_for()
-        assert found_by_axe(page) == [], color
+        assert page.evaluate(FAINT) == [], color
         assert f"color={color}" in page.url
     page.evaluate(EVERY_COLOR)
-    assert found_by_axe(page) == []
+    assert page.evaluate(FAINT) == []
 
 
 @pytest.fixture

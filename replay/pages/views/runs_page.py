@@ -20,7 +20,7 @@ from replay.locate import DATABASE, own_folder, run_folders
 from replay.open_buffer import OpenBuffer, open_buffer
 from replay.pages.addresses import BadQuery, address, read_parameter, read_parameters
 from replay.pages.page import Page
-from replay.pages.panels import COLOURS, compare_runs, panel_groups, plain_groups
+from replay.pages.panels import COLOURS, Config, compare_runs, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult
 from replay.questions.runs import LIVE, Metrics, merged_to
@@ -68,11 +68,11 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
     names = _shortest_names(shown)
     merged = merged_to(max((line["iteration"] for line in shown), default=1))
 
-    def curves(store: ReplayStore, run: str) -> Metrics:
-        return panel_series(store, run, merged)
+    def curves(store: ReplayStore, run: str) -> tuple[Metrics, Config]:
+        return panel_series(store, run, merged), store.run(run).config
 
     series = (ask(line, f"curves of {merged}", curves) for line in shown)
-    groups = compare_runs({name: panel_groups(each) for name, each in zip(names, series, strict=True)})
+    groups = compare_runs({name: panel_groups(*each) for name, each in zip(names, series, strict=True)})
     return {
         "runs": lines,
         "folder": place,

@@ -102,6 +102,7 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
         # 0.5 s of 36; 36 x (20,000 + 21,000 + 22,000) tokens
         "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",
         "tokens in batches 2,268,000, 21,000 per second peak memory 12.5 GB on the GPU",
+        "seed 7",
         "run: {}",
     ):
         assert part in seen, part
@@ -157,9 +158,11 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
 
 def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_no_setting_says(tmp_path: Path) -> None:
     plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
-    html = report(tmp_path, plain, config={"run": {"seed": 7}})
+    config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
+    html = report(tmp_path, plain, config=config)
     (replayed,) = [curve for curve in charts_of(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
+    assert '<p class="setting soft">seed 7 \u00b7 replay 25\u00a0%</p>' in html
     assert "36 s per iteration training time 1 min 48 s, 3 iterations, evaluations not counted" in text_of(html)
 
 
@@ -188,7 +191,7 @@ def test_report_replaces_the_older_and_has_the_settings(tmp_path: Path, config: 
 
 def test_no_two_panels_share_a_key_and_no_two_curves_of_one_a_metric() -> None:
     metrics = Counted()
-    panels = [panel for group in panel_groups(metrics).values() for panel in group]
+    panels = [panel for group in panel_groups(metrics, {}).values() for panel in group]
     assert len({panel.title.lower() for panel in panels}) == len(panels)
     for panel in panels:
         shown = [curve.points[0] for curve in panel.curves if curve.points]

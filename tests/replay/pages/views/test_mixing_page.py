@@ -7,9 +7,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import yaml
 
-from agentloop.config import RunConfig
 from replay import ReplayStore
 from replay.next_batch import preview_with
 from replay.open_buffer import open_buffer
@@ -42,7 +40,6 @@ def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, t
     for row in answer["batch"]["rows"]:
         assert f'href="/trajectories/{row["id"]}"' in text
     assert unescape(text).count(answer["yaml"]) == 1
-    assert RunConfig.model_validate(yaml.safe_load(answer["yaml"])).replay.fraction == 0.0625
     assert "older than 2 policy versions" in text and "can give nothing" not in text
     sentence = "source 'self' can give nothing: replay.max_staleness leaves out the last of its 24 rows."
     assert f'<p class="warning">{sentence}</p>' in unescape(

@@ -76,6 +76,7 @@ def iterations(html: str) -> list[int]:
 def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served) -> None:
     html = inspector.page(HERE)
     assert "<h1>quickstart-001</h1>" in html
+    assert "seed 7 \u00b7 replay 25\u00a0%, success sampler \u00b7 ends at 90\u00a0% held-out success" in html
     assert "12.5 %" in html and "50.0 %" in html
     assert "training time 4.0 s, 2 of at most 4 iterations, evaluations not counted" in html
     assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 20
