@@ -2,10 +2,16 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+with warnings.catch_warnings():
+    # In a notebook without widgets, tqdm warns whoever imports it first; transformers would be the first.
+    warnings.simplefilter("ignore")
+    import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
