@@ -46,15 +46,21 @@ def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
 
 
 def _holders(nodes: Sequence[Node]) -> list[int]:
-    """For each node the node that holds the last token it keeps; -1: it keeps no token."""
-    starts = [node.place.kept_tokens for node in nodes]
-    holders: list[int] = []
+    """For each node the node that holds the last token it keeps; -1: it keeps no token.
+
+    That is its parent, or a node before it. Long ways back are jumped (Myers 1983, "An applicative random-access
+    stack"): a file may hang thousands of requests from the end of a long session that all keep its first token alone.
+    """
+    starts = [*(node.place.kept_tokens for node in nodes), -1]
+    holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
     for number, node in enumerate(nodes):
-        at = -1 if node.place.parent is None else node.place.parent
-        while at >= 0 and starts[at] >= starts[number]:
-            at = holders[at]
-        holders.append(at)
-    return holders
+        at, kept = -1 if node.place.parent is None else node.place.parent, starts[number]
+        while starts[at] >= kept:
+            at = jumps[at] if starts[jumps[at]] >= kept else holders[at]
+        over = jumps[at]
+        is_even = depths[at] - depths[over] == depths[over] - depths[jumps[over]]
+        holders[number], jumps[number], depths[number] = at, jumps[over] if is_even else at, depths[at] + 1
+    return holders[:-1]
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:

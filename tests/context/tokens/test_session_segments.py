@@ -1,6 +1,9 @@
 """The training sequences that follow from a session's tree, and what it takes to find them."""
 
 import random
+from collections.abc import Callable
+
+import pytest
 
 from context.authors import USER, default_authors
 from context.tokens.session_nodes import Node, Place, Status
@@ -54,8 +57,16 @@ def chain(count: int) -> list[Node]:
     return [node(number, number - 1 if number else None, 3 * number, 3) for number in range(count)]
 
 
-def test_a_session_four_times_as_long_is_looked_at_four_times_as_often() -> None:
-    short, long = Counted(chain(1000)), Counted(chain(4000))
+def comb(count: int) -> list[Node]:
+    """Requests that are made behind the end of a long session, and keep its first token alone."""
+    return [*chain(count), *(node(count + number, count - 1, 1, 3) for number in range(count))]
+
+
+@pytest.mark.parametrize(("made", "sequences"), [(chain, 1), (comb, 4001)])
+def test_a_session_four_times_as_long_is_looked_at_four_times_as_often(
+    made: Callable[[int], list[Node]], sequences: int
+) -> None:
+    short, long = Counted(made(1000)), Counted(made(4000))
     segments_of(short, AUTHORS)
-    assert len(segments_of(long, AUTHORS)) == 1
+    assert len(segments_of(long, AUTHORS)) == sequences
     assert 0 < long.looks <= 4.01 * short.looks
