@@ -56,6 +56,8 @@ class EngineServer:
         self.version = "0.32.0"
         self.requests: list[dict[str, Any]] = []
         """The bodies it was sent, for the routes that sample."""
+        self.pauses_at: int | None = None
+        """How many of them it takes until it is paused."""
         self.most_running = 0
         self.port = 0
 
@@ -132,6 +134,8 @@ class EngineServer:
         """What is to be sampled. Raises Refused."""
         self.requests.append(body)
         models = self.models
+        if len(self.requests) == self.pauses_at:
+            models.going.clear()
         if models.asleep:
             # vLLM would keep the request until it is woken.
             raise Refused(500, f"asleep: {', '.join(sorted(models.asleep))}")

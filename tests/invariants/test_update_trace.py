@@ -39,8 +39,7 @@ def visits_of(
     traced: Callable[..., object], call: Callable[[], object], counts: Callable[[FrameType], bool]
 ) -> list[str]:
     """The files that `traced` goes through when `call` comes to it first, one after another."""
-    begun: list[FrameType] = []
-    files: list[str] = []
+    begun, files = list[FrameType](), list[str]()
 
     def follow(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code is traced.__code__ and not begun:
@@ -59,8 +58,7 @@ def visits_of(
 
 
 def visits_of_an_update() -> list[str]:
-    actor = tiny_actor()
-    config = run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
+    actor, config = tiny_actor(), run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
     learner, rows = trainer(actor, config), sampled_by(actor, ragged())
     return visits_of(Trainer.update, lambda: learner.update(rows, iteration=1), in_learning)
 

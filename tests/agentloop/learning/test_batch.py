@@ -87,9 +87,8 @@ def test_mini_batches_follow_the_seed_alone() -> None:
 
 
 def test_mini_batches_are_even_where_groups_can_be() -> None:
-    groups = grouped([1, 1, 1, 1, 4], 0)
     for seed in range(9):
-        assert [len(members) for members in plan_mini_batches(groups, 4, seed=(seed, 1, 0))] == [4, 4]
+        assert [*map(len, plan_mini_batches(grouped([1, 1, 1, 1, 4], 0), 4, seed=(seed, 1, 0)))] == [4, 4]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))

@@ -13,7 +13,6 @@ import pytest
 from replay import questions
 from replay.storage.collecting.ticket_records import EVALUATION
 from replay.storage.databases import Location
-from tests.fakes.agents import asking
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
@@ -78,18 +77,8 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
     assert run.store.roles.listed("worker", run.id) == []
 
 
-def agents(folder: Path) -> dict[str, dict[str, object]]:
-    """Tasks whose agent asks once at its base URL, and says that it was right."""
-    tasks = folder / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps({"prompt": f"Say {n}.", "then": "1.0"}) + "\n" for n in range(40)))
-    return {"environment": {"name": "agent", "agent": f"{asking.__file__}:solve"}, "tasks": {"data": str(tasks)}}
-
-
-@pytest.mark.parametrize("are_agents", [False, True], ids=["episodes", "agents' sessions"])
-def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(
-    begin: Begin, location: Location, are_agents: bool, tmp_path: Path
-) -> None:
-    run, server = begin(location, **(agents(tmp_path) if are_agents else {}))
+def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(begin: Begin, location: Location) -> None:
+    run, server = begin(location)
     server.models.pace_s = 0.05
     run.issue(3)
     with WorkerProgram(run.folder, "--concurrency", "8") as first, WorkerProgram(run.folder) as second:
@@ -98,8 +87,6 @@ def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(
         first.wait()
         counts = run.until_ended(second)
     assert (counts.done, counts.rows, len(set(rows_of(run)))) == (48, 48, 48)
-    asked = [[node.status for node in row.nodes] for row in run.store.read(rows_of(run))]
-    assert asked == [["trained"] if are_agents else []] * 48
 
 
 def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, tmp_path: Path) -> None:

@@ -188,14 +188,9 @@ def test_a_group_weighs_the_mean_of_its_members(store: ReplayStore) -> None:
 
 def test_a_rows_loss_is_weighed_by_the_correction_of_its_sampler(store: ReplayStore) -> None:
     """(N p)^-beta of prioritised replay, over the largest of the draw."""
-    collected = Fresh(1, rates=(0.5,), size=8)
-    collected.trajectories = [
-        replace(row, record=replace(row.record, advantage=float(at + 1)))
-        for at, row in enumerate(collected.trajectories)
-    ]
-    collected.append_to(store)
+    put(store, *(trajectory(f"b{slot}", slot=slot, advantage=slot + 1.0) for slot in range(8)))
     drawn = store.draw(request(2, 4), make_sampler("advantage", 1, {"exponent": 1.0, "beta": 0.5}))
-    corrections = [(8 * (row.trajectory.record.advantage or 0.0) / 36) ** -0.5 for row in drawn]
+    corrections = [(8 * (row.draw.probability or 0.0)) ** -0.5 for row in drawn]
     assert [row.draw.weight for row in drawn] == pytest.approx([each / max(corrections) for each in corrections])
     assert len(set(corrections)) == 4
 
