@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
-    from agentloop.environments import Achieved, Environment, Task, tool
+    from agentloop.environments import Achieved, Environment, Observation, ScriptedUser, SimulatedUser, Task, tool
+    from agentloop.errors import NotJudged
     from agentloop.training.from_python import train
     from agentloop.training.train import TrainResult
     from context.messages import Message, ToolCall
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 _NAMES = {
     "agentloop.config": ("RunConfig",),
     "agentloop.config.config_file": ("load_config",),
-    "agentloop.environments": ("Achieved", "Environment", "Task", "tool"),
+    "agentloop.environments": (
+        "Achieved",
+        "Environment",
+        "Observation",
+        "ScriptedUser",
+        "SimulatedUser",
+        "Task",
+        "tool",
+    ),
+    "agentloop.errors": ("NotJudged",),
     "agentloop.training.from_python": ("TrainResult", "train"),
     "context.messages": ("Message", "ToolCall"),
 }
@@ -28,7 +38,11 @@ __all__ = [
     "Achieved",
     "Environment",
     "Message",
+    "NotJudged",
+    "Observation",
     "RunConfig",
+    "ScriptedUser",
+    "SimulatedUser",
     "Task",
     "ToolCall",
     "TrainResult",

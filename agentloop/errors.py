@@ -23,6 +23,17 @@ class RunStop(SystemExit):
     """A signal ended this process. No code failed, so nobody may catch it."""
 
 
+class NotJudged(Exception):
+    """Raised by an environment, a simulated user, an agent or a judge that failed, so that nobody can judge the policy.
+
+    The episode is left out of its group and counted, as when the engine fails. It is never a reward of 0.
+    """
+
+
+class WrongObservation(UserError):
+    """An `Observation` that can't be stored. The run stops, because the policy could mend nothing."""
+
+
 class ToolTimeout(BaseException):
     """A tool has used up its time. It is not an `Exception`, so a tool that it is raised inside seldom catches it."""
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from agentloop.errors import RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
+from agentloop.errors import NotJudged, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
 from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
 
@@ -39,13 +39,13 @@ _GIVEN: dict[str, Callable[..., Any]] = {}
 def users_code() -> Iterator[None]:
     """The block calls users' code; whatever that code raises, even by sys.exit or Ctrl-C, becomes UserCodeFailed.
 
-    A stop of the run, a UserError and a cancellation pass unchanged. If the code forked, the child process ends here,
-    so that it never becomes a second trainer.
+    A stop of the run, a UserError, a NotJudged and a cancellation pass unchanged. If the code forked, the child process
+    ends here, so that it never becomes a second trainer.
     """
     process = os.getpid()
     try:
         yield
-    except (UserError, RunStop, ToolTimeout, UserCodeFailed):
+    except (UserError, NotJudged, RunStop, ToolTimeout, UserCodeFailed):
         raise
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():

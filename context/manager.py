@@ -200,6 +200,16 @@ class ContextManager:
             self._last = None
         return self.stopped
 
+    def reward_reply(self, reward: float) -> None:
+        """Notes the reward of the reply that waits for an observation. It is stored, and no prompt shows it."""
+        if self._last is None:
+            raise RuntimeError("reward_reply must follow record_reply.")
+        self._messages[-1] = replace(self._messages[-1], reward=reward)
+
+    def end(self, messages: Sequence[Message]) -> None:
+        """Stores what was said after the last reply of an episode that is over. No prompt will show it."""
+        self._messages += admitted(messages, self._renderer.authors, opening=False)
+
     def segments(self) -> tuple[Segment, ...]:
         """The training sequences so far, in the order of time. Prompts without a reply are left out."""
         authors = self._renderer.authors

@@ -39,6 +39,8 @@ class Message:
     """A strategy's text below `content`, in this message. Its tokens carry author `memory`."""
     error_kind: str | None = None
     """The kind of failure of the tool call that this message answers. None: it did not fail, or there is no call."""
+    reward: float | None = None
+    """The reward that the environment gave for this reply as soon as it had seen it. None: it gave none."""
 
 
 def check_message(message: Any) -> None:

@@ -61,15 +61,20 @@ REPLAY = "replay"
 class StopReason(StrEnum):
     """Why an episode ended. A context strategy has reasons of its own, and an import may bring any other."""
 
-    ANSWERED = "answered"  # the policy answered: the only end that the environment scores
+    ANSWERED = "answered"  # the policy answered
+    ENDED = "ended"  # the environment said that the episode is over
     TRUNCATED = "truncated"  # a reply reached its limit on tokens
     OVERTIME = "overtime"
     MAX_TURNS = "max_turns"
     ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
+    NOT_JUDGED = "not_judged"  # the environment, its user or its judge failed: the same
     AGENT_FAILED = "agent_failed"  # the agent is a program, whose exit code or function reported a failure
     UNREWARDED = "unrewarded"  # nobody gave the recorded session a reward
     CALLED_LAST = "tool_calls"  # the last reply of an imported conversation calls a tool
 
+
+WHOLE_ENDS = (StopReason.ANSWERED, StopReason.ENDED)
+"""The ends that no limit and no failure caused: the environment always rewards them."""
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Names that a set of rows may have, in `--name`, `replay.attach` and `TrajectoryRecord.source`."""
@@ -156,6 +161,8 @@ class TaskRecord:
     hash: str
     environment: str
     payload: Mapping[str, Any]
+    tools: str | None = None
+    """JSON of the tools' schemas, where they are the task's own. None: the task has all tools of its environment."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,8 @@ class TrajectoryRecord:
     num_turns: Count
     """Replies of the whole conversation. Replies kept from the parent count, here and in `num_tool_calls`."""
     num_tool_calls: Count
+    num_user_turns: Count = 0
+    """Messages of a user after the first reply."""
     num_tokens: Count = 0
     num_action_tokens: Count = 0
     longest_segment: Count = 0

@@ -42,7 +42,8 @@ def write_demonstrations(
         else:
             factory = environments and environments.recorded(record.environment, record.environment_version)
             assert factory  # the query takes known environments alone
-            conversations = [(row.messages, list(factory.tools))]
+            own = bundle.task.tools
+            conversations = [(row.messages, list(factory.tools) if own is None else json.loads(own))]
         lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
         return "\n".join(map(json.dumps, lines)).encode()
 

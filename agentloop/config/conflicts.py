@@ -45,7 +45,7 @@ _ACTING: tuple[tuple[str, str, object], ...] = (
     ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
-    ("environment.tools", "environment.name", "rows"),
+    ("environment.tools environment.respond environment.call_tool", "environment.name", "rows"),
     ("kl.horizon", "kl.target", GIVEN),
     ("lora.alpha lora.target_modules", "lora.rank", ABOVE_0),
     ("loss.hinted", "context.strategy", "hint"),

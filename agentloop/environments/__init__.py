@@ -1,9 +1,10 @@
 """Where the agent acts: environments with tasks, tools and rewards."""
 
-from agentloop.environments.environment import Achieved, Environment, StoredTask, Task, tool
+from agentloop.environments.environment import Achieved, Environment, Observation, StoredTask, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment, makes_tasks
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.run_environments import RunEnvironments, load_environments, open_tasks
+from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.task_source import TaskSource
 from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
 from agentloop.environments.tools.results import ToolResult
@@ -15,6 +16,9 @@ __all__ = [
     "Environment",
     "EnvironmentFactory",
     "LookupChain",
+    "Observation",
+    "ScriptedUser",
+    "SimulatedUser",
     "StoredTask",
     "Task",
     "TaskSource",

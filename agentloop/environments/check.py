@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.config.sections.context import author_table
-from agentloop.environments.environment import Environment, Task, quoted_task
-from agentloop.environments.tools.tool_schema import resolved_hints
+from agentloop.environments.environment import Environment, Task, observed_rewards, quoted_task
+from agentloop.environments.tools.tool_schema import can_observe, resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError, one_line
 from agentloop.user_code import failing_as
@@ -19,6 +19,7 @@ from context.authors import LLM, Author
 from context.messages import Message, admitted, canonical_json, messages_hash
 from context.wording import suggest
 from replay.errors import shortened
+from replay.records import StopReason
 
 _TRIALS = 4
 _author_table = cache(author_table)
@@ -36,6 +37,8 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
     for signature in (tasks, "reward(self, task, messages) -> float"):
         name = signature.partition("(")[0]
         if getattr(environment, name) is getattr(Environment, name):
+            if name == "reward" and can_observe(environment):
+                continue  # the rewards of observations add up
             other = "" if reads_rows or name == "reward" else " Or name rows to read with tasks.data."
             raise UserError(f"{where} must define {name}{why}, got none. Write def {signature}.{other}")
     if not isinstance(environment.version, str):
@@ -107,6 +110,13 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: boo
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode, compute its reward after an empty reply, and close it."""
+    if (
+        type(environment).call_tool is not Environment.call_tool
+        and type(environment).tools_for is Environment.tools_for
+    ):
+        raise UserError(
+            f"{where}.call_tool must have tools to answer, got no tools_for. Write def tools_for(self, task)."
+        )
     try:
         start_now(environment, task, where)
         reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
@@ -126,6 +136,9 @@ def reward_now(environment: Environment, task: Task, messages: Sequence[Message]
     """Compute the reward of a conversation with a started instance, outside of an episode."""
     asked = quoted_task(task, messages)
     advice = f" for {asked}. Return 0.0 there."
+    environment.stop_reason = StopReason.ANSWERED
+    if type(environment).reward is Environment.reward:
+        return math.fsum(observed_rewards(messages[len(task.messages()) :]) or ())
     with failing_as(f"{where}.reward must judge any reply, got", advice):
         reward: Any = run_hook(environment.reward, task, messages)
     if not isinstance(reward, Real) or not math.isfinite(reward):

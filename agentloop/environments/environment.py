@@ -1,11 +1,15 @@
 """The base class of environments. An environment makes or reads tasks, offers tools and rewards conversations."""
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, ClassVar, TypeVar, overload
 
-from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
+from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
+from agentloop.errors import WrongObservation
+from context.authors import DEMONSTRATION, INITIALIZATION, LLM, USER, default_authors
 from context.messages import Message
 from context.wording import excerpt
 
@@ -27,6 +31,8 @@ class Task:
     """Help that the context strategy `hint` shows while the policy samples; other strategies ignore it."""
     environment: str | None = None
     """Name of the task's environment in a run with several; the run sets it. None in a run with one."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """Schemas of the tools that `Environment.tools_for` offers; the run sets them. None: all of its environment."""
 
     def messages(self) -> tuple[Message, ...]:
         """Return the opening conversation; messages without an author of `context.authors` are by `user` or
@@ -50,6 +56,30 @@ class StoredTask(Task):
 
 
 @dataclass(frozen=True)
+class Observation:
+    """What a tool or `respond` returns where a text alone does not say it all."""
+
+    content: Any = None
+    """From a tool: what it would return otherwise. From `respond`: a text or messages. None: nothing is shown."""
+    reward: float | None = None
+    """The reward for the reply. The rewards of an episode add up, unless the environment has a `reward`."""
+    over: bool = False
+    """True: the episode is over. The content is stored, and no prompt shows it."""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and not (isinstance(self.reward, Real) and math.isfinite(self.reward)):
+            raise WrongObservation(f"Observation.reward must be a finite number or None, got {self.reward!r}. Mend it.")
+        if self.content is None and not self.over:
+            raise WrongObservation(
+                "Observation.content must be given while the episode goes on, got None. Show a text."
+            )
+
+
+Response = str | Message | Sequence[Message] | Observation | None
+"""What `Environment.respond` returns."""
+
+
+@dataclass(frozen=True)
 class Achieved:
     """A task that the last turns of a conversation solved, though the conversation was about another task."""
 
@@ -62,6 +92,12 @@ def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
     """Quote a task and the reply to it in an error, both cut short: `the task 'What is ...' and the reply '42'`."""
     asked = f"the task {_excerpt(task.messages()[-1])}"
     return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
+
+
+def observed_rewards(messages: Sequence[Message]) -> tuple[float, ...] | None:
+    """Return what observations rewarded each reply with, 0 where they did not; None: no reply has a reward."""
+    rewards = [message.reward for message in messages if message.author in (LLM, DEMONSTRATION)]
+    return None if all(reward is None for reward in rewards) else tuple(reward or 0.0 for reward in rewards)
 
 
 def _excerpt(message: Message) -> str:
@@ -127,6 +163,15 @@ class Environment:
     """True: every tool's result follows from the task and the calls before it, so equal calls are answered from memory.
     `reward` must then depend on task and messages alone. Nothing checks the promise."""
 
+    rewards_every_end: ClassVar[bool] = False
+    """True: `reward` is also asked where a limit ended the episode. `self.stop_reason` tells it what the end was."""
+
+    user: SimulatedUser | ScriptedUser | None = None
+    """The user that `respond` asks. The run counts what the user took."""
+
+    stop_reason: str | None = None
+    """Why this episode ended; set before `reward` is asked. None: it goes on."""
+
     def make_task(self, rng: random.Random) -> Task:
         """Make a random task, the same task for the same state of `rng`. Not needed where every task is a row."""
         raise NotImplementedError
@@ -137,6 +182,27 @@ class Environment:
 
     def start(self, task: Task) -> Awaitable[None] | None:
         """Set up this episode's state; may be `async def`."""
+
+    def tools_for(self, task: Task) -> Sequence[str | Mapping[str, Any]] | None:
+        """Name the tools that the policy is offered in this task; None: all tools of the class.
+
+        An entry is the name of a tool of the class, or a schema as OpenAI writes one. `call_tool` answers the calls of
+        tools that are given as schemas. The tools are part of the task, so they must follow from the task alone. The
+        method is called on an instance that was not started.
+        """
+        return None
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Answer a call of a tool whose schema came from `tools_for`; may be `async def`. See `tool` for the result."""
+        raise NotImplementedError
+
+    def respond(self, task: Task, messages: Sequence[Message]) -> Awaitable[Response] | Response:
+        """Answer a reply that calls no tool; may be `async def`. None: the reply was the answer, and the episode ends.
+
+        The policy is shown a text as a user's message; messages keep their role, and `author="env"` marks those that
+        no user wrote. Nothing of it is trained. The method is not asked after the last turn of `rollout.max_turns`.
+        """
+        return None
 
     def restore(self, task: Task, messages: Sequence[Message]) -> Awaitable[None] | None:
         """Bring a started instance to the state after these messages of an earlier episode; may be `async def`.
@@ -153,11 +219,14 @@ class Environment:
         """
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """Reward the whole conversation with a finite number, whatever the policy wrote."""
+        """Reward the whole conversation with a finite number, whatever the policy wrote.
+
+        Without this method, the reward is the sum of the rewards of the episode's observations, at whatever end.
+        """
         raise NotImplementedError
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
-        """Reward each reply of the policy by itself, besides `reward`; None: there are no rewards per reply.
+        """Reward each reply of the policy by itself, besides `reward`; None: the rewards of observations, if any.
 
         `advantage.credit: turn` calls this on an instance that has played no episode.
         """

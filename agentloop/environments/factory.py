@@ -27,7 +27,7 @@ from agentloop.environments.check import (
     reward_now,
     start_now,
 )
-from agentloop.environments.environment import Achieved, Environment, StoredTask, Task, quoted_task
+from agentloop.environments.environment import Achieved, Environment, StoredTask, Task, observed_rewards, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.row_environment import (
     AGENT,
@@ -35,10 +35,10 @@ from agentloop.environments.row_environment import (
     AgentEnvironment,
     RowEnvironment,
     agent_function,
-    rows_with_tools,
+    rows_with_functions,
 )
 from agentloop.environments.tools.tool_memory import repeats
-from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.environments.tools.tool_schema import ToolSpec, can_observe, schemas_of_task, tools_of, tools_of_task
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function
@@ -75,6 +75,8 @@ class EnvironmentFactory:
     """Digest of the files of the class and of its functions, with the files that they import from the same folder."""
     example: Task | None = None
     """One task of the environment; None only while the environment is being checked."""
+    further_examples: tuple[Task, ...] = ()
+    """One task for each further set of tools that tasks offer."""
     registered: tuple[Author, ...] = ()
     """Authors that the environment's messages may name besides `user` and `initialization`."""
     servers: McpServers | None = None
@@ -138,8 +140,25 @@ class EnvironmentFactory:
         return self.labelled(task)
 
     def labelled(self, task: Task) -> Task:
-        """Put the environment's name into one of its tasks, where a run has several environments."""
+        """Put into a task its own tools, if any, and its environment's name where a run has several environments."""
+        if self.defines("tools_for"):
+            with failing_as(
+                f"{self.where}.tools_for must accept its tasks, got", f" for {quoted_task(task)}. Mend it."
+            ):
+                given = self.create().tools_for(task)
+            if given is not None:
+                is_row = issubclass(self.environment, RowEnvironment)
+                where = "the column tools" if is_row else f"{self.where}.tools_for"
+                task = replace(task, tools=schemas_of_task(self.environment, given, where))
         return replace(task, environment=self.name) if self.is_one_of_several else task
+
+    def tools_for(self, task: Task) -> tuple[Mapping[str, Any], ...]:
+        """Return the schemas of the tools that a task offers."""
+        return self.tools if task.tools is None else task.tools
+
+    def tool_specs(self, task: Task) -> Mapping[str, ToolSpec]:
+        """Return the tools that a task offers, by name."""
+        return tools_of_task(self.environment, task, self.where)
 
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """Ask a new instance what each reply earned by itself; None: the environment has no rewards per reply."""
@@ -147,7 +166,9 @@ class EnvironmentFactory:
         with failing_as(f"{self.where}.turn_rewards must return a list of numbers, got", place):
             given = self.create().turn_rewards(task, messages)
             rewards = None if given is None else tuple(float(reward) for reward in given)
-        if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
+        if rewards is None:
+            return observed_rewards(messages[len(task.messages()) :])
+        if len(rewards) != replies or not all(map(math.isfinite, rewards)):
             raise UserError(
                 f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
                 "Mend it."
@@ -169,6 +190,16 @@ class EnvironmentFactory:
             shown = [to_template(replace(said, tool_call_id=None)) for said in messages[after:position]]
             states.append(content_hash({"task": task_hash, "shown": shown} if key is None else [task_hash, key]))
         return tuple(states)
+
+    @property
+    def all_examples(self) -> tuple[Task, ...]:
+        """The known tasks that offer different tools."""
+        return tuple(filter(None, (self.example, *self.further_examples)))
+
+    @property
+    def can_reward_replies(self) -> bool:
+        """True if replies may have rewards of their own: from `turn_rewards`, or from observations."""
+        return self.defines("turn_rewards") or can_observe(self.environment)
 
     @property
     def has_deterministic_tools(self) -> bool:
@@ -207,7 +238,7 @@ class EnvironmentFactory:
             return reward_now(environment, task, messages, self.where)
 
     def task_hash(self, task: Task) -> str:
-        """Hash all that defines a task: its environment, its opening messages, its payload and its hint, if any."""
+        """Hash all that defines a task: its environment, opening messages, payload, and its hint and tools, if any."""
         if isinstance(task, StoredTask):
             return task.hash
         return content_hash(
@@ -217,6 +248,7 @@ class EnvironmentFactory:
                 "messages": [to_template(message) for message in task.messages()],
                 "payload": task.payload,
                 **({} if task.hint is None else {"hint": task.hint}),
+                **({} if task.tools is None else {"tools": task.tools}),
             }
         )
 
@@ -229,15 +261,16 @@ def load_environment(
     row: Mapping[str, Any] | None = None,
     servers: Mapping[str, McpServerSection] | None = None,
     tools: Sequence[str] = (),
+    answers: Mapping[str, str] | None = None,
     judges: Sequence[str] = (),
 ) -> EnvironmentFactory:
     """Load the environment `name`, built-in or `path/to/file.py:ClassName`, and try it out. Raises UserError.
 
     With a `row` of the user's data the environment must read tasks from rows; without one it must make them. `tools`
-    are functions that the environment `rows` offers; `judges` are functions that decide there what a success is. The
-    files of both are part of the environment's source.
+    are functions that the environment `rows` offers, and `answers` are its functions `respond` and `call_tool`;
+    `judges` are functions that decide there what a success is. The files of all are part of the environment's source.
     """
-    found = rows_with_tools(tools) if name == ROWS else _find(name)
+    found = rows_with_functions(tools, answers or {}) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
     options = check_options(environment, options, name)
     if issubclass(environment, Adapter):
@@ -253,7 +286,9 @@ def load_environment(
     if agent is not None:
         load_function(agent, what="environment.agent")
     file = Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).resolve()
-    source = digest_of_functions(source_digest(file), tools=tools, judges=judges, agent=agent)
+    source = digest_of_functions(
+        source_digest(file), tools=[*tools, *(answers or {}).values()], judges=judges, agent=agent
+    )
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,

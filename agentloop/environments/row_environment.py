@@ -12,7 +12,7 @@ from agentloop.environments.environment import Environment, Task
 from agentloop.environments.sandbox.agent_sandbox import AgentSandbox
 from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import SandboxKind, usable_interpreter
-from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, with_tools
+from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, tool_name, tools_of, with_tools
 from agentloop.errors import UserError
 from agentloop.user_code import load_function
 from context.messages import Message
@@ -20,6 +20,8 @@ from context.wording import suggest
 
 ROWS, AGENT = "rows", "agent"
 """The two names in `environment.name`."""
+_TOOLS = "tools"
+"""The column with a row's own tools."""
 _ROLES = ("system", "user", "assistant")
 
 
@@ -41,6 +43,19 @@ class RowEnvironment(Environment):
         messages = _messages(row[self._prompt], self._prompt)
         opening = () if self._system is None else (Message("system", self._system),)
         return Task((*opening, *messages), json.loads(json.dumps(dict(row), default=as_json)))
+
+    def tools_for(self, task: Task) -> Sequence[str | Mapping[str, Any]] | None:
+        """Read the column `tools`: names of functions or schemas, in a list or as JSON; the row offers these alone."""
+        given = task.payload.get(_TOOLS)
+        try:
+            given = json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            raise UserError(f"the column {_TOOLS!r} must be a list or JSON of one, got {given!r:.100}.") from None
+        own = tools_of(type(self))
+        entries = given if isinstance(given, list) else [] if given is None else [given]
+        names = [entry if isinstance(entry, str) else tool_name(entry) for entry in entries]
+        offered: list[Any] = [name if name in own else entry for name, entry in zip(names, entries, strict=True)]
+        return None if given is None else offered
 
     def start(self, task: Task) -> None:
         self.task = task
@@ -84,6 +99,9 @@ class AgentEnvironment(RowEnvironment):
             usable_interpreter()
             self.sandbox = AgentSandbox(limits or SandboxLimits(), read)
 
+    def tools_for(self, task: Task) -> None:
+        """Offer none: the agent brings its own tools."""
+
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         payload = json.loads(json.dumps(dict(row), default=as_json))
         shown = payload.get(self._prompt)
@@ -113,10 +131,15 @@ def _messages(shown: Any, column: str) -> tuple[Message, ...]:
 
 
 _KEY = "environment.tools"
+_ANSWERS: Mapping[str, tuple[str, ...]] = {"respond": ("task", "messages"), "call_tool": ("task", "name", "arguments")}
+"""The arguments of the functions that stand for methods of `Environment`."""
 
 
-def rows_with_tools(names: Sequence[str]) -> type[Environment]:
-    """Make the environment `rows` with these functions as its tools. Raises UserError for an unfit function."""
+def rows_with_functions(names: Sequence[str], answers: Mapping[str, str]) -> type[Environment]:
+    """Make the environment `rows` with functions as its tools and, by the method's name, as `respond` or `call_tool`.
+
+    Raises UserError for an unfit function.
+    """
     tools: dict[str, ToolSpec] = {}
     for name in names:
         function = load_function(name, what=_KEY)
@@ -124,7 +147,29 @@ def rows_with_tools(names: Sequence[str]) -> type[Environment]:
         if spec.name in tools:
             raise UserError(f"{_KEY} must have names of their own, got {name}, named like another one. Rename it.")
         tools[spec.name] = replace(spec, function=_as_method(function, hidden))
-    return with_tools(RowEnvironment, tools)
+    kind = type("RowEnvironment", (RowEnvironment,), {name: _answer(name, spec) for name, spec in answers.items()})
+    return with_tools(kind if answers else RowEnvironment, tools)
+
+
+def _answer(name: str, spec: str) -> Callable[..., Any]:
+    """Turn a function into the method `respond` or `call_tool`."""
+    function, wanted = load_function(spec, what=f"environment.{name}"), _ANSWERS[name]
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise UserError(f"environment.{name} must take ({', '.join(wanted)}), got {spec} with {error}.") from error
+
+    def respond(environment: RowEnvironment, task: Task, messages: Sequence[Message]) -> Any:
+        return function(task, messages)
+
+    def call_tool(environment: RowEnvironment, tool: str, arguments: dict[str, Any]) -> Any:
+        return function(environment.task, tool, arguments)
+
+    async def awaited(environment: RowEnvironment, *given: Any) -> Any:
+        return await method(environment, *given)
+
+    method = respond if name == "respond" else call_tool
+    return awaited if inspect.iscoroutinefunction(function) else method
 
 
 def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[..., Any]:

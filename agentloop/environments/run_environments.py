@@ -13,7 +13,7 @@ from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.row_environment import AGENT, agent_function
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
-from context.messages import content_hash
+from context.messages import canonical_json, content_hash
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def open_tasks(
     rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
     if sources and environments.source != sources[-1] and not environment_changed:
-        functions = [name for part in config.parts for name in part.environment.tools]
+        functions = [name for part in config.parts for name in part.environment.functions]
         agents = [part.environment.agent for part in config.parts if part.environment.agent is not None]
         functions += [name for name in map(agent_function, agents) if name is not None]
         functions += [row.function for row in config.reward.functions if agents or config.parts[0].environment.is_rows]
@@ -103,7 +103,11 @@ def open_tasks(
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)
     parts = zip(config.parts, environments.all, strict=True)
-    return environments, TaskSource([_source(config, part, factory, rows[part.name]) for part, factory in parts])
+    by_part = {part.name: _tried_on_rows(factory, rows[part.name]) for part, factory in parts}
+    environments = replace(environments, by_name={factory.name: factory for factory in by_part.values()})
+    return environments, TaskSource(
+        [_source(config, part, by_part[part.name], rows[part.name]) for part in config.parts]
+    )
 
 
 def load_environments(
@@ -122,6 +126,7 @@ def load_environments(
                 row=rows.get(part.name),
                 servers=section.mcp_servers,
                 tools=section.tools,
+                answers=section.answers,
                 judges=[judge.function for judge in config.reward.functions] if section.is_rows or agent else [],
             )
         except UserError as error:
@@ -131,11 +136,19 @@ def load_environments(
     return RunEnvironments(by_name)
 
 
+def _tried_on_rows(factory: EnvironmentFactory, rows: TaskRows | None) -> EnvironmentFactory:
+    """Read rows as tasks, and note a task for each set of tools that they offer. Raises UserError for a bad row."""
+    offered: dict[str, Task] = {}
+    for side in () if rows is None else (rows.train, rows.held_out):
+        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
+            task = factory.task_from_row(side[number], f"row {number + 1}")
+            if task.tools is not None:
+                offered.setdefault(canonical_json(task.tools), task)
+    return replace(factory, further_examples=tuple(offered.values()))
+
+
 def _source(
     config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None
 ) -> EnvironmentTasks:
-    for side in () if rows is None else (rows.train, rows.held_out):
-        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
-            factory.task_from_row(side[number], f"row {number + 1}")
     seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
     return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, shuffle=part.tasks.shuffle)

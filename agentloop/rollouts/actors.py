@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import ConcurrentGenerator, Generator
-from agentloop.environments import EnvironmentFactory, RunEnvironments
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, guarded, load_class
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentloop.gateway.agent_sessions import Policy
     from agentloop.gateway.run_gateway import RunGateway
 
+Tools = Sequence[Mapping[str, Any]]
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
 _MOST_PARSERS = 64
@@ -60,9 +61,12 @@ class Actors:
     generator: Generator | ConcurrentGenerator
     renderer: Renderer
     parser: ReplyParser
+    """Reads replies in tasks that offer all tools of their environment."""
     authors: AuthorTable
     vocab_size: int
     """Size of the policy's vocabulary: every token id that it samples is smaller."""
+    parsers: Callable[[Tools], ReplyParser]
+    """Makes the parser for a task's own tools. Raises RenderError for tools that the model can't be shown."""
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
@@ -70,6 +74,10 @@ class Actors:
     """The server at which agents ask the policy; None: no environment has an agent."""
     memory: ToolMemory | None = None
     """Answers of deterministic tools; None: every call is run."""
+
+    def parser_for(self, task: Task) -> ReplyParser:
+        """Return the parser of replies in a task."""
+        return self.parser if task.tools is None else self.parsers(task.tools)
 
 
 def make_actors(
@@ -90,6 +98,7 @@ def make_actors(
         parser,
         authors,
         vocab_size,
+        parsers_by_tools(section, files.template),
         make_strategy(section.strategy, section.options),
         section.training_control(),
         memory=tool_memory(config, environments),
@@ -112,7 +121,13 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
     """Make the policy that answers agents at their base URL."""
     from agentloop.gateway.agent_sessions import Policy
 
-    section, template = config.context, renderer.template
+    parser = parsers_by_tools(config.context, renderer.template)
+    limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
+    return Policy(renderer, parser, config.context.training_control(), *limits)
+
+
+def parsers_by_tools(section: ContextSection, template: ChatTemplate) -> Callable[[Tools], ReplyParser]:
+    """Make a function that makes the parser for some tools. It raises RenderError for tools that can't be shown."""
 
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
@@ -128,11 +143,10 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
             raise RenderError(problem)
         return parser
 
-    def parser(tools: Sequence[Mapping[str, Any]]) -> ReplyParser:
+    def parser(tools: Tools) -> ReplyParser:
         return made(canonical_json(list(tools)))
 
-    limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
-    return Policy(renderer, parser, config.context.training_control(), *limits)
+    return parser
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
@@ -199,13 +213,12 @@ def _unread_calls(parser: ReplyParser, template: ChatTemplate) -> str | None:
 def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: ContextSection) -> None:
     named = section.parser != "auto"
     openings: list[Sequence[Message]] = [] if named else [(Message("user", "x"),)]
-    if factory.example is not None:
-        openings.append(shown_messages(factory.example.messages(), section.author_table()))
-    for opening in openings:
-        problem = hidden_message(template, opening, factory.tools)
-        if problem is None and factory.tools and not section.allow_hidden_tools:
-            problem = hidden_tools(template, factory.tools, opening, described=named) or hidden_result(
-                template, opening, factory.tools
-            )
+    checked: list[tuple[Sequence[Message], Tools]] = [(opening, factory.tools) for opening in openings]
+    for task in factory.all_examples:
+        checked.append((shown_messages(task.messages(), section.author_table()), factory.tools_for(task)))
+    for opening, tools in checked:
+        problem = hidden_message(template, opening, tools)
+        if problem is None and tools and not section.allow_hidden_tools:
+            problem = hidden_tools(template, tools, opening, described=named) or hidden_result(template, opening, tools)
         if problem is not None:
             raise UserError(problem)

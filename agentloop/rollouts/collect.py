@@ -4,21 +4,22 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate
 
 from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.config import RunConfig
 from agentloop.environments import Task
+from agentloop.environments.simulated_user import UserCosts
 from agentloop.errors import UserError
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.rollouts.trajectories import Collected, CollectedBy, MemberPlace, trajectory_of
-from replay.records import TaskRecord, Trajectory, group_of
+from agentloop.rollouts.trajectories import Collected, CollectedBy, MemberPlace, task_record, trajectory_of
+from replay.records import StopReason, Trajectory, group_of
 
 _MANY_FAILED_CALLS = 0.2
 """A warning appears if more than this share of an iteration's tool calls failed."""
@@ -60,12 +61,14 @@ class Collector:
         episodes = kept if earlier else without_engine_failures(everything)
         collected = Collected(
             rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
-            engine_failures=len(everything) - len(episodes),
-            extra_metrics=scores.metrics | _calls(self.actors, episodes),
+            engine_failures=sum(episode.stop_reason == StopReason.ENGINE_FAILURE for episode in everything),
+            not_judged=sum(episode.stop_reason == StopReason.NOT_JUDGED for episode in everything),
+            extra_metrics=scores.metrics | _calls(self.actors, episodes) | _user_costs(everything),
         )
         if self.scorer.can_fail:
             unknown = sum(math.isnan(total) for total in scores.totals)
-            collected.extra_metrics["rollout/reward_failures"] = unknown - collected.engine_failures
+            lost = collected.engine_failures + collected.not_judged
+            collected.extra_metrics["rollout/reward_failures"] = unknown - lost
         self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
         if episodes and not collected.trajectories and not earlier:
             raise UserError(
@@ -102,7 +105,7 @@ class Collector:
                 place = MemberPlace(collected_by.id_of(task_hash, member), group, task_hash, slot, member)
                 rows.append(trajectory_of(self.actors, episode, reward, collected_by, place, self.config))
             made[task_hash] += len(rows)
-            collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
+            collected.tasks.append(task_record(factory, task))
             collected.groups.append(group_of(rows))
             collected.trajectories += rows
 
@@ -168,9 +171,22 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def _user_costs(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Sum what simulated users took in all episodes, those without a verdict included; empty where there is no user."""
+    costs = [episode.user for episode in episodes if episode.user is not None]
+    if not costs:
+        return {}
+    return {f"user/{part.name}": float(sum(getattr(cost, part.name) for cost in costs)) for part in fields(UserCosts)}
+
+
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes that the engine did not fail. Raises UserError if it failed all of them."""
+    """Return the episodes that count. Raises UserError if the engine or the environment failed all of them."""
     kept = [episode for episode in episodes if not episode.failed]
+    if episodes and not kept and episodes[0].stop_reason == StopReason.NOT_JUDGED:
+        raise UserError(
+            f"the environment must come to a verdict on at least one of {len(episodes)} episodes, got none "
+            f"({episodes[0].problem}). Mend it, its user or its judge."
+        )
     if episodes and not kept:
         raise UserError(
             f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "

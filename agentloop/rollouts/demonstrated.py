@@ -2,25 +2,31 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
 from agentloop.environments.check import start_now
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.tools.worker_threads import close_now
+from agentloop.environments.said import Said, said_by
+from agentloop.environments.tools.call import Tools
+from agentloop.environments.tools.worker_threads import close_now, run_hook
 from agentloop.user_code import failing_as
 from context import Message
 from context.authors import LLM
+from context.messages import ToolCall
 from context.strategies import Strategy
 
 _LONGEST_RESULT = 20_000
 """Characters."""
 
 
-def demonstrate(environment: Environment, task: Task, rng: random.Random, *, where: str) -> tuple[Message, ...]:
-    """Play one conversation with the demonstrator, whose author is `llm`; `where` names the class in errors."""
+def demonstrate(
+    factory: EnvironmentFactory, environment: Environment, task: Task, rng: random.Random
+) -> tuple[Message, ...]:
+    """Play one conversation with the demonstrator, whose author is `llm`."""
+    where, tools = factory.where, factory.tool_specs(task)
     start_now(environment, task, where)
     messages = list(task.messages())
     while True:
@@ -28,11 +34,32 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random, *, whe
         with failing_as(rule, f" for {quoted_task(task, messages)}. Mend it."):
             reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
         messages.append(reply)
-        if not reply.tool_calls:
+        said: Said | None
+        if reply.tool_calls:
+            said = _called(environment, tools, reply.tool_calls)
+        else:
+            asked = quoted_task(task, messages)
+            with failing_as(f"{where}.respond must answer any reply, got", f" for {asked}. Mend it."):
+                said = said_by(run_hook(environment.respond, task, tuple(messages)), f"{where}.respond", asked)
+        if said is None:
             return tuple(messages)
-        for call in reply.tool_calls:
-            result = call_demonstrated(environment, call, max_chars=_LONGEST_RESULT)
-            messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
+        messages[-1] = replace(reply, reward=said.reward)
+        messages += said.messages
+        if said.over:
+            return tuple(messages)
+
+
+def _called(environment: Environment, tools: Tools, calls: Sequence[ToolCall]) -> Said:
+    """Answer the calls of a reply, up to one that ends the episode."""
+    said = Said([])
+    for call in calls:
+        result = call_demonstrated(environment, tools, call, max_chars=_LONGEST_RESULT)
+        answer = Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id)
+        rewards = [reward for reward in (said.reward, result.reward) if reward is not None]
+        said = Said([*said.messages, answer], sum(rewards) if rewards else None, result.over)
+        if result.over:
+            break
+    return said
 
 
 @contextmanager
@@ -44,7 +71,7 @@ def demonstrated(
     with factory.connected(environment) as servers:
         servers.result()
         try:
-            yield environment, task, demonstrate(environment, task, rng, where=factory.where)
+            yield environment, task, demonstrate(factory, environment, task, rng)
         finally:
             close_now(environment, factory.where)
 

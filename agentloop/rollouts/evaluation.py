@@ -24,7 +24,7 @@ from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
-from replay.records import HeldOutEpisode, StopReason
+from replay.records import WHOLE_ENDS, HeldOutEpisode
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Evaluation:
         episodes = [outcome for task in self.attempts for outcome in task.outcomes]
         if any(episode.success for episode in episodes):
             return None
-        count, cut = len(episodes), [one for one in episodes if one.stop_reason != StopReason.ANSWERED]
+        count, cut = len(episodes), [one for one in episodes if one.stop_reason not in WHOLE_ENDS]
         called, on_the_way = (sum(one.num_tool_calls > 0 for one in some) for some in (episodes, cut))
         remedy = "Show it how first: agentloop sft on demonstrations"
         if 2 * len(cut) > count and (4 * on_the_way > len(cut) or not self.has_tools):

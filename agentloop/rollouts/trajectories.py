@@ -5,17 +5,18 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 import numpy as np
 
 from agentloop.config import RunConfig
-from agentloop.environments import RunEnvironments
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.restart import Restart
 from context.authors import LLM
-from context.messages import canonical_json
+from context.messages import Message, canonical_json
 from replay.records import RESTART, GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import summarised
 
@@ -46,6 +47,8 @@ class Collected:
     """Number of episodes whose context was rewritten, by kind of rewrite."""
     engine_failures: int = 0
     """Number of episodes that are in no group because their engine failed."""
+    not_judged: int = 0
+    """Number of episodes that are in no group because nobody could judge them."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Reward less KL penalty, by trajectory id."""
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Collected:
             **_restart_metrics([row.record for row in collected if row.record.source == RESTART]),
             **self._start_metrics([row for row in collected if row.record.source != RESTART]),
             "rollout/engine_failures": self.engine_failures,
+            **({"rollout/not_judged": self.not_judged} if self.not_judged else {}),
             **{f"context/rewrites/{kind}": count / len(collected) for kind, count in sorted(self.rewrites.items())},
             **kl_metrics(self.kl_penalties.values()),
             **self.extra_metrics,
@@ -112,6 +116,11 @@ class MemberPlace:
     member: int
 
 
+def task_record(factory: EnvironmentFactory, task: Task) -> TaskRecord:
+    tools = None if task.tools is None else canonical_json(task.tools)
+    return TaskRecord(factory.task_hash(task), factory.name, task.payload, tools)
+
+
 def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
@@ -135,6 +144,7 @@ def trajectory_of(
         error_kinds=" ".join(episode.error_kinds) or None,
         num_turns=episode.num_turns,
         num_tool_calls=episode.num_tool_calls,
+        num_user_turns=num_user_turns(episode.messages),
         temperature=config.rollout.temperature,
         top_p=1.0,
         top_k=0,
@@ -149,6 +159,12 @@ def trajectory_of(
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
     return row
+
+
+def num_user_turns(messages: Sequence[Message]) -> int:
+    """Count the messages of a user after the first sampled reply."""
+    after = dropwhile(lambda message: message.author != LLM, messages)
+    return sum(message.role == "user" for message in after)
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:

@@ -109,7 +109,7 @@ def compare_with_environment(config: RunConfig) -> str | None:
         environments, source = open_tasks(config)
     except UserError as problem:  # sft itself needs no environment
         return f"demonstrations were not compared with the environment: {problem}"
-    tools = [_by_name(one.tools) for one in environments.all]
+    tools = [_by_name(one.tools_for(task)) for one in environments.all for task in one.all_examples]
     systems = {_system(source.train(index).messages()) for index in range(32)}
     total, known, named, different = 0, {name for one in tools for name in one}, set[str](), list[str]()
     for place, _, found in _conversations(Path(str(config.sft.data)), "sft.data", Counter()):

@@ -276,7 +276,8 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
         (config.advantage.credit == "turn", "turn_rewards", "advantage.credit must be trajectory"),
         (config.replay.hindsight.enable, "achieved", "replay.hindsight.enable must be false"),
     ):
-        if asked and not environments.define(method):
+        rewards_replies = method == "turn_rewards" and all(one.can_reward_replies for one in environments.all)
+        if asked and not rewards_replies and not environments.define(method):
             has_agent = any(one.agent for one in environments.all)
             advice = "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
             raise UserError(f"{rule} when the environment has no {method}, got {environments.where}. {advice}")

@@ -39,6 +39,8 @@ def train(
     tools: Sequence[Function] | None = None,
     reward: Function | Sequence[Any] | Mapping[str, Any] | None = None,
     tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+    respond: Function | None = None,
+    call_tool: Function | None = None,
     **sections: Any,
 ) -> TrainResult:
     """Train one run to its end, and return it.
@@ -49,6 +51,10 @@ def train(
     - `reward`: a function, or several, each with the ended episode and columns of its row by name; the first decides
       what a success is. Or the section `reward`, with `functions`.
     - `tasks`: rows (a list of mappings, a data set), a file or `hf:NAME`, or the section `tasks`, with `data`.
+    - `respond`: a function of the task and the messages that answers a reply without calls, as a user or a game does.
+      None is the end: the reply was the answer. See `Environment.respond`.
+    - `call_tool`: a function of the task, a tool's name and its arguments, for tools that a row's column `tools` gives
+      as schemas.
     - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
 
     With a whole `RunConfig` instead of these arguments, it calls `agentloop.training.train.train` with its options.
@@ -58,9 +64,12 @@ def train(
     """
     if config is not None:
         mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
+        mixed |= {"respond": respond, "call_tool": call_tool}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
     environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
+    answers = {"respond": respond, "call_tool": call_tool}
+    environment |= {name: _function_name(given, name) for name, given in answers.items() if given is not None}
     values: dict[str, Any] = {
         **sections,
         "model": _as_section(model, "path"),
@@ -84,7 +93,9 @@ def train(
 
 def _check_callers(values: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
     """Raises UserError where workers would have to call functions of this process."""
-    functions = [*values["environment"]["tools"], *(row["function"] for row in values["reward"]["functions"])]
+    environment = values["environment"]
+    functions = [*environment["tools"], *(environment.get(name) or "" for name in ("respond", "call_tool"))]
+    functions += [*(row["function"] for row in values["reward"]["functions"])]
     here = [name for name in functions if is_given(name)]
     if here and sections.get("collection", {}).get("by") == "workers":
         name = here[0].rpartition(":")[2]

@@ -42,7 +42,7 @@ from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import TOKEN_BYTES
 from replay.storage.format.rows import LOG_PROB_FIELDS
 
-FORMAT = 6
+FORMAT = 7
 """Raised when a column changes its meaning, or one is added or goes."""
 
 MOST_BYTES = 128 << 20
@@ -182,7 +182,7 @@ _SHARED_FIELDS = ("id", "run", "task", "iteration")
 _POLICY = ("version", "tokenizer_hash", "template_hash")
 _RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(LOG_PROB_FIELDS, float | None)
 _GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _SHARED_FIELDS}
-_TASK = {"task_environment": str, "task_payload": Payload}
+_TASK = {"task_environment": str, "task_payload": Payload, "task_tools": Annotated[str, AfterValidator(_tools)] | None}
 _RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
 _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
@@ -212,6 +212,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
     row |= {name: None for name in LOG_PROB_FIELDS if math.isnan(row[name])}
     row |= {name: getattr(group, name.removeprefix("group_")) for name in _GROUP}
     row |= {"task_environment": bundle.task.environment, "task_payload": canonical_json(bundle.task.payload)}
+    row["task_tools"] = bundle.task.tools
     row |= {name: getattr(run, name.removeprefix("run_")) for name in _RUN} | {
         "run_config": json.dumps(dict(run.config)),
         "run_fingerprint": None if run.fingerprint is None else canonical_json(run.fingerprint),
@@ -276,7 +277,7 @@ def from_plain(row: PlainRow) -> Bundle:
                 "tokens before them. Leave the row out."
             )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
-    task = TaskRecord(record.task, given.task_environment, given.task_payload)
+    task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
     labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))
     return Bundle(trajectory, group, task, run, policies, *labels)
 

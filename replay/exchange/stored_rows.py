@@ -16,10 +16,10 @@ from replay.records import (
     ELIGIBLE,
     EVICTED,
     UNTRAINABLE,
+    WHOLE_ENDS,
     GroupRecord,
     PolicyRecord,
     RunRecord,
-    StopReason,
     Trajectory,
     TrajectoryRecord,
 )
@@ -62,7 +62,7 @@ def answered_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.Col
     known: list[sa.ColumnElement[bool]] = [_rows.id.in_(sa.select(nodes.c.trajectory))]
     for name, version in environments:
         known.append((_rows.environment == name) & (_rows.environment_version == version))
-    return sa.and_(_rows.stop_reason == StopReason.ANSWERED, sa.or_(*known))
+    return sa.and_(_rows.stop_reason.in_(WHOLE_ENDS), sa.or_(*known))
 
 
 def bundles(

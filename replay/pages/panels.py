@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from replay.questions.runs import STOPS, Metrics, Series, finite
-from replay.records import ESS_BY_AGE, StopReason, age_order
+from replay.records import ESS_BY_AGE, WHOLE_ENDS, age_order
 from replay.records import stored_setting as stored
 
 Config = Mapping[str, Any]
@@ -202,7 +202,7 @@ def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """Add a layer for each stop reason but `answered`, whose large share would flatten the others."""
     shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
-    cut = sorted(shares.keys() - {StopReason.ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
+    cut = sorted(shares.keys() - set(WHOLE_ENDS), key=lambda reason: (-sum(shares[reason].values()), reason))
     # A reason is logged only if it occurred. Otherwise its share is 0.
     layers = {reason: [(i, shares[reason].get(i, 0.0)) for i in iterations] for reason in cut[:6]}
     if cut[6:] or not cut:

@@ -148,6 +148,5 @@ def author_table(connection: sa.Connection, run: str) -> AuthorTable:
 
 
 def task_records(connection: sa.Connection, hashes: Sequence[str]) -> dict[str, TaskRecord]:
-    columns = [tasks.c.hash, tasks.c.environment, tasks.c.payload]
-    found = selected(connection, columns, tasks.c.hash, hashes)
-    return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload)) for row in found}
+    found = selected(connection, list(tasks.c), tasks.c.hash, hashes)
+    return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload), row.tools) for row in found}

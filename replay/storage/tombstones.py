@@ -116,8 +116,8 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
 
 
 def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
-    """Remove the payloads of those tasks that no row has and no worker needs. A task that is stored again gets its
-    payload again."""
+    """Remove the payloads and tools of those tasks that no row has and no worker needs. A task that is stored again
+    gets them again."""
     used = sa.exists().where(_rows.task == tasks.c.hash)
     # A worker still needs the task.
     wanted = sa.exists().where(tickets.c.task == tasks.c.hash, tickets.c.closed_at.is_(None))
@@ -126,11 +126,12 @@ def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> No
         forget_observations(connection, connection.scalars(sa.select(tasks.c.hash).where(unused)).all())
         if connection.dialect.name == "sqlite":
             # An updated row that shrinks leaves space in its page that is never filled again; a replaced row does not.
-            values = sa.select(tasks.c.hash, tasks.c.environment, sa.literal(REMOVED_TASK)).where(unused)
+            left = {"payload": sa.literal(REMOVED_TASK), "tools": sa.null()}
+            values = sa.select(*(left.get(column.key, column) for column in tasks.c)).where(unused)
             replaced = tasks.insert().prefix_with("OR REPLACE").from_select([*tasks.c], values)
             connection.execute(replaced)
         else:
-            connection.execute(tasks.update().where(unused).values(payload=REMOVED_TASK))
+            connection.execute(tasks.update().where(unused).values(payload=REMOVED_TASK, tools=None))
 
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:

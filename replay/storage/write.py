@@ -159,11 +159,11 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
 
 
 def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
-    """Restore the payload of a task that was removed with its last row, now that the task is stored again."""
+    """Restore what was removed of a task with its last row, now that the task is stored again."""
     for chunk in chunked(list(prepared.tasks)):
         removed = schema.tasks.c.hash.in_(chunk) & (schema.tasks.c.payload == REMOVED_TASK)
         for hash in connection.scalars(sa.select(schema.tasks.c.hash).where(removed)).all():
-            given = {"payload": prepared.tasks[hash]["payload"]}
+            given = {name: prepared.tasks[hash][name] for name in ("payload", "tools")}
             connection.execute(schema.tasks.update().where(schema.tasks.c.hash == hash).values(given))
 
 

@@ -20,6 +20,7 @@ from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool, load_environment
 from agentloop.environments.tools.results import ToolResult
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import RunStop, UserError
 from agentloop.learning.stream_losses import stream_losses
@@ -32,6 +33,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
 from agentloop.user_code import load_class, load_function, load_sampler, users_code
 from context.messages import Message, ToolCall
+from replay.records import StopReason
 from replay.sampling.samplers import Rows
 
 SOURCE = '''
@@ -138,7 +140,7 @@ async def hook(file: Path, name: str, method: str) -> None:
     threads = WorkerThreads(1)
     hooks = EpisodeHooks(factory_of(file, name).create(), task(method), threads, RolloutSection())
     await hooks.start()
-    await hooks.reward(MESSAGES)
+    await hooks.reward(MESSAGES, StopReason.ANSWERED)
 
 
 def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
@@ -177,7 +179,7 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     "state_key must return a text": lambda file: factory_of(file).turn_states(task(""), MESSAGES, task_hash="t"),
     "achieved must return a list of Achieved": lambda file: factory_of(file).achieved(task(""), MESSAGES),
     "demonstrate must bring its episodes to an answer": lambda file: demonstrate(
-        factory_of(file).create(), task(""), random.Random(0), where="Mine"
+        factory_of(file), factory_of(file).create(), task(""), random.Random(0)
     ),
     "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([EPISODE]),
     "reward.functions must": lambda file: scorer(file, "fail_later").score([EPISODE]),
@@ -204,7 +206,8 @@ def test_hook_that_raises_anything_is_one_line_with_its_place(rule: str, file: P
 def called(file: Path, name: str) -> ToolResult:
     async def call() -> ToolResult:
         environment = factory_of(file).create()
-        return await call_tool(environment, ToolCall(name, {"what": "x"}), ToolLimits(20.0, 200), WorkerThreads(1))
+        asked, tools = ToolCall(name, {"what": "x"}), tools_of(type(environment))
+        return await call_tool(environment, tools, asked, limits=ToolLimits(20.0, 200), threads=WorkerThreads(1))
 
     return asyncio.run(call())
 

@@ -85,7 +85,7 @@ def scripted_actors(
         (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
         CHATML.renderer(authors=given.get("authors")),
         HermesParser(),
-        **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, **given},
+        **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, "parsers": HermesParser, **given},
     )
 
 

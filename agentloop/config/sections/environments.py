@@ -48,6 +48,16 @@ class EnvironmentSection(TaskPool, Section):
         "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
     )
     tools: tuple[str, ...] = Field((), description="Functions that `rows` offers as tools: `path/to/file.py:name`.")
+    respond: str | None = Field(
+        None,
+        description="Function by which `rows` answers a reply without calls: `path/to/file.py:name`, which takes the "
+        "task and the messages. null: such a reply is the answer.",
+    )
+    call_tool: str | None = Field(
+        None,
+        description="Function that answers calls of tools that a row's column `tools` gives as schemas: it takes the "
+        "task, the tool's name and the arguments.",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     agent: str | None = Field(
         None,
@@ -59,6 +69,17 @@ class EnvironmentSection(TaskPool, Section):
         description="MCP servers by name, whose tools are offered with the environment's own; for example {notes: "
         "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
     )
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """The functions that stand for methods of a class, by the method's name."""
+        given = {"respond": self.respond, "call_tool": self.call_tool}
+        return {name: function for name, function in given.items() if function is not None}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of all functions that `rows` calls in an episode."""
+        return (*self.tools, *self.answers.values())
 
     @property
     def is_rows(self) -> bool:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.isolation import run_isolated
 from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
-from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
+from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import ToolTimeout
 from context.messages import ToolCall
@@ -24,6 +24,8 @@ MALFORMED = "malformed"
 POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS, MALFORMED})
 """Error kinds that are the policy's fault; every other kind is the tool's."""
 TIMEOUT = "timeout"
+Tools = Mapping[str, ToolSpec]
+"""The tools that a task offers, by name."""
 _SHOWN_NAME = 40
 _TO_END_A_CHILD_S = 5.0
 """Seconds after the deadline in which a thread may end the process of an isolated tool."""
@@ -36,9 +38,11 @@ class ToolLimits:
     """Characters of a result that are shown; a marker says how many were left out."""
 
 
-async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
-    """Call a tool within its deadline, and put the outcome into words."""
-    checked = _check_call(environment, call)
+async def call_tool(
+    environment: Environment, tools: Tools, call: ToolCall, *, limits: ToolLimits, threads: WorkerThreads
+) -> ToolResult:
+    """Call one of the `tools` within its deadline, and put the outcome into words."""
+    checked = _check_call(environment, tools, call)
     if isinstance(checked, ToolResult):
         return checked
     spec, run = checked
@@ -54,9 +58,9 @@ async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits
         return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
 
 
-def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: int) -> ToolResult:
+def call_demonstrated(environment: Environment, tools: Tools, call: ToolCall, *, max_chars: int) -> ToolResult:
     """Make a call of the environment's own demonstrator in this thread, without a deadline."""
-    checked = _check_call(environment, call)
+    checked = _check_call(environment, tools, call)
     if isinstance(checked, ToolResult):
         return checked
     _, run = checked
@@ -65,9 +69,8 @@ def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: in
     return observe(run, max_chars=max_chars)
 
 
-def _check_call(environment: Environment, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:
+def _check_call(environment: Environment, tools: Tools, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:
     """Return the tool and the tool bound to its arguments, or a result that explains the mistake in the call."""
-    tools = tools_of(type(environment))
     spec = tools.get(call.name)
     if spec is None:
         return failure(UNKNOWN_TOOL, f"there is no tool {_short(call.name)}. {suggest(call.name, tools)}")

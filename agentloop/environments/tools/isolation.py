@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 
 from agentloop.environments.tools.results import CRASHED, ToolResult, failure
 from agentloop.errors import ToolTimeout
@@ -34,8 +35,7 @@ def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars:
         os.close(reading)
         code = _end(child)
     try:
-        content, kind, problem = json.loads(line)
-        return ToolResult(content, kind, problem)
+        return ToolResult(*json.loads(line))
     except ValueError:
         ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
         return failure(CRASHED, f"the tool's process ended without a result ({ended})")
@@ -54,7 +54,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
         result = call()
         with open(writing, "wb") as pipe:
-            pipe.write(json.dumps([result.content, result.error_kind, result.problem]).encode() + b"\n")
+            pipe.write(json.dumps(list(astuple(result))).encode() + b"\n")
     finally:
         os._exit(0)
 

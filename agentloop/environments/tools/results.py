@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentloop.errors import UserCodeFailed, UserError, one_line, one_line_with_place
+from agentloop.environments.environment import Observation
+from agentloop.errors import UserCodeFailed, UserError, WrongObservation, one_line, one_line_with_place
 from agentloop.user_code import users_code
 
 RAISED = "raised"
@@ -35,12 +36,15 @@ class ToolResult:
     """unknown_tool, bad_arguments, raised, timeout, crashed or not_text; None for a success."""
     problem: str | None = field(default=None, compare=False)
     """The failure for the tool's author, with the file and line that raised. The policy does not see it."""
+    reward: float | None = None
+    over: bool = False
+    """For `reward` and `over` see `Observation`."""
 
 
 def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
     """Call a tool and put its outcome into words: text as it is, any other value as JSON, an exception as an error.
 
-    NUL and lone surrogates become U+FFFD.
+    Raises NotJudged where the tool does. NUL and lone surrogates become U+FFFD.
     """
     try:
         with users_code():
@@ -59,6 +63,8 @@ async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int)
 
 
 def _raised(failed: Exception, max_chars: int) -> ToolResult:
+    if isinstance(failed, WrongObservation):
+        raise failed
     error = failed.__cause__ if isinstance(failed, UserCodeFailed) and failed.__cause__ is not None else failed
     if isinstance(error, ToolFailed):
         return failure(error.kind, _cut(str(error), max_chars), problem=error.problem)
@@ -71,6 +77,10 @@ def failure(kind: str, text: str, *, problem: str | None = None) -> ToolResult:
 
 
 def _shown(value: Any, max_chars: int) -> ToolResult:
+    if isinstance(value, Observation):
+        shown = _shown("" if value.content is None else value.content, max_chars)
+        reward = None if value.reward is None else float(value.reward)
+        return replace(shown, reward=reward, over=value.over)
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

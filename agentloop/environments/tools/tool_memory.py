@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_tool
+from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, Tools, call_tool
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -55,7 +55,10 @@ class ToolMemory:
             del self._contents[task]
 
     async def answer(self, asked: ObservationRecord, run: _Run) -> tuple[ToolResult, bool]:
-        """Return a call's result and whether it was known. Errors are not remembered; `asked` has no content yet."""
+        """Return a call's result and whether it was known; `asked` has no content yet.
+
+        Errors are not remembered, and neither are results with a reward or an end.
+        """
         while asked.id in self._running:
             await self._running[asked.id].wait()
         known = self._contents.get(asked.task, {}).get(asked.id)
@@ -64,7 +67,7 @@ class ToolMemory:
         self._running[asked.id] = asyncio.Event()
         try:
             result = await run()
-            if result.error_kind is None:
+            if result.error_kind is None and result.reward is None and not result.over:
                 record = replace(asked, content=result.content)
                 self.add([record])
                 self._new.append(record)
@@ -93,6 +96,7 @@ class EpisodeTools:
     """The tools of one episode: each call is run or answered from memory."""
 
     environment: Environment
+    offered: Tools
     limits: ToolLimits
     threads: WorkerThreads
     memory: TaskMemory | None = None
@@ -127,24 +131,36 @@ class EpisodeTools:
 
     def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
         """Return which promise makes the call's answer known: the tool's, the whole environment's, or none."""
-        spec = tools_of(type(self.environment)).get(call.name)
+        spec = self.offered.get(call.name)
         if spec is None or not isinstance(call.arguments, Mapping):
             return None
         if spec.deterministic:
             return "tool"
         return "environment" if self.environment.deterministic else None
 
+    async def before_response(self) -> None:
+        """Run the calls that were answered from memory, so that `respond` finds the state that the policy was shown.
+
+        A response may change the state, so later calls of a deterministic environment are run.
+        """
+        await self._catch_up()
+        if self.environment.deterministic:
+            self.memory = None
+
+    async def _catch_up(self) -> None:
+        for left_out in self.left_out:
+            await self._timed(left_out)
+        self.left_out.clear()
+
     async def _run(self, call: ToolCall) -> ToolResult:
         if self._kind(call) == "environment":
-            for left_out in self.left_out:
-                await self._timed(left_out)
-            self.left_out.clear()
+            await self._catch_up()
         return await self._timed(call)
 
     async def _timed(self, call: ToolCall) -> ToolResult:
         self.runs += 1
         began = time.perf_counter()
-        result = await call_tool(self.environment, call, self.limits, self.threads)
-        if call.name in tools_of(type(self.environment)):  # the policy may invent other names
+        result = await call_tool(self.environment, self.offered, call, limits=self.limits, threads=self.threads)
+        if call.name in self.offered:  # the policy may invent other names
             self.seconds[call.name].append(time.perf_counter() - began)
         return result

@@ -5,7 +5,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Union
@@ -17,18 +17,19 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from agentloop.environments.environment import Environment, Task, ToolMark, tool_mark
+from agentloop.environments.environment import Environment, Observation, Task, ToolMark, tool_mark
 from agentloop.errors import UserError, one_line, shortened
 from context.wording import suggest
 
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
-_RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
+_RESULT_TYPES = "str, int, float, bool, None, list[...], dict[str, ...] or Observation"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message can be shown as it is."""
 _NO_TYPE = object()
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_TASKS_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef)": "([^#"][^"]*)')
 
 
@@ -60,6 +61,80 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
             if (mark := tool_mark(member)) is not None
         }
     return _KNOWN[environment]
+
+
+def can_observe(environment: type[Environment]) -> bool:
+    """True if the environment may return an `Observation`, which can hold a reward."""
+    answers = ("respond", "call_tool")
+    functions = [spec.function for spec in tools_of(environment).values()]
+    hints = [resolved_hints(function, "").get("return") for function in functions]
+    return any(getattr(environment, name) is not getattr(Environment, name) for name in answers) or any(
+        Observation in (hint, *typing.get_args(hint)) for hint in hints
+    )
+
+
+def tools_of_task(environment: type[Environment], task: Task, where: str = "") -> Mapping[str, ToolSpec]:
+    """Return the tools that a task offers, by name: those of the class, or the task's own. Raises UserError."""
+    if task.tools is None:
+        return tools_of(environment, where)
+    own, found = tools_of(environment, where), dict[str, ToolSpec]()
+    for schema in task.tools:
+        name = schema["function"]["name"]
+        is_own = name in own and own[name].schema == schema
+        found[name] = own[name] if is_own else _described_tool(environment, schema, f"{where}.tools_for: {name}")
+    return found
+
+
+def schemas_of_task(environment: type[Environment], given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the schemas of the tools that were `given` for a task by `where`. Raises UserError."""
+    rule = f"{where} must be a list of names of tools, or of schemas in OpenAI's form"
+    own, found = tools_of(environment, where), dict[str, Mapping[str, Any]]()
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise UserError(f"{rule}, got {shortened(repr(given))}.")
+    for entry in given:
+        name = entry if isinstance(entry, str) else tool_name(entry)
+        if name is None:
+            raise UserError(f'{rule}, got {shortened(repr(entry))}. Write {{"type": "function", "function": {{...}}}}.')
+        if name in found:
+            raise UserError(f"{rule}, got {name!r} twice. Leave one out.")
+        if isinstance(entry, str):
+            if name not in own:
+                raise UserError(f"{rule}, got {name!r}, which is no tool of the class. {suggest(name, own)}")
+            found[name] = own[name].schema
+        else:
+            found[name] = json.loads(json.dumps(entry))
+            _described_tool(environment, found[name], f"{where}: {name}")
+            if environment.call_tool is Environment.call_tool:
+                raise UserError(
+                    f"{where} must name known tools while there is no call_tool, got the schema of {name!r}."
+                )
+    return tuple(found.values())
+
+
+def tool_name(schema: Any) -> str | None:
+    """Return the name in a schema of OpenAI's form; None for anything else."""
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _described_tool(environment: type[Environment], schema: Mapping[str, Any], where: str) -> ToolSpec:
+    """Describe a tool that a schema alone defines, and that the environment's `call_tool` answers."""
+    name = schema["function"]["name"]
+    if not _TASKS_TOOL_NAME.fullmatch(name):
+        raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9, _, . and -, got {name!r}. Rename it.")
+    parameters = schema["function"].get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise UserError(f"{where} must have parameters that are a JSON schema, got {shortened(repr(parameters))}.")
+
+    def call(environment: Environment, /, **arguments: Any) -> Any:
+        return environment.call_tool(name, arguments)
+
+    async def call_awaited(environment: Environment, /, **arguments: Any) -> Any:
+        return await environment.call_tool(name, arguments)
+
+    function = call_awaited if inspect.iscoroutinefunction(environment.call_tool) else call
+    return ToolSpec(name, schema, False, False, arguments_of(parameters, where), function)
 
 
 def with_tools(environment: type[Environment], specs: Mapping[str, ToolSpec]) -> type[Environment]:
@@ -106,7 +181,8 @@ def _spec(
     description, descriptions = _documented(function, [parameter.name for parameter in shown], where)
     hints = resolved_hints(function, where)
     result = hints.get("return", _NO_TYPE)
-    if not _is_json(result):
+    parts = typing.get_args(result) if typing.get_origin(result) in (Union, types.UnionType) else (result,)
+    if not all(part is Observation or _is_json(part) for part in parts):
         given = _type_text(result)
         raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {_RESULT_TYPES}.")
     fields = {p.name: _field(p, hints.get(p.name, _NO_TYPE), descriptions.get(p.name), where) for p in shown}

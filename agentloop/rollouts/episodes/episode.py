@@ -14,21 +14,21 @@ from typing import Any
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
-from agentloop.environments.environment import quoted_task
+from agentloop.environments.environment import observed_rewards, quoted_task
+from agentloop.environments.said import Said, said_by
+from agentloop.environments.simulated_user import UserCosts
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools, repeats
-from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserCodeFailed, UserError, shortened
+from agentloop.errors import NotJudged, UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 from context.tokens.session_nodes import Node
-from replay.records import StopReason
+from replay.records import WHOLE_ENDS, StopReason
 
-_ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
-"""The stop reason for each outcome of a reply that ends its episode."""
+_FAILED = (StopReason.ENGINE_FAILURE, StopReason.NOT_JUDGED)
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -43,7 +43,7 @@ class Episode:
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
     environment_reward: float
-    """The environment's reward; 0 unless the policy ended with an answer, and NaN (unknown) where the engine failed.
+    """The environment's reward; 0 at an end that it does not reward, and NaN (unknown) where the episode failed.
     In the environment `rows`, the value of the first reward function once it was called."""
     stop_reason: str
     problem: str | None
@@ -71,6 +71,8 @@ class Episode:
     """Rewards of single agents by name."""
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
+    user: UserCosts | None = None
+    """What the environment's simulated user took; None: it has none."""
 
     @classmethod
     def answered(cls, task: Task, messages: Sequence[Message], reward: float) -> Episode:
@@ -86,8 +88,8 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """True if the engine failed the episode, so that it says nothing about the policy."""
-        return self.stop_reason == StopReason.ENGINE_FAILURE
+        """True if the engine or the environment failed, so that the episode says nothing about the policy."""
+        return self.stop_reason in _FAILED
 
     @property
     def answer(self) -> str:
@@ -131,13 +133,30 @@ class EpisodeHooks:
         with failing_as(f"{name}.restore must accept what its episodes say, got", f" for {asked}. Mend it."):
             await self._call(self.environment.restore, self.task, messages)
 
-    async def reward(self, messages: Sequence[Message]) -> float:
+    async def reward(self, messages: Sequence[Message], stop_reason: str) -> float:
+        """Ask for the reward of an episode that ended so; 0 where the environment does not reward such an end."""
+        self.environment.stop_reason = stop_reason
+        if type(self.environment).reward is Environment.reward:
+            return math.fsum(observed_rewards(messages[len(self.task.messages()) :]) or ())
+        if stop_reason not in WHOLE_ENDS and not self.environment.rewards_every_end:
+            return 0.0
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         with failing_as(f"{name}.reward must return a number, got", f" for {asked}. Mend it."):
             reward = float(await self._call(self.environment.reward, self.task, messages))
         if not math.isfinite(reward):
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. Mend it.")
         return reward
+
+    @property
+    def can_respond(self) -> bool:
+        return type(self.environment).respond is not Environment.respond
+
+    async def respond(self, messages: Sequence[Message]) -> Said | None:
+        """Ask the environment what it says to a reply without calls; None: the reply was the answer."""
+        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
+        with failing_as(f"{name}.respond must answer any reply, got", f" for {asked}. Mend it."):
+            given = await self._call(self.environment.respond, self.task, messages)
+        return said_by(given, f"{name}.respond", asked)
 
     async def close(self) -> str | None:
         """Close the instance and return what went wrong, if anything. A cancelled caller waits for the end of it."""
@@ -179,23 +198,25 @@ async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: Episod
 async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
     """Play an episode from the environment's start to its reward."""
     environment, task, limits = hooks.environment, hooks.task, hooks.limits
-    await hooks.start()
-    schemas = [spec.schema for spec in tools_of(type(environment)).values()]
-    open_context(context, task, schemas, asked_by=type(environment).__name__)
-    turns = _Turns(tools, context, limits, ask)
-    kept = task.turns if isinstance(task, Restart) else ()
+    turns = _Turns(hooks, tools, context, limits, ask)
+    kept, reward = task.turns if isinstance(task, Restart) else (), math.nan
     try:
-        async with asyncio.timeout(limits.episode_timeout_s):
-            changed = await turns.repeat(kept, hooks) if kept else None
-            stop_reason, problem = await turns.play() if changed is None else (StopReason.ENGINE_FAILURE, changed)
-    except TimeoutError:
-        stop_reason, problem = StopReason.OVERTIME, None
-        if turns.number <= len(kept):
-            stop_reason = StopReason.ENGINE_FAILURE
-            problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
-    reward = math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
-    if stop_reason == StopReason.ANSWERED:
-        reward = await hooks.reward(context.messages)
+        await hooks.start()
+        schemas = [spec.schema for spec in tools.offered.values()]
+        open_context(context, task, schemas, asked_by=type(environment).__name__)
+        try:
+            async with asyncio.timeout(limits.episode_timeout_s):
+                changed = await turns.repeat(kept) if kept else None
+                stop_reason, problem = await turns.play() if changed is None else (StopReason.ENGINE_FAILURE, changed)
+        except TimeoutError:
+            stop_reason, problem = StopReason.OVERTIME, None
+            if turns.number <= len(kept):
+                stop_reason = StopReason.ENGINE_FAILURE
+                problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
+        if stop_reason != StopReason.ENGINE_FAILURE:
+            reward = await hooks.reward(context.messages, stop_reason)
+    except NotJudged as failure:
+        stop_reason, problem = StopReason.NOT_JUDGED, shortened(str(failure)) or "nobody could judge it"
     return Episode(
         task,
         context.segments(),
@@ -214,6 +235,7 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
         run_seconds=tools.seconds,
         tool_seconds=turns.tool_seconds,
         reply_seconds=turns.reply_seconds,
+        user=None if environment.user is None else environment.user.costs,
     )
 
 
@@ -221,6 +243,7 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
 class _Turns:
     """Plays the turns of an episode after its first prompt, and counts them."""
 
+    hooks: EpisodeHooks
     tools: EpisodeTools
     context: ContextManager
     limits: RolloutSection
@@ -254,9 +277,9 @@ class _Turns:
             if stop_reason is not None:
                 return stop_reason, None
 
-    async def repeat(self, kept: Sequence[KeptTurn], hooks: EpisodeHooks) -> str | None:
+    async def repeat(self, kept: Sequence[KeptTurn]) -> str | None:
         """Record turns of a stored episode and bring the environment to their state; return the difference, if any."""
-        calls_again = repeats(type(hooks.environment))
+        calls_again = repeats(type(self.hooks.environment))
         for turn in kept:
             tokens, (_, *results) = turn.reply, turn.messages
             versions = tokens.policy_versions.tolist()
@@ -265,7 +288,7 @@ class _Turns:
             )
             self.number += 1
             if calls_again:
-                results = await self._answer(reply)
+                results = (await self._answer(reply)).messages
             else:
                 self._count(*results)
             if (reply.message, *results) != turn.messages:
@@ -274,27 +297,51 @@ class _Turns:
             if (stopped := self.context.observe(results)) is not None:
                 return f"the first {self.number} replies of a stored episode must fit again, got {stopped}"
         if not calls_again:
-            await hooks.restore(self.context.messages)
+            await self.hooks.restore(self.context.messages)
         return None
 
     async def _go_on(self, reply: Reply) -> str | None:
+        """Let the environment answer a reply. Return the stop reason; None: the episode goes on."""
         self.number += 1
-        if reply.outcome in _ENDS:
-            return _ENDS[reply.outcome]
+        is_last, is_final = self.number == self.limits.max_turns, reply.outcome == "final"
+        if reply.outcome == "truncated":
+            return StopReason.TRUNCATED
+        if is_final and not self.hooks.can_respond:
+            return StopReason.ANSWERED
+        if is_final and is_last:
+            return StopReason.MAX_TURNS  # the environment is not asked for what nobody would answer
         began = time.perf_counter()
-        results = await self._answer(reply)
+        said = await (self._respond() if is_final else self._answer(reply))
         self.tool_seconds += time.perf_counter() - began
-        stopped = self.context.observe(results)
-        return stopped or (StopReason.MAX_TURNS if self.number == self.limits.max_turns else None)
+        if said is None:
+            return StopReason.ANSWERED
+        if said.reward is not None:
+            self.context.reward_reply(said.reward)
+        try:
+            if said.over:
+                self.context.end(said.messages)
+                return StopReason.ENDED
+            stopped = self.context.observe(said.messages)
+        except ValueError as error:
+            name = type(self.hooks.environment).__name__
+            raise UserError(f"{name}.respond must return messages that can be shown, got others: {error}") from error
+        return stopped or (StopReason.MAX_TURNS if is_last else None)
 
-    async def _answer(self, reply: Reply) -> list[Message]:
-        """Call the reply's tools and count their results; a malformed call gets an error message."""
+    async def _respond(self) -> Said | None:
+        await self.tools.before_response()
+        return await self.hooks.respond(self.context.messages)
+
+    async def _answer(self, reply: Reply) -> Said:
+        """Call the reply's tools and count their results; a malformed call gets an error message.
+
+        A tool that ends the episode is the last one that is called.
+        """
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             unread = Message("tool", text, author="env", name="error", error_kind=MALFORMED)
             self._count(unread)
-            return [unread]
-        messages = []
+            return Said([unread])
+        messages, rewards, over = [], [], False
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
             kind = result.error_kind
@@ -305,7 +352,10 @@ class _Turns:
             answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)
             self._count(answer)
             messages.append(answer)
-        return messages
+            rewards += [] if result.reward is None else [result.reward]
+            if over := result.over:
+                break
+        return Said(messages, math.fsum(rewards) if rewards else None, over)
 
     def _count(self, *results: Message) -> None:
         self.num_tool_calls += len(results)

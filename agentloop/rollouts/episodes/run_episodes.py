@@ -194,9 +194,9 @@ async def play_episode(
     try:
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
-            tools = EpisodeTools(environment, tool_limits, own, memory)
+            tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, memory)
             kept = len(task.turns) if isinstance(task, Restart) else 0
-            context = new_context(actors, config, untrained=kept)
+            context = new_context(actors, config, task, untrained=kept)
             episode = await rollout(hooks, context, tools=tools, ask=partial(ask, number))
     finally:
         if own is not threads:
@@ -210,14 +210,14 @@ async def play_episode(
     return episode
 
 
-def new_context(actors: Actors, config: RunConfig, *, untrained: int = 0) -> ContextManager:
-    """Make the context of one episode; its first `untrained` replies are not trained on."""
+def new_context(actors: Actors, config: RunConfig, task: Task, *, untrained: int = 0) -> ContextManager:
+    """Make the context of an episode of a task; its first `untrained` replies are not trained on."""
     control = actors.control
     if untrained:
         control = replace(control, discard_turns=(*control.discard_turns, *range(untrained)))
     return ContextManager(
         actors.renderer,
-        actors.parser,
+        actors.parser_for(task),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
         control=control,

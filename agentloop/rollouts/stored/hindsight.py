@@ -16,12 +16,12 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
 from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes, sampled_replies
-from agentloop.rollouts.trajectories import Collected
+from agentloop.rollouts.trajectories import Collected, task_record
 from context import ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
 from context.tokens.token_sequence import Segment
-from replay.records import ELIGIBLE, HINDSIGHT, RESTART, StopReason, TaskRecord, Trajectory, group_of
+from replay.records import ELIGIBLE, HINDSIGHT, RESTART, WHOLE_ENDS, Trajectory, group_of
 from replay.storage.validate import summarised
 
 
@@ -47,14 +47,15 @@ class Hindsight:
             if episode is None:
                 continue
             last = len(episode.turns) - self.config.replay.hindsight.min_turns
-            solved = self.actors.environments.factory_for(episode.task).achieved(episode.task, episode.messages)
+            factory = self.actors.environments.factory_for(episode.task)
+            solved = factory.achieved(episode.task, episode.messages)
             for achieved in (one for one in solved if one.first_turn <= last):
                 claimed += 1
                 slot = len(rows) + len(found.trajectories)
                 place = replace(row.record, iteration=iteration, slot=slot, member=0, attempt=attempt)
                 made = self._row(replace(row, record=place), episode, achieved)
                 if made is not None:
-                    found.tasks.append(TaskRecord(made.record.task, made.record.environment, achieved.task.payload))
+                    found.tasks.append(task_record(factory, achieved.task))
                     found.groups.append(group_of([made]))
                     found.trajectories.append(made)
         found.extra_metrics = {"hindsight/claimed": float(claimed), "hindsight/rows": float(len(found.trajectories))}
@@ -100,10 +101,12 @@ class Hindsight:
         turns, replies = episode.turns, sampled_replies(row.segments, self.actors.authors)
         if len(replies) != len(turns):
             return None
-        context = new_context(self.actors, self.config)
+        context = new_context(self.actors, self.config, achieved.task)
         factory = self.actors.environments.factory_for(achieved.task)
-        open_context(context, achieved.task, factory.tools, asked_by=f"{factory.where}.achieved")
-        for (said, *following), tokens in list(zip(turns, replies, strict=True))[achieved.first_turn :]:
+        tools = factory.tools_for(achieved.task)
+        open_context(context, achieved.task, tools, asked_by=f"{factory.where}.achieved")
+        kept = list(zip(turns, replies, strict=True))[achieved.first_turn :]
+        for number, ((said, *following), tokens) in enumerate(kept, 1):
             if context.question is not None or len(tokens) > context.room:
                 return None
             reply = context.record_reply(
@@ -113,7 +116,10 @@ class Hindsight:
             ).message
             if _words(reply) != _words(said):
                 return None
-            if following and context.observe(_renumbered(following, said, reply)) is not None:
+            answers = _renumbered(following, said, reply)
+            if number == len(kept):
+                context.end(answers)  # what was said after the end of the episode, which no prompt showed
+            elif answers and context.observe(answers) is not None:
                 return None
         return context
 
@@ -123,7 +129,7 @@ def _may_have_solved_another(row: Trajectory) -> bool:
     if record.source == RESTART or record.success or record.error_kinds is not None:
         return False
     plain = all(segment.behavior_context == "plain" for segment in row.segments)
-    return plain and record.stop_reason == StopReason.ANSWERED
+    return plain and record.stop_reason in WHOLE_ENDS
 
 
 def _words(reply: Message) -> tuple[object, ...]:

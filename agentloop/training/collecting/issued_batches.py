@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentloop.environments import Task
+from agentloop.rollouts.trajectories import task_record
 from agentloop.training.collecting.collection import plan_batch
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.request import Availability
-from replay.records import TaskRecord
 from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
@@ -88,7 +88,7 @@ def issue_groups(
     tasks, records = {}, []
     for number, (task, size) in zip(numbers, groups, strict=True):
         hash = environments.task_hash(task)
-        tasks[hash] = TaskRecord(hash, environments.factory_for(task).name, task.payload)
+        tasks[hash] = task_record(environments.factory_for(task), task)
         records += [TicketRecord(run, number, member, hash, iteration, purpose) for member in range(size)]
     tickets.issue(list(tasks.values()), records, plan)
     return numbers

@@ -66,6 +66,7 @@ _ALL = (
         TOKEN_GAP_MAX,
     ),
     Field("num_turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
+    Field("num_user_turns", FieldKind.whole, "messages of a user after the first reply", _rows.num_user_turns),
     Field("kept_turns", FieldKind.whole, "replies that it was restarted behind, not trained again", _rows.kept_turns),
     Field("num_tool_calls", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field(

@@ -246,10 +246,13 @@ def _message_row(message: Message) -> dict[str, str]:
             row[name] = value
     if message.note:
         row["note"] = message.note
+    if message.reward is not None:
+        row["reward"] = repr(message.reward)
     return row
 
 
 def _message_of(row: Mapping[str, str]) -> Message:
     values = {name: from_storable(value) for name, value in row.items()}
-    calls = values.pop("tool_calls", None)
-    return Message(**{**values, "tool_calls": tuple(ToolCall(**call) for call in json.loads(calls or "[]"))})  # type: ignore[arg-type]
+    calls, reward = values.pop("tool_calls", None), values.pop("reward", None)
+    given = {"tool_calls": tuple(ToolCall(**call) for call in json.loads(calls or "[]"))}
+    return Message(**{**values, **given, "reward": None if reward is None else float(reward)})  # type: ignore[arg-type]

@@ -44,7 +44,13 @@ Script = list[str | Completion | GenerationFailed]
 def actors(generator: Generator, environment: str = "Graded") -> Actors:
     kind: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
     return Actors(
-        RunEnvironments.from_factory(kind), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB
+        RunEnvironments.from_factory(kind),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        VOCAB,
+        HermesParser,
     )
 
 

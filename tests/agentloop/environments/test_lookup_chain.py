@@ -9,6 +9,7 @@ import pytest
 
 from agentloop.environments import LookupChain, Task, call_demonstrated
 from agentloop.environments.lookup_chain import KEYS, MAX_CALLS
+from agentloop.environments.tools.tool_schema import tools_of
 from context.messages import Message, ToolCall
 from tests.fakes.scripted import chain_of
 
@@ -27,7 +28,7 @@ def demonstrate(task: Task, rng: random.Random, **options: Any) -> list[Message]
         if not messages[-1].tool_calls:
             return messages
         (call,) = messages[-1].tool_calls
-        result = call_demonstrated(environment, call, max_chars=1000)
+        result = call_demonstrated(environment, tools_of(LookupChain), call, max_chars=1000)
         assert result.error_kind is None
         messages.append(Message("tool", result.content, author="env", name=call.name))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from context.messages import Message, ToolCall
 
@@ -153,7 +154,7 @@ def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> Tool
 
     async def one() -> ToolResult:
         with closing(WorkerThreads(1)) as threads:
-            return await call_tool(environment, call, limits, threads)
+            return await call_tool(environment, tools_of(type(environment)), call, limits=limits, threads=threads)
 
     _OVER.clear()
     try:

@@ -201,7 +201,7 @@ BAD: list[tuple[Change, str]] = [
     (lambda row: of_nodes(0)(row) | SMALL, r"nodes\[0\].token_ids\[1\] must be below 10, the size of its run's"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
-    ({"format": 5}, "format must be 6, got 5"),  # of before kept_turns
+    ({"format": 6}, "format must be 7, got 6"),  # of before num_user_turns
     ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
     ({"task_payload": '{"a":' * 300 + "1" + "}" * 300}, "task_payload.a.* must be nested less deep"),

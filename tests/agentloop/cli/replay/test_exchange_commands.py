@@ -63,10 +63,10 @@ def test_import_of_rows_that_the_run_can_not_use_says_so(file: Path, tmp_path: P
 
 def test_corrupt_rows_are_not_exported_and_bad_ones_not_imported(run: Path, other: Path, file: Path) -> None:
     lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], lines[1].replace('"reward":', '"rewards":'), *lines[2:]]) + "\n")
+    file.write_text("\n".join([lines[0], lines[1].replace('"stop_reason":', '"stop_reasons":'), *lines[2:]]) + "\n")
     result = ask("import", file, other)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"agentloop: {file}:2: row must hold known columns, got 'rewards'.")
+    assert result.stderr.startswith(f"agentloop: {file}:2: row must hold known columns, got 'stop_reasons'.")
     summary = f"15 rows imported from {file}, 0 were there already, 1 bad rows left out\n{file}:2:"
     assert ask("import", file, other, "--skip-bad").output.startswith(summary)
     sql(run / "replay.sqlite", "update segments set tokens = zeroblob(9) where trajectory like '%-1-1-0-0-0'")

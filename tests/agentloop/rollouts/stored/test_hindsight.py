@@ -21,6 +21,7 @@ from agentloop.environments import (
     load_environment,
 )
 from agentloop.environments.lookup_chain import KEYS
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
@@ -95,7 +96,7 @@ def play(environment: Environment, task: Task, say: Callable[[list[Message]], Me
         if not messages[-1].tool_calls:
             break
         for asked in messages[-1].tool_calls:
-            content = call_demonstrated(environment, asked, max_chars=1000).content
+            content = call_demonstrated(environment, tools_of(type(environment)), asked, max_chars=1000).content
             messages.append(Message("tool", content, author="env", name=asked.name))
     return messages
 

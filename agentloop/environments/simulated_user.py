@@ -1,0 +1,146 @@
+"""A user played by a model, or by a script, for use inside `Environment.respond`.
+
+The user sees the conversation from the other side: what the policy says is what a user is told, and what the user said
+before is what the model itself said. It is shown no system message, and tool calls and results only with
+`sees_tools`, so that it can't leak what the policy did not tell it.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.errors import NotJudged, one_line, shortened
+from context.messages import Message
+
+_MOST_BYTES = 1 << 20
+_GREETING = "Hi! How can I help you today?"
+"""What the policy is made to have said first: many chat templates want a conversation to begin with the other side."""
+
+
+_OTHER_SIDE = {"assistant": "user", "user": "assistant"}
+
+
+@dataclass
+class UserCosts:
+    """What a simulated user took in one episode."""
+
+    replies: int = 0
+    tokens: int = 0
+    """Tokens that the user's model generated, as its server counts them."""
+    seconds: float = 0.0
+    failures: int = 0
+
+
+class ScriptedUser:
+    """Says the given lines one after the other. After the last one, the policy's reply is the answer."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.costs = UserCosts()
+        self._lines = iter(lines)
+
+    async def respond(self, messages: Sequence[Message]) -> str | None:
+        line = next(self._lines, None)
+        self.costs.replies += line is not None
+        return line
+
+
+class SimulatedUser:
+    """A model behind an OpenAI-compatible address that speaks as the user of one episode."""
+
+    def __init__(
+        self,
+        instructions: str,
+        *,
+        url: str,
+        model: str,
+        stop: str = "###STOP###",
+        api_key_env: str | None = None,
+        sees_tools: bool = False,
+        max_tokens: int = 256,
+        timeout_s: float = 60.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`instructions` say who the user is and what it wants. `url` ends with `/v1`.
+
+        A line that is `stop` alone ends the episode with the policy's last reply. `api_key_env` names the variable of
+        the key. `options` are further parts of the request, such as a temperature.
+        """
+        self.costs = UserCosts()
+        self._system = (
+            f"{instructions}\nYou are the user. Write only what the user says. When all is done, write {stop}"
+        )
+        self._url, self._stop, self._sees_tools, self._timeout_s = url, stop, sees_tools, timeout_s
+        self._headers = {} if api_key_env is None else {"authorization": f"Bearer {os.environ.get(api_key_env, '')}"}
+        self._body = {"max_tokens": max_tokens, **(options or {}), "model": model}
+
+    async def respond(self, messages: Sequence[Message]) -> str | None:
+        """Answer the policy's last reply as the user; None: the user is done.
+
+        Raises NotJudged where the model is away, slow, silent, or does not end within `max_tokens`: the policy can't be
+        judged by what a broken user did.
+        """
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                said = self._read(await self._ask(messages))
+        except TimeoutError:
+            self.costs.failures += 1
+            raise NotJudged(f"the simulated user said nothing within {self._timeout_s:g} s") from None
+        except NotJudged:
+            self.costs.failures += 1
+            raise
+        finally:
+            self.costs.seconds += time.perf_counter() - began
+        self.costs.replies += 1
+        return None if self._stop in map(str.strip, said.splitlines()) else said
+
+    async def _ask(self, messages: Sequence[Message]) -> Any:
+        import httpx2  # imported here, because most environments need no network
+
+        body = {**self._body, "messages": [{"role": "system", "content": self._system}, *self._seen(messages)]}
+        address, received = f"{self._url.rstrip('/')}/chat/completions", b""
+        try:
+            async with (
+                httpx2.AsyncClient(timeout=self._timeout_s) as client,
+                client.stream("POST", address, json=body, headers=self._headers) as answer,
+            ):
+                async for part in answer.aiter_bytes():
+                    received += part
+                    if len(received) > _MOST_BYTES:
+                        raise NotJudged(f"the simulated user sent more than {_MOST_BYTES:,} bytes")
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise NotJudged(f"the simulated user at {self._url} is away ({one_line(error)})") from error
+        if answer.status_code != 200:
+            said = received.decode(errors="replace")
+            raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(said)}")
+        try:
+            return json.loads(received)
+        except ValueError as error:
+            raise NotJudged(f"the simulated user sent no JSON ({error})") from None
+
+    def _read(self, answer: Any) -> str:
+        try:
+            (choice,) = answer["choices"]
+            said, reason = choice["message"]["content"], choice.get("finish_reason")
+            self.costs.tokens += int((answer.get("usage") or {}).get("completion_tokens") or 0)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise NotJudged(f"the simulated user sent no chat completion: {shortened(json.dumps(answer))}") from None
+        if reason == "length":
+            raise NotJudged(f"the simulated user did not end within max_tokens={self._body['max_tokens']}")
+        if not isinstance(said, str) or not said.strip():
+            raise NotJudged("the simulated user said nothing")
+        return said
+
+    def _seen(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        seen: list[dict[str, str]] = []
+        for message in messages:
+            if message.role in _OTHER_SIDE and message.content:
+                seen.append({"role": _OTHER_SIDE[message.role], "content": message.content})
+            if self._sees_tools and (message.tool_calls or message.role == "tool"):
+                calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls]
+                seen.append({"role": "user", "content": "\n".join(calls) or f"(result) {message.content}"})
+        return seen if seen and seen[0]["role"] == "user" else [{"role": "user", "content": _GREETING}, *seen]
