@@ -105,9 +105,8 @@ def schemas_of_task(environment: type[Environment], given: Any, where: str) -> t
             found[name] = json.loads(json.dumps(entry))
             _described_tool(environment, found[name], f"{where}: {name}")
             if environment.call_tool is Environment.call_tool:
-                raise UserError(
-                    f"{where} must name known tools while there is no call_tool, got the schema of {name!r}."
-                )
+                rule = f"{where} must name tools that are known while there is no call_tool"
+                raise UserError(f"{rule}, got the schema of {name!r}. Write call_tool.")
     return tuple(found.values())
 
 
