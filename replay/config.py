@@ -308,11 +308,16 @@ class StoredConfig(_RunSection):
         return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
+_EARLIER_KEYS = ("controller", "ess")
+"""Keys of `replay` that only earlier versions know; their runs can be looked at all the same."""
+
+
 def stored_config(run: RunRecord) -> StoredConfig:
     """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
     may have written it."""
+    replay = {key: value for key, value in run.config.get("replay", {}).items() if key not in _EARLIER_KEYS}
     try:
-        return StoredConfig.model_validate(run.config)
+        return StoredConfig.model_validate({**run.config, "replay": replay})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))

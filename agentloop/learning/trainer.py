@@ -145,7 +145,7 @@ class Trainer:
             made |= steps.critic.metrics()
         totals = UpdateTotals(steps.replayed)
         totals.merge(steps.totals)
-        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        result = update_result(scored, totals)
         metrics = fresh_entropy(scored) | metrics | (self._feed_kl(scored) if self._feeds_kl else {})
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
 
@@ -219,7 +219,7 @@ class Trainer:
         totals = UpdateTotals(scored.batch.replayed)
         drift = drift_of(scored)
         totals.scored, totals.approx_kl = drift.tokens, drift.kl_sum
-        return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return update_result(scored, totals)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""

@@ -26,7 +26,7 @@ from agentloop.training.pace import Pace, PhaseClock
 from replay.diagnosis import SIGNS, trouble
 from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
-from replay.records import ESS_BY_AGE, IterationRecord
+from replay.records import IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -203,8 +203,7 @@ class Loop:
             metrics=metrics,
         )
         self._store.commit(record, committed, sampler_state=parts.sampler.state())
-        ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
+        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"))
         self.state.iteration = iteration
         return metrics
 

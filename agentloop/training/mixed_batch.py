@@ -96,8 +96,6 @@ class MixedBatch:
             "replay/unknown_priority": self.planned.available.unknown_priority,
             "replay/incomparable": sum(self.planned.available.incomparable.values()),
         }
-        if mixer.rule.controller == "ess":
-            metrics["replay/controller_factor"] = mixer.factor
         if config.replay.complete_zero_variance:
             metrics["batch/completed"] = self.completed
         if config.replay.restarts.enable:

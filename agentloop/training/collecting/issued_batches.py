@@ -16,8 +16,6 @@ from replay.records import TaskRecord
 from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
-_LEARNED_BY_MIXER = ("factor", "success_reached")
-"""Parts of a mixer's state that it learns from iterations. The other parts follow from its plans."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ class IssuedBatches:
             values: dict[str, Any] = dict(found.plan)
             plan = _PLANS.validate_python(values["plan"])
             self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
-            learned = {name: value for name, value in mixer.state().items() if name in _LEARNED_BY_MIXER}
+            # This a mixer learns from iterations. The other parts of its state follow from its plans.
+            learned = {"success_reached": mixer.success_reached}
             mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...], version: int) -> None:

@@ -160,8 +160,6 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     replay = {
         "unit": "trajectory",
         "fraction": 0.3,  # 4.8 of 16: remainders matter
-        "controller": "ess",
-        "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
         "start": {"success_rate": 0.01},
     }
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=SilentDisplay())

@@ -1,7 +1,6 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from replay import make_sampler
 from replay.mixing.apportion import Remainders, apportion, group_sizes
 from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, add_completing_picks
-from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
+from replay.mixing.mix_settings import MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
 from replay.storage.databases import Location
 from tests.fakes.records import Fresh, new_store, request
@@ -230,26 +229,8 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
     for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
         drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
-        mixer.observe_iteration(success_rate=success, ess_by_age={})
+        mixer.observe_iteration(success_rate=success)
     assert drawn == counts
-
-
-RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
-
-
-def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
-    mixer = Mixer(rule_of("any", 0.5, controller="ess", ess=RULE))
-    # One old bucket is enough; at the floor is not under it; then nothing is measured.
-    series: list[Mapping[str, float]] = [{"1": 0.9, "2-3": 0.49}, {"1": 0.9, "2-3": 0.2}, {"1": 0.4}, {"1": 0.3}]
-    series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
-    factors, drawn = [], []
-    for iteration, ess in enumerate(series, start=1):
-        drawn += [plan.replay for plan in plans(mixer, 1, first=iteration)]
-        mixer.observe_iteration(success_rate=0.5, ess_by_age=ess)
-        factors.append(mixer.factor)
-    assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
-    assert drawn == [12, 6, 3, 1, 2, 2, 5, 10, 12]
 
 
 def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
@@ -257,7 +238,7 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         made = []
         for iteration in range(first, first + count):
             made += plans(mixer, 1, first=iteration)
-            mixer.observe_iteration(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+            mixer.observe_iteration(success_rate=iteration / 40)
         return made
 
     for unit in ("any", "trajectory", "task", "group"):
@@ -267,8 +248,6 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
             schedule=SCHEDULES["cosine"](0.9),
             sources={"self": 0.7, "teacher": 0.3},
             start=StartRule(success_rate=0.1, iteration=3),
-            controller="ess",
-            ess=EssRule(floor=0.5, lower_by=0.7, raise_by=1.1, least=0.1),
         )
         unbroken, broken = Mixer(rule), Mixer(rule)
         whole = observed(unbroken, 1, 40)
