@@ -41,7 +41,7 @@ ABOVE_0 = _other_than(0, words="above 0")
 _ACTING: tuple[tuple[str, str, object], ...] = (
     ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", ["turn", "state"]),
     ("advantage.state_max_age", "advantage.credit", "state"),
-    ("collection.max_staleness collection.samples_per_insert", "collection.by", "workers"),
+    ("collection.max_staleness", "collection.by", "workers"),
     ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
@@ -105,7 +105,7 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
 
 
 _ROUNDS, _COMPLETED = "rollout.dynamic_sampling_rounds", "replay.complete_zero_variance"
-_FUNCTION, _RESTARTS, _INSERT = "advantage.function", "replay.restarts.enable", "collection.samples_per_insert"
+_FUNCTION, _RESTARTS = "advantage.function", "replay.restarts.enable"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
     ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
@@ -119,9 +119,6 @@ _RULES: tuple[Rule, ...] = (
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
     ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
-    ("replay.mode", "train", _INSERT, GIVEN, "Updates without new rows learn from replayed ones."),
-    ("replay.unit", ["any", "group"], _INSERT, GIVEN, "Others replay with fresh rows, of which there are none."),
-    ("collection.max_staleness", ABOVE_0, _INSERT, GIVEN, "Each update makes waiting rows older: raise it."),
     ("collection.by", "loop", _RESTARTS, True, "Workers begin at the start."),
     ("environment.agent", None, _RESTARTS, True, "A program of its own is not brought to where another one was."),
     ("context.strategy", "linear", _RESTARTS, True, "Others may rewrite what was seen."),

@@ -101,17 +101,6 @@ class Mixer:
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
-    def plan_replay_alone(self, iteration: int, available: Availability) -> BatchPlan | None:
-        """Plan a batch of replayed rows alone, by the sources of the rule.
-
-        None: the buffer has too few rows, or replay has not begun. The remainders that `plan` carries over do not
-        change, so that the shares of mixed batches stay exact.
-        """
-        if not self.started:
-            return None
-        plan = compose(self.rule, Fraction(1), available, (), Remainders())
-        return None if plan.groups or plan.shortfall else replace(plan, fraction=self.rule.fraction_at(iteration))
-
     def count_restarts(self, groups: int, share: float) -> int:
         """Return how many of the fresh groups are to continue stored successes. Remainders are carried over."""
         return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]

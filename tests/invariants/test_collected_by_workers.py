@@ -37,24 +37,3 @@ def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model
     # Batch n is issued as many updates ahead as its rows may be stale; how stale they are depends on the workers.
     issued = "select iteration, json_extract(plan, '$.version') from planned_batches order by iteration"
     assert rows(buffer_of(roles.run), issued) == [(n, max(0, n - 1 - staleness)) for n in range(1, 7)]
-
-
-def test_a_learner_whose_workers_are_away_replays_as_often_as_it_may(tmp_path: Path, model: Path) -> None:
-    # What is evaluated in between would wait for workers, too.
-    bounds, evaluation = {"max_staleness": 2, "samples_per_insert": 2.5}, {"every": 0, "tasks": 8}
-    roles = Roles(tmp_path, roles_config(tmp_path, model, bounds, evaluation=evaluation))
-
-    def sizes() -> list[tuple[int, int]]:
-        return rows(buffer_of(roles.run), SIZES) if roles.look() is not None else []
-
-    with running_roles(roles, [ENGINE_ROLE, LEARNER, "worker-1"]):
-        roles.until(lambda: len(sizes()) >= 2)
-        roles.kill("worker-1")
-        roles.until(lambda: any(fresh == 0 for fresh, _ in sizes()))
-        roles.start("worker-2")
-        roles.until(lambda: not roles.is_running(LEARNER))
-    assert 2.5 * check_ended(roles, 2) >= 6 * 16
-    alone = [replay for fresh, replay in sizes() if fresh == 0]
-    assert alone
-    # The first two are planned before there is a row; a quarter of each later one is replayed, whatever came between.
-    assert [replay for fresh, replay in sizes() if fresh] == [0, 0] + [4] * (4 - len(alone))

@@ -12,9 +12,6 @@ from agentloop.errors import UserError
 VLLM = "rollout.engine=vllm; engine.urls=[http://a:1]; "
 WORKERS = f"{VLLM}collection.by=workers; "
 AHEAD = f"{WORKERS}collection.max_staleness=1; "
-GOING_ON = (
-    f"{AHEAD}collection.samples_per_insert=4.0; loss.fresh.anchor=behavior; replay.fraction=0.25; batch.group_size=8; "
-)
 SERVE = "rollout.engine=vllm; engine.serve=true; "
 ROWS = (
     "environment={name: rows, tools: [tools.py:add]}; tasks.data=rows.jsonl; "
@@ -90,9 +87,6 @@ REFUSED = [
     (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),
     (f"{FUNCTION}replay.baseline=fresh_only", "replay.baseline must be stored, shared or split when advantage.functio"),
     (f"{PPO}replay.negative_weight=0.5", "replay.negative_weight must be 1.0 when algorithm is ppo, got 0.5"),
-    (f"{GOING_ON}collection.max_staleness=0", "collection.max_staleness must be above 0 when collection.samples_per_i"),
-    (f"{GOING_ON}replay.mode=observe", "replay.mode must be train when collection.samples_per_insert is 4.0, got obs"),
-    (f"{GOING_ON}{POOL}replay.unit=trajectory", "replay.unit must be any or group when collection.samples_per_insert"),
     (f"{WORKERS}rollout.engine=local; engine.urls=[]", "rollout.engine must be vllm when collection.by is workers"),
     (f"{WORKERS}algorithm=remax", "algorithm must be another one when collection.by is workers, got remax"),
     (f"{WORKERS}{ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when collection.by is workers, got 1"),
@@ -121,7 +115,6 @@ REFUSED = [
         for name in ("reinforce", "gpg", "surrogate")
     ),
     (AHEAD, "loss.fresh.anchor must be behavior when collection.max_staleness is above 0 (1)"),
-    (f"{GOING_ON}replay.fraction=0", "replay.fraction must be above 0 when collection.samples_per_insert is set"),
     ("rollout.engine=vllm", "engine.urls must name at least one server when rollout.engine is vllm"),
     (f"{VLLM}engine.urls=[http://a:1, http://a:1/]", "engine.urls must name each server once"),
     *(
@@ -238,7 +231,6 @@ def test_rules_are_about_keys_that_there_are() -> None:
     "given",
     [
         WORKERS,
-        GOING_ON,
         ROWS,
         f"{AHEAD}loss.fresh={{objective: gpg, correction: {{kind: truncate, ratio_high: 2.0}}}}",
         f"{AHEAD}loss.fresh.anchor=behavior",

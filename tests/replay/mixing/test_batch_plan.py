@@ -201,20 +201,6 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
             assert members == len(slots) * GROUP if shortfall == "fresh" else 0 < members <= len(slots) * GROUP
 
 
-@pytest.mark.parametrize("unit", ["any", "group"])
-def test_batches_of_replay_alone_take_nothing_from_the_shares_of_the_others(unit: str) -> None:
-    mixer, undisturbed = Mixer(rule_of(unit, 0.9)), Mixer(rule_of(unit, 0.9))
-    assert mixer.plan_replay_alone(1, PLENTY) is None  # none has been replayed yet
-    mixed = []
-    for iteration in range(1, 7):
-        mixed += plans(mixer, 1, first=iteration)
-        alone = mixer.plan_replay_alone(iteration, PLENTY)
-        assert alone is not None
-        assert (alone.groups, sum(pick.count for pick in alone.picks), alone.fraction) == ((), BATCH, 0.9)
-    assert mixed == plans(undisturbed, 6)
-    assert mixer.plan_replay_alone(7, Availability(rows=BATCH - 1, groups={GROUP: 5})) is None
-
-
 START: list[tuple[dict[str, Any], list[int]]] = [
     ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
     ({"start": StartRule(progress=0.5), "iterations": 5}, [0, 0, 12, 12]),  # of 5 iterations, the third is half way
