@@ -95,8 +95,7 @@ def preview(
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
     # The preview is exact only if the draw depends neither on the next tasks, which are guessed, nor on their rewards.
-    replay = config.replay
-    is_certain = not (mixer.num_tasks or replay.complete_zero_variance or replay.retire_solved is not None)
+    is_certain = not (mixer.num_tasks or config.replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
         try:

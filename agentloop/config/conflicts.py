@@ -70,7 +70,6 @@ _LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
 _LOOP = "Remove it, or set collection.by: loop."
 _NO_BASELINE = "A function has no baseline for a turn: remove one of them."
 _WHOLE_GROUPS = "The function is given whole groups: use one of these."
-_OWN_MEANS = "Fresh and replayed have their own means: use shared."
 _AUTOCAST = "Autocast is for float32 weights: remove one of them."
 _CORRECTED = "Importance weights correct these: use one of them."
 _DIVISOR = "It is the divisor: set it, e.g. to the longest row."
@@ -95,7 +94,6 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         names = ", ".join(algorithms_where(lambda other: other.skips_equal_groups))
         advice = f"Groups of equal rewards lack a signal by {names} alone: use one of these, or remove it."
         yield "rollout.dynamic_sampling_rounds", 0, *same, advice
-        yield "replay.complete_zero_variance", False, *same, advice
     if not each.compares_members:
         yield "replay.baseline", "stored", *same, "No trajectory is compared with others: remove it."
     if each.greedy_episodes:
@@ -104,8 +102,7 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         yield "algorithm", _other_than(each.name), _RESTARTS, True, each.no_restarts
 
 
-_ROUNDS, _COMPLETED = "rollout.dynamic_sampling_rounds", "replay.complete_zero_variance"
-_FUNCTION, _RESTARTS = "advantage.function", "replay.restarts.enable"
+_ROUNDS, _FUNCTION, _RESTARTS = "rollout.dynamic_sampling_rounds", "advantage.function", "replay.restarts.enable"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
     ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
@@ -115,7 +112,6 @@ _RULES: tuple[Rule, ...] = (
     (_ROUNDS, 0, "advantage.credit", ["turn", "state"], "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, 0, "replay.unit", ["trajectory", "task"], "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, 0, "collection.by", "workers", _LOOP),
-    (_COMPLETED, False, "replay.baseline", ["split", "fresh_only"], _OWN_MEANS),
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
     ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
@@ -125,7 +121,6 @@ _RULES: tuple[Rule, ...] = (
     ("replay.mode", "train", _RESTARTS, True, "Observed rows change nothing."),
     ("replay.unit", ["any", "group"], _RESTARTS, True, "Others replay with tasks that come from the start."),
     ("replay.baseline", "stored", _RESTARTS, True, "Only members of a group went on from the same place."),
-    (_COMPLETED, False, _RESTARTS, True, "Only its members went on from the same place."),
     ("replay.retire_solved", None, _RESTARTS, True, "Successes behind a prefix would count."),
     ("collection.by", "loop", "engine.serve", True, "Or start agentloop engine, and set engine.urls."),
     ("engine.urls", (), "engine.serve", True, "The run starts its own: remove one of them."),

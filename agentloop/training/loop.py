@@ -130,7 +130,7 @@ class Loop:
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's rows, fresh ones first, and mix the batch."""
-        store, request = self._store, replace(planned.request, picks=planned.picks(fresh, self.config))
+        store, request = self._store, planned.request
         own = self.collection.reserve(request, fresh)
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []

@@ -137,30 +137,6 @@ class Mixer:
         )
 
 
-def add_completing_picks(
-    picks: Sequence[Pick], flat: Sequence[tuple[str, float]], stored: Mapping[tuple[str, float], int]
-) -> tuple[Pick, ...]:
-    """Put picks of one row first: each completes a fresh group of equal rewards by a stored row of another reward.
-
-    `flat` has the task and the reward of each group of equal rewards, `stored` the number of rows by task and reward.
-    The row is taken out of a pick of the same task, or else out of the largest pick of any task, so that as many rows
-    are replayed as before.
-    """
-    left = list(picks)
-    taken = Counter[str]()
-    first: list[Pick] = []
-    for task, reward in flat:
-        others = sum(count for (of, got), count in stored.items() if of == task and got != reward)
-        givers = [i for i, pick in enumerate(left) if pick.count and pick.task in (task, None)]
-        if not givers or others <= taken[task]:
-            continue
-        giver = max(givers, key=lambda i: (left[i].task == task, left[i].count))
-        taken[task] += 1
-        first.append(replace(left[giver], count=1, task=task, reward_other_than=reward))
-        left[giver] = replace(left[giver], count=left[giver].count - 1)
-    return (*first, *(pick for pick in left if pick.count))
-
-
 @dataclass
 class Stock:
     """The rows that are left in the buffer while one batch is planned. No row is given twice."""

@@ -22,7 +22,6 @@ HINT, PPO, TURN = "context.strategy=hint; ", "algorithm=ppo; ", "advantage.credi
 CRITIC, UNKNOWN = "critic.optimizer.", "loss.replay.missing_log_probs="
 CLIP = "context.strategy=clip_tool_results; context.options="
 FUNCTION, ROUNDS = "advantage.function=a.py:f; ", "rollout.dynamic_sampling_rounds=1; "
-ZERO = "replay.complete_zero_variance=true; "
 TRAINED = "context.authors=[{name: human_edit, action: true, trained: true}]; "
 UNTRAINED = "context.authors=[{name: planner, action: true}]; "
 GROUP = f"{POOL}replay.unit=group; replay.successful_only=false; "
@@ -44,7 +43,6 @@ REFUSED = [
     (f"{RESTARTS}replay.mode=observe", f"replay.mode must be train {APART} observe"),
     (f"{POOL}{RESTARTS}replay.unit=trajectory", f"replay.unit must be any or group {APART} trajectory"),
     (f"{POOL}{RESTARTS}replay.baseline=shared", f"replay.baseline must be stored {APART} shared"),
-    (f"{POOL}{RESTARTS}{ZERO}", f"replay.complete_zero_variance must be false {APART} true"),
     (f"{RESTARTS}replay.retire_solved=0.9", f"replay.retire_solved must be null {APART} 0.9"),
     (f"{RESTARTS}algorithm=remax", f"algorithm must be another one {APART} remax"),
     # without effect
@@ -82,8 +80,6 @@ REFUSED = [
     (f"algorithm=reinforce; {ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when algorithm is reinforce, got 1"),
     (TURN + ROUNDS, "rollout.dynamic_sampling_rounds must be 0 when advantage.credit is turn, got 1"),
     (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),
-    (f"{POOL}{ZERO}algorithm=reinforce++", "replay.complete_zero_variance must be false when algorithm is reinforce++"),
-    (f"{POOL}{ZERO}replay.baseline=split", "replay.complete_zero_variance must be false when replay.baseline is split"),
     (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),
     (f"{FUNCTION}replay.baseline=fresh_only", "replay.baseline must be stored, shared or split when advantage.functio"),
     (f"{PPO}replay.negative_weight=0.5", "replay.negative_weight must be 1.0 when algorithm is ppo, got 0.5"),
@@ -139,7 +135,6 @@ REFUSED = [
     ("replay.schedule={shape: linear, final: 0.1, begin: 0.5, end: 0.5}", "replay.schedule.end must be above begin"),
     ("replay.schedule={shape: linear, final: 0.1, end: 20}", "replay.schedule.over must be iterations"),
     ("replay.unit=trajectory", "environment.task_pool must be a number when replay.unit is"),
-    (ZERO, "environment.task_pool must be a number when"),
     (f"{GROUP}replay.per_task=7", "replay.per_task must be at least batch.group_size (8) when replay.unit is group"),
     (f"{POOL}replay.unit=group", "replay.successful_only must be false when replay.unit is group"),
     (f"{POOL}replay.unit=trajectory; batch.trajectories=33", "batch.trajectories must be a multiple of batch.group_si"),
@@ -150,8 +145,6 @@ REFUSED = [
     ),
     ("replay.task_members=3", "replay.task_members must be left out when replay.unit is any, got 3"),
     ("replay.sources={self: 0.7, teacher: 0.2}", "replay.sources must have shares above 0 that sum to 1"),
-    (f"{POOL}{ZERO}replay.mode=observe", "replay.complete_zero_variance must be false when replay.mode is observe"),
-    (GROUP + ZERO, "replay.complete_zero_variance must be false when replay.unit is group"),
     ("replay.sampler=sucess", "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'"),
     ("replay.sampler_options={half_life: 3}", "replay.sampler_options must hold options of success, got 'half_life'"),
     ("replay={sampler: recency, sampler_options: {half_life: 0}}", "half_life must be greater than 0, got 0"),
