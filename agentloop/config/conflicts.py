@@ -46,7 +46,6 @@ _ACTING: tuple[tuple[str, str, object], ...] = (
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
     ("environment.tools", "environment.name", "rows"),
-    ("kl.horizon", "kl.target", GIVEN),
     ("lora.alpha lora.target_modules", "lora.rank", ABOVE_0),
     ("loss.hinted", "context.strategy", "hint"),
     ("loss.norm_length", "loss.aggregation", "seq-mean-token-sum-norm"),
@@ -132,7 +131,6 @@ _RULES: tuple[Rule, ...] = (
     ("evaluation.samples", 1, "evaluation.temperature", 0, "At temperature 0 all samples are the same."),
     ("compute.autocast", ["auto", "none"], "model.dtype", _other_than("float32"), _AUTOCAST),
     ("kl.loss_estimator", ["k1", "k3"], "kl.loss_gradient", "importance", _CORRECTED),
-    ("kl.reward_coef", ABOVE_0, "kl.target", GIVEN, "The adaptive coefficient begins with it: set it."),
     ("loss.norm_length", GIVEN, "loss.aggregation", "seq-mean-token-sum-norm", _DIVISOR),
     *(
         (f"{loss}.anchor", each.anchor, f"{loss}.objective.name", name, _ITS_RATIO)

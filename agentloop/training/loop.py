@@ -242,7 +242,6 @@ class Loop:
         state = {
             "run": self._run_id,
             "loop": asdict(self.state),
-            "trainer": parts.trainer.values(),
             "sampler": parts.sampler.state(),
             "mixer": parts.mixer.state(),
             "source": parts.source.state(),
