@@ -97,15 +97,7 @@ SHORT = 24
 
 
 def by_two(folder: Path, server: EngineServer, **sections: dict[str, Any]) -> RunConfig:
-    return small_config(
-        folder,
-        server.models.folder,
-        run={"iterations": SHORT},
-        rollout={"engine": "vllm"},
-        engine={"urls": [server.address]},
-        loss={"fresh": {"anchor": "behavior"}},
-        **{"collection": {"by": "workers", "max_staleness": 1}, **sections},
-    )
+    return small_config(folder, server.models.folder, run={"iterations": SHORT}, **by_workers(server, 1), **sections)
 
 
 def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: Path, server: EngineServer) -> None:
