@@ -1,5 +1,6 @@
 """The part of a run's configuration that decides about its buffer: all of `replay`, and a few other keys."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -304,9 +305,11 @@ _EARLIER_KEYS = ("complete_zero_variance", "controller", "ess")
 def stored_config(run: RunRecord) -> StoredConfig:
     """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
     may have written it."""
-    replay = {key: value for key, value in run.config.get("replay", {}).items() if key not in _EARLIER_KEYS}
+    stored = dict(run.config)
+    if isinstance(replay := stored.get("replay"), Mapping):
+        stored["replay"] = {key: value for key, value in replay.items() if key not in _EARLIER_KEYS}
     try:
-        return StoredConfig.model_validate({**run.config, "replay": replay})
+        return StoredConfig.model_validate(stored)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))

@@ -10,24 +10,20 @@ import pytest
 from agentloop.records import KlPenalty
 from agentloop.rollouts.dynamic_sampling import sample_dynamically, zero_variance_groups
 from agentloop.rollouts.trajectories import Collected
-from replay.records import GroupRecord, Trajectory
+from replay.records import GroupRecord
 from tests.fakes.batch_rows import row, segment
 from tests.fakes.records import group
-
-
-def trajectory(name: str, of: str, reward: float, advantage: float = 0.0) -> Trajectory:
-    made = row(name, segment("ul"), group=of, advantage=advantage).trajectory
-    return Trajectory(replace(made.record, reward=reward, task=f"task of {of}"), made.segments)
 
 
 def collected(**rewards: Sequence[float]) -> Collected:
     """Groups by name, each with its members' rewards; what differs has an advantage."""
     groups = [group(name, task=f"task of {name}", size=len(given)) for name, given in rewards.items()]
-    rows = [
-        trajectory(f"{name}{i}", name, reward, reward - sum(given) / len(given))
-        for name, given in rewards.items()
-        for i, reward in enumerate(given)
-    ]
+    rows = []
+    for name, given in rewards.items():
+        for i, reward in enumerate(given):
+            advantage = reward - sum(given) / len(given)
+            made = row(f"{name}{i}", segment("ul"), group=name, advantage=advantage).trajectory
+            rows.append(replace(made, record=replace(made.record, reward=reward, task=f"task of {name}")))
     return Collected(
         groups=groups,
         trajectories=rows,
