@@ -200,7 +200,7 @@ def of_log_probs(scored: ScoredBatch, totals: KeptTotals) -> dict[str, Any]:
         "loss": totals.loss.loss,
     }
     found = {name: array[mask].tolist() for name, array in arrays.items()}
-    return found | {"ess": drift_of(scored).effective_sample_size(batch.replayed, "token")}
+    return found | {"ess": drift_of(scored).effective_sample_size(batch.replayed)}
 
 
 def stored_draws(store: ReplayStore) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def update(actor, optimizer, rows):
         optimizer.step()
     rows_of = {"response_mask": mask, "trajectory": batch.trajectory, "count": batch.num_trajectories}
     drift = trajectory_drift(old, behavior, **rows_of)  # exp(old - behavior): how far the policy had moved since
-    return {"actor/replay/ess": drift.effective_sample_size(batch.replayed, "token")} if replayed.any() else {}
+    return {"actor/replay/ess": drift.effective_sample_size(batch.replayed)} if replayed.any() else {}
 
 
 def run(store, iterations=50):

@@ -1,5 +1,6 @@
 """The part of a run's configuration that decides about its buffer: all of `replay`, and a few other keys."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -99,11 +100,6 @@ class ReplayConfig(LimitSection, MixSection):
     sampler_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of the sampler, for example {half_life: 4}."
     )
-    complete_zero_variance: bool = Field(
-        False,
-        description="Add a stored row with another reward to every fresh group whose rewards are all equal. It counts "
-        "as a replayed row.",
-    )
     baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
         "stored",
         description="Advantage of a replayed row. stored: from its own group. Others compare it with rows of its "
@@ -164,8 +160,6 @@ class ReplayConfig(LimitSection, MixSection):
             _refuse("batch.trajectories", rule, batch.trajectories, "Change one of them, or set replay.unit: any.")
         if self.unit in SAME_TASK:
             check_task_pool(tasks, environment, f"replay.unit is {self.unit}")
-        if self.complete_zero_variance:
-            check_task_pool(tasks, environment, "replay.complete_zero_variance is true")
         for name in ("per_task", "per_group") if self.unit == "group" else ():
             most = getattr(self, name)
             if most is not None and most < size:
@@ -205,10 +199,6 @@ class ReplayConfig(LimitSection, MixSection):
         if self.unit == "group" and self.successful_only:
             rule = "be false when replay.unit is group, whose members are drawn whole"
             _refuse("replay.successful_only", rule, "true", "Set replay.successful_only: false.")
-        if self.complete_zero_variance and (self.mode == "observe" or self.unit == "group"):
-            rule = f"be false when replay.{'mode is observe' if self.mode == 'observe' else 'unit is group'}"
-            remedy = "Only single rows that are trained on can complete a group."
-            _refuse("replay.complete_zero_variance", rule, "true", remedy)
         if self.unit != "task" and self.task_members is not None:
             rule = f"be left out when replay.unit is {self.unit}"
             _refuse("replay.task_members", rule, self.task_members, "Remove it, or set replay.unit: task.")
@@ -308,11 +298,18 @@ class StoredConfig(_RunSection):
         return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
+_EARLIER_KEYS = ("complete_zero_variance", "controller", "ess")
+"""Keys of `replay` that only earlier versions know; their runs can be looked at all the same."""
+
+
 def stored_config(run: RunRecord) -> StoredConfig:
     """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
     may have written it."""
+    stored = dict(run.config)
+    if isinstance(replay := stored.get("replay"), Mapping):
+        stored["replay"] = {key: value for key, value in replay.items() if key not in _EARLIER_KEYS}
     try:
-        return StoredConfig.model_validate(run.config)
+        return StoredConfig.model_validate(stored)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))

@@ -39,7 +39,7 @@ class Regime:
 
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
 _MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
-_ESS, _RESTARTS = "actor/replay/ess_token", "restarts/groups"
+_ESS, _RESTARTS = "actor/replay/ess", "restarts/groups"
 SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED, _RESTARTS)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0

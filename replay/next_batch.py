@@ -22,7 +22,7 @@ from replay.mixing.batch_plan import BatchPlan, Mixer
 from replay.mixing.mix_settings import MixRule, Schedule
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
-from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
+from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial import TrialDraw
@@ -30,7 +30,6 @@ from replay.storage.format.schema import groups, iterations, metrics, policies, 
 from replay.store import ReplayStore
 
 _SUCCESS = "rollout/success"
-_FACTOR = "replay/controller_factor"
 _rows = trajectories.c
 
 
@@ -43,7 +42,6 @@ class _RunState:
     """The next iteration."""
     policy_version: int
     """Version of the policy that the next iteration updates."""
-    metrics: Mapping[str, float]
     sampler: Mapping[str, Any] | None
     has_replayed: bool
     best_success: float | None
@@ -52,7 +50,6 @@ class _RunState:
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
     version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
-    measured = sa.select(metrics.c.name, metrics.c.value).where(metrics.c.run == run, metrics.c.iteration == newest)
     after = (sampler_state.c.run == run) & (sampler_state.c.iteration == newest)
     state = connection.scalar(sa.select(sampler_state.c.state).where(after))
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
@@ -61,7 +58,6 @@ def _run_state(connection: sa.Connection, run: str) -> _RunState:
         run=run,
         iteration=newest + 1,
         policy_version=version,
-        metrics={name: value for name, value in connection.execute(measured) if value is not None},
         sampler=None if state is None else json.loads(state),
         has_replayed=bool(connection.scalar(sa.select(replayed))),
         best_success=connection.scalar(best),
@@ -99,8 +95,7 @@ def preview(
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
     # The preview is exact only if the draw depends neither on the next tasks, which are guessed, nor on their rewards.
-    replay = config.replay
-    is_certain = not (mixer.num_tasks or replay.complete_zero_variance or replay.retire_solved is not None)
+    is_certain = not (mixer.num_tasks or config.replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
         try:
@@ -189,9 +184,6 @@ def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[M
         return mixer, True
     mixer.started = now.has_replayed
     mixer.success_reached = (now.best_success or 0.0) >= (rule.start.success_rate or 0.0)
-    if rule.controller == "ess":
-        ess = {name: value for name, value in now.metrics.items() if name.startswith(ESS_BY_AGE)}
-        mixer.factor = rule.ess.next_factor(now.metrics.get(_FACTOR, 1.0), ess)
     return mixer, False
 
 
@@ -214,7 +206,6 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
         **{name: getattr(plan, name) for name in names},
         "groups": sorted(map(list, Counter(size for _, size in plan.groups).items()), reverse=True),
         "observes": mixer.rule.mode == "observe",
-        "factor": mixer.factor,
         "started": mixer.started,
         "picks": [asdict(pick) for pick in plan.picks],
         "unknown_priority": available.unknown_priority,

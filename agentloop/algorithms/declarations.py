@@ -89,7 +89,7 @@ class Algorithm:
 
     @property
     def skips_equal_groups(self) -> bool:
-        """A group of equal rewards teaches nothing, and can be replaced or completed."""
+        """A group of equal rewards teaches nothing, and can be replaced."""
         return self.compares == "group" and not self.whitens
 
 

@@ -1,4 +1,4 @@
-"""Distance to a reference policy: per token, in the rewards, in the loss, and the coefficient that holds it.
+"""Distance to a reference policy: per token, in the rewards and in the loss.
 
 Estimators of KL(policy || reference) from tokens the policy sampled (Schulman 2020, "Approximating KL
 divergence"), with d = clamp(log_probs - ref_log_probs, -20, 20) in nats.
@@ -15,8 +15,6 @@ KlGradient = Literal["plain", "straight_through", "importance"]
 
 K3_BOUND = 10.0
 """Nats of one token, as in verl's `low_var_kl`."""
-_LARGEST_ERROR = 0.2
-"""The adaptive coefficient sees no relative error beyond this (Ziegler et al. 2019)."""
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: Estimator) -> Tensor:
@@ -72,20 +70,3 @@ def kl_loss(
             return estimate.detach() + k2 - k2.detach()
         case "importance":
             return log_ratios(log_probs, anchors, mask).exp() * estimate
-
-
-class KlCoefficient:
-    """`kl.reward_coef` as it stands: fixed, or following the KL (Ziegler et al. 2019, arXiv 1909.08593, 2.2).
-
-    coef <- coef x (1 + clip(kl / target - 1, -0.2, 0.2) x n / horizon) after each iteration of n trajectories. There
-    kl is the sum over a reply; here it is nats per action token, which does not grow with the length of episodes.
-    """
-
-    def __init__(self, coef: float, *, target: float | None, horizon: int) -> None:
-        self.value, self._target, self._horizon = coef, target, horizon
-
-    def feed(self, kl: float, trajectories: int) -> None:
-        """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""
-        if self._target is not None:
-            error = max(-_LARGEST_ERROR, min(_LARGEST_ERROR, kl / self._target - 1.0))
-            self.value *= 1.0 + error * trajectories / self._horizon

@@ -63,7 +63,7 @@ class Drifted:
     """Nats."""
     approx_kl: float | None
     ess: float | None
-    """Effective sample size by the run's `replay.ess.weights`, as its updates measure it."""
+    """Effective sample size, as updates measure it."""
 
 
 def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
@@ -137,7 +137,7 @@ def rescore(
         drift_mean=float(whole.sum[known].sum()) / tokens,
         token_gap_max=float(whole.token_gap_max.max()),
         approx_kl=float(whole.kl_sum[known].sum()) / tokens,
-        ess=whole.effective_sample_size(known, folder.config.replay.ess.weights),
+        ess=whole.effective_sample_size(known),
     )
 
 

@@ -41,12 +41,11 @@ ABOVE_0 = _other_than(0, words="above 0")
 _ACTING: tuple[tuple[str, str, object], ...] = (
     ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", ["turn", "state"]),
     ("advantage.state_max_age", "advantage.credit", "state"),
-    ("collection.max_staleness collection.samples_per_insert", "collection.by", "workers"),
+    ("collection.max_staleness", "collection.by", "workers"),
     ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
     ("engine.urls engine.serve", "rollout.engine", "vllm"),
     ("environment.tools environment.respond environment.call_tool", "environment.name", "rows"),
-    ("kl.horizon", "kl.target", GIVEN),
     ("lora.alpha lora.target_modules", "lora.rank", ABOVE_0),
     ("loss.hinted", "context.strategy", "hint"),
     ("loss.norm_length", "loss.aggregation", "seq-mean-token-sum-norm"),
@@ -70,7 +69,6 @@ _LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
 _LOOP = "Remove it, or set collection.by: loop."
 _NO_BASELINE = "A function has no baseline for a turn: remove one of them."
 _WHOLE_GROUPS = "The function is given whole groups: use one of these."
-_OWN_MEANS = "Fresh and replayed have their own means: use shared."
 _AUTOCAST = "Autocast is for float32 weights: remove one of them."
 _CORRECTED = "Importance weights correct these: use one of them."
 _DIVISOR = "It is the divisor: set it, e.g. to the longest row."
@@ -95,7 +93,6 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         names = ", ".join(algorithms_where(lambda other: other.skips_equal_groups))
         advice = f"Groups of equal rewards lack a signal by {names} alone: use one of these, or remove it."
         yield "rollout.dynamic_sampling_rounds", 0, *same, advice
-        yield "replay.complete_zero_variance", False, *same, advice
     if not each.compares_members:
         yield "replay.baseline", "stored", *same, "No trajectory is compared with others: remove it."
     if each.greedy_episodes:
@@ -104,8 +101,7 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         yield "algorithm", _other_than(each.name), _RESTARTS, True, each.no_restarts
 
 
-_ROUNDS, _COMPLETED = "rollout.dynamic_sampling_rounds", "replay.complete_zero_variance"
-_FUNCTION, _RESTARTS, _INSERT = "advantage.function", "replay.restarts.enable", "collection.samples_per_insert"
+_ROUNDS, _FUNCTION, _RESTARTS = "rollout.dynamic_sampling_rounds", "advantage.function", "replay.restarts.enable"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
     ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
@@ -115,20 +111,15 @@ _RULES: tuple[Rule, ...] = (
     (_ROUNDS, 0, "advantage.credit", ["turn", "state"], "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, 0, "replay.unit", ["trajectory", "task"], "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, 0, "collection.by", "workers", _LOOP),
-    (_COMPLETED, False, "replay.baseline", ["split", "fresh_only"], _OWN_MEANS),
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
     ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
-    ("replay.mode", "train", _INSERT, GIVEN, "Updates without new rows learn from replayed ones."),
-    ("replay.unit", ["any", "group"], _INSERT, GIVEN, "Others replay with fresh rows, of which there are none."),
-    ("collection.max_staleness", ABOVE_0, _INSERT, GIVEN, "Each update makes waiting rows older: raise it."),
     ("collection.by", "loop", _RESTARTS, True, "Workers begin at the start."),
     ("environment.agent", None, _RESTARTS, True, "A program of its own is not brought to where another one was."),
     ("context.strategy", "linear", _RESTARTS, True, "Others may rewrite what was seen."),
     ("replay.mode", "train", _RESTARTS, True, "Observed rows change nothing."),
     ("replay.unit", ["any", "group"], _RESTARTS, True, "Others replay with tasks that come from the start."),
     ("replay.baseline", "stored", _RESTARTS, True, "Only members of a group went on from the same place."),
-    (_COMPLETED, False, _RESTARTS, True, "Only its members went on from the same place."),
     ("replay.retire_solved", None, _RESTARTS, True, "Successes behind a prefix would count."),
     ("collection.by", "loop", "engine.serve", True, "Or start agentloop engine, and set engine.urls."),
     ("engine.urls", (), "engine.serve", True, "The run starts its own: remove one of them."),
@@ -140,7 +131,6 @@ _RULES: tuple[Rule, ...] = (
     ("evaluation.samples", 1, "evaluation.temperature", 0, "At temperature 0 all samples are the same."),
     ("compute.autocast", ["auto", "none"], "model.dtype", _other_than("float32"), _AUTOCAST),
     ("kl.loss_estimator", ["k1", "k3"], "kl.loss_gradient", "importance", _CORRECTED),
-    ("kl.reward_coef", ABOVE_0, "kl.target", GIVEN, "The adaptive coefficient begins with it: set it."),
     ("loss.norm_length", GIVEN, "loss.aggregation", "seq-mean-token-sum-norm", _DIVISOR),
     *(
         (f"{loss}.anchor", each.anchor, f"{loss}.objective.name", name, _ITS_RATIO)

@@ -9,7 +9,7 @@ from torch import Tensor
 from agentloop.algorithms.advantages import advantages_by_critic
 from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.gae import CriticRows, at_last_action_token, explained_variance, value_loss
-from agentloop.algorithms.kl import KlCoefficient, kl_estimate
+from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
 from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch
@@ -141,7 +141,7 @@ def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
 
-def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_coef: float) -> ScoredBatch:
+def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> ScoredBatch:
     """The batch with values under the critic as it is, and with advantages and returns by GAE.
 
     The same for fresh and replayed rows: whatever advantage a row is stored with is replaced. The KL penalty is that
@@ -154,7 +154,7 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     rewards = scores
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
-        rewards = scores - kl_coef * kl.to(scores.dtype)
+        rewards = scores - config.kl.reward_coef * kl.to(scores.dtype)
     rows = CriticRows(
         rewards=rewards,
         values=values,
@@ -197,10 +197,8 @@ def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
     return torch.where(torch.tensor(cut, device=behind.device), behind[last], 0.0)
 
 
-def reward_penalty(
-    config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
-) -> Penalty | None:
-    """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
+def reward_penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -> Penalty | None:
+    """Sum over a trajectory's action tokens of `kl.reward_coef` x KL from behavior to reference, in reward units.
 
     Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
     """
@@ -212,7 +210,7 @@ def reward_penalty(
         ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
         known = batch.response_mask & batch.behavior_log_probs.isfinite()
         kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, known, config.kl.reward_estimator)
-        parts = torch.stack([part.double() for part in (coefficient.value * kl, kl, known)])
+        parts = torch.stack([part.double() for part in (config.kl.reward_coef * kl, kl, known)])
         sums = sum_by_trajectory(parts, batch.trajectory, batch.num_trajectories)
         return [KlPenalty(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]
 

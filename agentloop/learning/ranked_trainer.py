@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.catalog import ALGORITHMS
-from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
@@ -98,10 +97,6 @@ class RankedTrainer:
             model, self._trainer = _sharded(spec, ranks, None if samples else actor.model, reference)
         self.weights = RankedWeights(model, ranks)
 
-    @property
-    def kl_coef(self) -> KlCoefficient:
-        return self._trainer.kl_coef
-
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         return _together(self._ranks, _TRAINER, self._trainer.update, rows, iteration=iteration)
 
@@ -111,14 +106,11 @@ class RankedTrainer:
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return _together(self._ranks, _TRAINER, self._trainer.mean_entropies, trajectories)
 
-    def values(self) -> dict[str, Any]:
-        return self._trainer.values()
-
     def save(self, folder: Path) -> None:
         _together(self._ranks, _TRAINER, self._trainer.save, folder)
 
-    def load(self, folder: Path, values: dict[str, Any]) -> None:
-        _together(self._ranks, _TRAINER, self._trainer.load, folder, values)
+    def load(self, folder: Path) -> None:
+        _together(self._ranks, _TRAINER, self._trainer.load, folder)
 
     def publish(self) -> None:
         """The weights as they are become those of the policy that samples in this process."""

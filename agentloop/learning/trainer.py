@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentloop.algorithms.catalog import ALGORITHMS
-from agentloop.algorithms.kl import KlCoefficient, kl_estimate
+from agentloop.algorithms.kl import kl_estimate
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
@@ -55,7 +54,7 @@ class Trainer:
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
         for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
-            if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
+            if coef > 0 and reference is None and (name == "loss_coef" or _penalises_tokens(config)):
                 raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
@@ -66,8 +65,7 @@ class Trainer:
         self._critic: CriticLearner | None = None
         if ALGORITHMS[config.algorithm].needs_critic:
             self._critic = CriticLearner(Critic(actor), config)
-        self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
-        self._feeds_kl = _rewards_here(config)
+        self._penalises = _penalises_tokens(config)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
@@ -145,18 +143,18 @@ class Trainer:
             made |= steps.critic.metrics()
         totals = UpdateTotals(steps.replayed)
         totals.merge(steps.totals)
-        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
-        metrics = fresh_entropy(scored) | metrics | (self._feed_kl(scored) if self._feeds_kl else {})
+        result = update_result(scored, totals)
+        metrics = fresh_entropy(scored) | metrics | (self._reward_kl(scored) if self._penalises else {})
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
 
     def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
         """The batch with all that its losses are made from, and metrics of that."""
-        needed = self._config.kl.loss_coef > 0 or self._feeds_kl
+        needed = self._config.kl.loss_coef > 0 or self._penalises
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics: dict[str, float] = {}
         if self._critic is not None:
-            scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
+            scored = with_values(scored, self._critic.critic, self._config)
             metrics = value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._parts)
         return scored, metrics | correction
@@ -197,16 +195,14 @@ class Trainer:
         log.apply(self._optimizer, norm)
         return True
 
-    def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
-        """The KL per fresh action token that rewards were charged for, as metrics and feedback to its coefficient."""
-        batch, metrics = scored.batch, {"actor/kl_coef": self.kl_coef.value}
-        fresh = batch.response_mask & ~batch.replay_mask[:, None]
-        if scored.ref_log_probs is not None and bool(fresh.any()):
-            estimator = self._config.kl.reward_estimator
-            kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, estimator).double().sum() / fresh.sum()
-            metrics["actor/reward_kl"] = float(kl)
-            self.kl_coef.feed(float(kl), int((~batch.replayed).sum()))
-        return metrics
+    def _reward_kl(self, scored: ScoredBatch) -> dict[str, float]:
+        """The KL per fresh action token that rewards were charged for."""
+        fresh = scored.batch.response_mask & ~scored.batch.replay_mask[:, None]
+        if scored.ref_log_probs is None or not bool(fresh.any()):
+            return {}
+        estimator = self._config.kl.reward_estimator
+        kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, estimator).double().sum() / fresh.sum()
+        return {"actor/reward_kl": float(kl)}
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random state.
@@ -219,7 +215,7 @@ class Trainer:
         totals = UpdateTotals(scored.batch.replayed)
         drift = drift_of(scored)
         totals.scored, totals.approx_kl = drift.tokens, drift.kl_sum
-        return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return update_result(scored, totals)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
@@ -238,17 +234,13 @@ class Trainer:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
         return tensors
 
-    def values(self) -> dict[str, Any]:
-        """What else a checkpoint holds, as JSON has it."""
-        return {"kl_coef": self.kl_coef.value}
-
     def save(self, folder: Path) -> None:
         """The tensors of `state()`, of several ranks each its own part of them."""
         write_tensors(folder, self.state(), self._ranks)
 
-    def load(self, folder: Path, values: dict[str, Any]) -> None:
-        """Continue from `save()` and `values()`, whoever wrote them, exactly."""
-        self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks), values)
+    def load(self, folder: Path) -> None:
+        """Continue from `save()`, whoever wrote it, exactly."""
+        self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks))
 
     def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Like the parameter it belongs to, and as that is sharded."""
@@ -257,16 +249,15 @@ class Trainer:
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         return torch.zeros(shape, dtype=dtype)
 
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from `state()` and `values()`. Raises ValueError for those of another optimizer or model."""
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from `state()`. Raises ValueError for that of another optimizer or model."""
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
-        self.kl_coef.value = values["kl_coef"]
 
 
-def _rewards_here(config: RunConfig) -> bool:
-    """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
+def _penalises_tokens(config: RunConfig) -> bool:
+    """True: the update takes the KL from the rewards. A penalty on whole trajectories is taken where they are
     collected."""
-    return config.kl.reward_coef > 0 and (ALGORITHMS[config.algorithm].needs_critic or config.kl.target is not None)
+    return config.kl.reward_coef > 0 and ALGORITHMS[config.algorithm].needs_critic

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios, sum_by_trajectory
+from agentloop.algorithms.log_probs import log_ratios, sum_by_trajectory
 from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
 from replay.records import ESS_BY_AGE, FRESH, REPLAY, age_bucket
 
-EssWeights = Literal["mean", "sequence", "token"]
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""
 _OF_PASSES = ("clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss")
@@ -38,23 +36,18 @@ class Drift:
     """Nats: the largest |old_log_probs - behavior_log_probs| of its tokens, not clamped."""
     weight: Tensor
     """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
-    sequence_weight: Tensor
-    """exp(their sum, clamped to 20 nats): the importance weight of the whole trajectory."""
     squares: Tensor
     """Sum of exp(2 d)."""
     kl_sum: Tensor
     """Sum of exp(d) - d - 1 with d = the log drift: estimates KL(behavior || old)."""
 
-    def effective_sample_size(self, trajectories: Tensor, weights: EssWeights) -> float:
-        """(sum w)^2 / (n sum w^2) over some trajectories, each with a token, chosen by [N] bool or by their indices.
+    def effective_sample_size(self, trajectories: Tensor) -> float:
+        """(sum w)^2 / (n sum w^2) over the n action tokens of some trajectories, w being each token's drift.
 
-        n counts trajectories, and w is the geometric mean of a trajectory's ratios (`mean`) or their product
-        (`sequence`); or n counts tokens, and w is each one's own ratio (`token`).
+        Each trajectory has a token. They are chosen by [N] bool or by their indices.
         """
-        if weights == "token":
-            tokens, total, squares = (part[trajectories].sum() for part in (self.tokens, self.sum, self.squares))
-            return float(total**2 / (tokens * squares))
-        return effective_sample_size((self.weight if weights == "mean" else self.sequence_weight)[trajectories])
+        tokens, total, squares = (part[trajectories].sum() for part in (self.tokens, self.sum, self.squares))
+        return float(total**2 / (tokens * squares))
 
 
 def trajectory_drift(
@@ -73,7 +66,6 @@ def trajectory_drift(
         sum=total,
         token_gap_max=torch.zeros_like(total).scatter_reduce(0, trajectory, gaps, "amax"),
         weight=(total_log / tokens.clamp_min(1)).exp(),
-        sequence_weight=total_log.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
         squares=squares,
         kl_sum=kl,
     )
@@ -89,11 +81,6 @@ def drift_of(scored: ScoredBatch) -> Drift:
         trajectory=batch.trajectory,
         count=len(batch.members),
     )
-
-
-def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (N sum w^2) of [N] positive weights: 1 when all are equal, 1 / N when one has all."""
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
 @dataclass(frozen=True)
@@ -215,11 +202,11 @@ class UpdateResult:
     """A line to print; None: nothing."""
 
 
-def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
+def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
     """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
     batch, drift = scored.batch, drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
-    metrics = drift_metrics(drift, totals.replayed, ages, ess_weights=ess_weights)
+    metrics = drift_metrics(drift, totals.replayed, ages)
     return UpdateResult(
         metrics | drift_quantiles(drift.token_logs.exp(), batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, [member.trajectory.id for member in batch.members]),
@@ -253,12 +240,8 @@ def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
     return {"actor/entropy": float(known.mean())} if len(known) else {}
 
 
-def drift_metrics(
-    drift: Drift, replayed: Tensor, ages: Sequence[str | None], *, ess_weights: EssWeights
-) -> dict[str, float]:
+def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
-
-    `ess` and those of ages are by `ess_weights`; next to `ess` stand those by each kind of weights.
 
     `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
     oldest rows go bad first, which a mean over all ages hides.
@@ -269,13 +252,11 @@ def drift_metrics(
         if bool(rows.any()):
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
             metrics[f"actor/{stream}/token_gap_max"] = float(drift.token_gap_max[rows].max())
-            for weights in get_args(EssWeights):
-                metrics[f"actor/{stream}/ess_{weights}"] = drift.effective_sample_size(rows, weights)
-            metrics[f"actor/{stream}/ess"] = metrics[f"actor/{stream}/ess_{ess_weights}"]
+            metrics[f"actor/{stream}/ess"] = drift.effective_sample_size(rows)
     old = (replayed & (drift.tokens > 0)).tolist()
     for age in sorted({age for age, counts in zip(ages, old, strict=True) if counts and age is not None}):
         rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
-        metrics[f"{ESS_BY_AGE}{age}"] = drift.effective_sample_size(rows.to(drift.weight.device), ess_weights)
+        metrics[f"{ESS_BY_AGE}{age}"] = drift.effective_sample_size(rows.to(drift.weight.device))
     return metrics
 
 

@@ -85,10 +85,6 @@ class AdvantageEstimator:
                 found[place][agent] = value
         return found
 
-    def advantages_for_task(self, members: Sequence[Member]) -> list[float]:
-        """Advantages of members of one task that are all compared with each other, fresh or not."""
-        return self._advantages(members, "shared")
-
     def advantages_for_batch(
         self, rows: Sequence[BatchRow], baseline: ReplayBaseline
     ) -> tuple[list[BatchRow], dict[str, float]]:

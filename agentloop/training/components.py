@@ -188,7 +188,7 @@ def _connect_parts(
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
     held_out = _held_out_payloads(config, acting.source)
-    penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
+    penalty = reward_penalty(config, reference, authors)
     return Components(
         config=config,
         folder=folder,

@@ -26,7 +26,7 @@ from agentloop.training.pace import Pace, PhaseClock
 from replay.diagnosis import SIGNS, trouble
 from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
-from replay.records import ESS_BY_AGE, IterationRecord
+from replay.records import IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -130,7 +130,7 @@ class Loop:
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's rows, fresh ones first, and mix the batch."""
-        store, request = self._store, replace(planned.request, picks=planned.picks(fresh, self.config))
+        store, request = self._store, planned.request
         own = self.collection.reserve(request, fresh)
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
@@ -203,8 +203,7 @@ class Loop:
             metrics=metrics,
         )
         self._store.commit(record, committed, sampler_state=parts.sampler.state())
-        ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
+        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"))
         self.state.iteration = iteration
         return metrics
 
@@ -243,7 +242,6 @@ class Loop:
         state = {
             "run": self._run_id,
             "loop": asdict(self.state),
-            "trainer": parts.trainer.values(),
             "sampler": parts.sampler.state(),
             "mixer": parts.mixer.state(),
             "source": parts.source.state(),

@@ -114,7 +114,7 @@ class LoopState:
     held_out_tasks: int = 0
     """Number of tasks of the newest evaluation."""
     batches: int = 0
-    """Number of workers' batches learned from; an iteration of replayed rows alone has none."""
+    """Number of workers' batches that were learned from or lost."""
     unrepeatable: list[str] = field(default_factory=list)
     """Stored successes in which no episode could begin, because repeating their first replies gave other results."""
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import member_of
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.dynamic_sampling import zero_variance_groups
 from agentloop.rollouts.episodes.restart import Restart
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
-from replay.mixing.batch_plan import BatchPlan, Mixer, add_completing_picks
-from replay.mixing.request import Availability, DrawRequest, Pick
+from replay.mixing.batch_plan import BatchPlan, Mixer
+from replay.mixing.request import Availability, DrawRequest
 from replay.records import FRESH, REPLAY, RESTART, BatchRow, Trajectory
 
 
@@ -32,13 +30,6 @@ class IterationPlan:
     missing_restarts: int = 0
     """Number of groups that were to begin inside a stored success, but found none."""
 
-    def picks(self, fresh: Collected, config: RunConfig) -> tuple[Pick, ...]:
-        """The rows to draw, now that the fresh groups are known."""
-        if not config.replay.complete_zero_variance:
-            return self.plan.picks
-        same = [(group.task, members[0].record.reward) for group, members in zero_variance_groups(fresh)]
-        return add_completing_picks(self.plan.picks, same, self.available.by_task_reward)
-
 
 @dataclass(frozen=True)
 class MixedBatch:
@@ -48,8 +39,6 @@ class MixedBatch:
     fresh: Collected
     rows: list[BatchRow]
     """Fresh rows first, with the advantages that they are trained with."""
-    completed: int
-    """Number of fresh members of zero-variance groups that a drawn row completes."""
     advantage_metrics: Mapping[str, float]
 
     @property
@@ -96,10 +85,6 @@ class MixedBatch:
             "replay/unknown_priority": self.planned.available.unknown_priority,
             "replay/incomparable": sum(self.planned.available.incomparable.values()),
         }
-        if mixer.rule.controller == "ess":
-            metrics["replay/controller_factor"] = mixer.factor
-        if config.replay.complete_zero_variance:
-            metrics["batch/completed"] = self.completed
         if config.replay.restarts.enable:
             metrics["restarts/missing_groups"] = self.planned.missing_restarts
         for source, count in plan.planned_sources.items():
@@ -122,40 +107,16 @@ def mix_batch(
 ) -> MixedBatch:
     """Make the batch of `rows`, fresh ones first, with the advantages that they are trained with.
 
-    With `replay.baseline: stored` rows keep their advantages, except for fresh groups that a drawn row completes. Any
-    other baseline computes all advantages again, from rewards less the current policy's KL penalty.
+    With `replay.baseline: stored` rows keep their advantages. Any other baseline computes all advantages again, from
+    rewards less the current policy's KL penalty.
     """
-    replay = config.replay
-    baseline = replay.baseline if replay.mode == "train" else "stored"
-    completed: dict[str, float] = {}
-    if replay.complete_zero_variance and baseline == "stored":
-        completed = completed_advantages(fresh, rows, estimator=estimator, penalty=penalty)
-    elif baseline != "stored":
+    baseline = config.replay.baseline if config.replay.mode == "train" else "stored"
+    if baseline != "stored":
         stored = [row.trajectory for row in rows if row.stream == REPLAY]  # fresh rewards are less the penalty already
         rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
         rows = [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
-    rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
-    rows, metrics = estimator.advantages_for_batch(rows, baseline)
-    return MixedBatch(planned, fresh, rows, len(completed), metrics)
-
-
-def completed_advantages(
-    fresh: Collected, rows: Sequence[BatchRow], *, estimator: AdvantageEstimator, penalty: Penalty | None
-) -> dict[str, float]:
-    """Advantages of fresh members of equal reward, among their group and drawn rows of its task with other rewards."""
-    drawn = [row.trajectory for row in rows if row.stream == REPLAY]
-    advantages: dict[str, float] = {}
-    for group, members in zero_variance_groups(fresh):
-        own = members[0].record.reward
-        others = [row for row in drawn if row.record.task == group.task and row.record.reward != own]
-        if others:
-            together = [member_of(row, fresh.rewards[row.id]) for row in members]
-            charged = penalised_rewards(others, kl_penalties(penalty, others))
-            for row, reward in zip(others, charged, strict=True):
-                together.append(replace(member_of(row, reward), replayed=True))
-            over_all = estimator.advantages_for_task(together)[: len(members)]
-            advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
-    return advantages
+    mixed, metrics = estimator.advantages_for_batch(rows, baseline)
+    return MixedBatch(planned, fresh, mixed, metrics)
 
 
 def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | None) -> list[BatchRow]:

@@ -258,7 +258,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
             f"{checkpoint.folder}. Put the right folder back."
         )
     with explaining_damage(checkpoint.folder):
-        parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
+        parts.trainer.load(checkpoint.state)
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
     parts.source.check_state(checkpoint.values["source"])

@@ -16,7 +16,7 @@ from replay.mixing.apportion import Remainders, group_sizes
 from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit, progress_at
 from replay.mixing.request import Availability, Pick
 
-_STATE = {"started": bool, "success_reached": bool, "factor": float, "starved_iterations": int}
+_STATE = {"started": bool, "success_reached": bool, "starved_iterations": int}
 """Attributes of a mixer that are part of its state, with their types."""
 _ALL = None
 """Stands for a source's name where rows of any source fit."""
@@ -27,7 +27,7 @@ class BatchPlan:
     """One iteration's batch, counted in trajectories. "Planned" counts ignore what the buffer lacks."""
 
     planned_fresh: int
-    """Fresh rows by the rule: after its start, its controller and rounding."""
+    """Fresh rows by the rule: after its start and rounding."""
     planned_replay: int
     planned_sources: Mapping[str, int]
     """Replayed rows of each declared source by the rule."""
@@ -75,8 +75,6 @@ class Mixer:
         self.rule = rule
         self.started = False
         self.success_reached = False
-        self.factor = 1.0
-        """The controller's factor, which multiplies the configured fraction."""
         self.starved_iterations = 0
         self._remainders = Remainders()
 
@@ -96,35 +94,22 @@ class Mixer:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
         configured = self.rule.fraction_at(iteration)
         self.started = self.started or self._starts(iteration, available)
-        share = Fraction(configured) * Fraction(self.factor) if self.started else Fraction(0)
+        share = Fraction(configured) if self.started else Fraction(0)
         plan = replace(compose(self.rule, share, available, tasks, self._remainders), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
         if plan.shortfall and self.rule.shortfall == "error":
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
-    def plan_replay_alone(self, iteration: int, available: Availability) -> BatchPlan | None:
-        """Plan a batch of replayed rows alone, by the sources of the rule.
-
-        None: the buffer has too few rows, or replay has not begun. The remainders that `plan` carries over do not
-        change, so that the shares of mixed batches stay exact.
-        """
-        if not self.started:
-            return None
-        plan = compose(self.rule, Fraction(1), available, (), Remainders())
-        return None if plan.groups or plan.shortfall else replace(plan, fraction=self.rule.fraction_at(iteration))
-
     def count_restarts(self, groups: int, share: float) -> int:
         """Return how many of the fresh groups are to continue stored successes. Remainders are carried over."""
         return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]
 
-    def observe_iteration(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
-        """Tell the start rule an iteration's success rate (None: no fresh episodes), and the controller its ESS."""
+    def observe_iteration(self, *, success_rate: float | None) -> None:
+        """Tell the start rule an iteration's success rate (None: no fresh episodes)."""
         wanted = self.rule.start.success_rate
         if wanted is not None and success_rate is not None and success_rate >= wanted:
             self.success_reached = True
-        if self.rule.controller == "ess":
-            self.factor = self.rule.ess.next_factor(self.factor, ess_by_age)
 
     def state(self) -> dict[str, Any]:
         """Return the exact state as plain JSON values, for the checkpoint."""
@@ -150,30 +135,6 @@ class Mixer:
             and (start.success_rate is None or self.success_reached)
             and available.rows >= start.buffer
         )
-
-
-def add_completing_picks(
-    picks: Sequence[Pick], flat: Sequence[tuple[str, float]], stored: Mapping[tuple[str, float], int]
-) -> tuple[Pick, ...]:
-    """Put picks of one row first: each completes a fresh group of equal rewards by a stored row of another reward.
-
-    `flat` has the task and the reward of each group of equal rewards, `stored` the number of rows by task and reward.
-    The row is taken out of a pick of the same task, or else out of the largest pick of any task, so that as many rows
-    are replayed as before.
-    """
-    left = list(picks)
-    taken = Counter[str]()
-    first: list[Pick] = []
-    for task, reward in flat:
-        others = sum(count for (of, got), count in stored.items() if of == task and got != reward)
-        givers = [i for i, pick in enumerate(left) if pick.count and pick.task in (task, None)]
-        if not givers or others <= taken[task]:
-            continue
-        giver = max(givers, key=lambda i: (left[i].task == task, left[i].count))
-        taken[task] += 1
-        first.append(replace(left[giver], count=1, task=task, reward_other_than=reward))
-        left[giver] = replace(left[giver], count=left[giver].count - 1)
-    return (*first, *(pick for pick in left if pick.count))
 
 
 @dataclass

@@ -1,8 +1,7 @@
 """The configured keys of `replay` about the composition of batches, and the rule that a run makes of them."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -99,37 +98,6 @@ class StartRule(Section):
     buffer: int = Field(0, ge=0, description="No replay before this many rows can be drawn.")
 
 
-class EssRule(Section):
-    """The fraction is lowered fast and raised slowly, by factors, so that it settles below the one that hurts."""
-
-    weights: Literal["mean", "sequence", "token"] = Field(
-        "token",
-        description="The ratios that the ESS is computed of: those of tokens, or for each trajectory their product "
-        "(sequence) or geometric mean (mean), which hardly ever leaves 1.",
-    )
-    floor: Fraction = Field(0.5, description="ESS under which an age bucket of the replay stream is too far off.")
-    lower_by: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.5, description="The fraction is multiplied by this after an iteration with a bucket under the floor."
-    )
-    raise_by: Annotated[float, Field(gt=1.0)] = Field(
-        1.1, description="The fraction is multiplied by this after any other iteration, up to the configured one."
-    )
-    least: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.1, description="The fraction is never lowered below this share of what is configured."
-    )
-
-    def next_factor(self, factor: float, ess_by_age: Mapping[str, float]) -> float:
-        """Return the factor of the next iteration's fraction, in [least, 1].
-
-        One bucket under the floor lowers the factor, because the oldest rows go bad first and a mean over all buckets
-        would hide them. A bucket of one row has ESS 1, and an iteration without replay has no bucket. Both let the
-        factor rise.
-        """
-        if any(ess < self.floor for ess in ess_by_age.values()):
-            return max(self.least, factor * self.lower_by)
-        return min(1.0, factor * self.raise_by)
-
-
 class MixSection(Section):
     """Keys of `replay` that say how much of a batch is replayed, and in what pieces."""
 
@@ -138,10 +106,6 @@ class MixSection(Section):
     start: StartRule = Field(
         default_factory=StartRule, description="Replay begins once all of this holds, and never stops again."
     )
-    controller: Literal["none", "ess"] = Field(
-        "none", description="ess: less replay while an age bucket of it has too low an effective sample size."
-    )
-    ess: EssRule = Field(default_factory=EssRule, description="How the controller `ess` acts.")
     mode: Literal["train", "observe"] = Field(
         "train", description="train: replayed tokens carry loss; observe: they come on top and are only measured."
     )

@@ -60,8 +60,6 @@ class Pick:
     """group: only whole stored groups, of at most `count` rows together."""
     size: int | None = None
     """The size of the groups that the rows were collected with. None: any size."""
-    reward_other_than: float | None = None
-    """A reward that the rows must not have. None: any reward."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,8 @@ class DrawRequest:
 class Availability:
     """The numbers of rows and groups that a draw could take. Rows without a weight are not counted.
 
-    Numbers of rows respect the caps per task and per group, each as if nothing else were drawn. Numbers by group and by
-    reward do not.
+    Numbers of rows respect the caps per task and per group, each as if nothing else were drawn. Numbers of groups do
+    not.
     """
 
     rows: int = 0
@@ -122,7 +120,6 @@ class Availability:
     """Number of complete groups, by size. Every member of a complete group could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Number of complete groups, by source and size."""
-    by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
     """Number of rows that could be drawn if their priority were known."""
     incomparable: Mapping[str, int] = field(default_factory=dict)

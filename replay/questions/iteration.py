@@ -71,7 +71,7 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
     """List the groups of the rows, in the order of their first slots.
 
     `degenerate`: the group had nothing to compare when it was collected. `teaches`: one of its rows had an advantage
-    in the update. A degenerate group can teach too, by another baseline or because a stored row completed it.
+    in the update. A degenerate group can teach too, by another baseline.
     """
     members: dict[str, list[QueryResult]] = {}
     for row in rows:

@@ -92,14 +92,12 @@ class Selection:
                 counts[int(self._columns[name][position])] -= 1
 
     def _asked(self, pick: Pick) -> npt.NDArray[np.bool_] | None:
-        """Return a mask of the rows that have the pick's task, group size and reward. None: all rows fit."""
+        """Return a mask of the rows that have the pick's task and group size. None: all rows fit."""
         columns, conditions = self._columns, []
         if pick.task is not None:
             conditions.append(columns["task"] == self._index.codes["task"].get(pick.task))
         if pick.size is not None:
             conditions.append(columns["group_size"] == pick.size)
-        if pick.reward_other_than is not None:
-            conditions.append(columns["reward"] != pick.reward_other_than)
         return np.logical_and.reduce(conditions) if conditions else None
 
     def _left(self, pick: Pick) -> tuple[Positions, Weights]:

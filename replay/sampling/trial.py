@@ -118,7 +118,6 @@ def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Lim
         by_source_task={(name, task): n for name, counts in by_source.items() for task, n in counts.items()},
         groups=dict(Counter(sizes[first].tolist())),
         by_source_groups=dict(groups),
-        by_task_reward=_by_task_reward(index, there),
         unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
         incomparable=_incomparable(index, limits),
     )
@@ -134,15 +133,6 @@ def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positio
             if column == "source" or name != index.run:
                 found.append((name, rows[match_sources(index, (name,), rows)]))
     return found
-
-
-def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, float], int]:
-    tasks, rewards = index.columns["task"][rows], index.columns["reward"][rows]
-    values, reward = np.unique(rewards, return_inverse=True)
-    pairs, counts = np.unique(tasks * max(1, len(values)) + reward, return_counts=True)
-    names = index.codes["task"].names
-    found = zip(pairs.tolist(), counts.tolist(), strict=True)
-    return {(names[pair // len(values)], float(values[pair % len(values)])): count for pair, count in found}
 
 
 def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from agentloop.config.config_file import load_config, to_plain
 from agentloop.user_code import load_sampler
 from replay import DrawRequest, ReplayStore
 from replay.config import StoredConfig
-from replay.mixing.batch_plan import Mixer, add_completing_picks
+from replay.mixing.batch_plan import Mixer
 from replay.records import HINDSIGHT, group_of
 from tests.docs.blocks import ROOT, blocks, table
 from tests.fakes.records import RUN, Fresh, add_run, new_store, policy, task
@@ -89,7 +89,7 @@ def test_it_draws_its_plan(recipe: str, buffer: ReplayStore, tmp_path: Path, mon
     config = StoredConfig.model_validate(to_plain(load_config(tmp_path / "recipe.yaml", SMALL)))
     replay = config.replay
     mixer, sampler = Mixer(config.mix_rule()), load_sampler(replay.sampler, 0, replay.sampler_options)
-    mixer.observe_iteration(success_rate=0.5, ess_by_age={})
+    mixer.observe_iteration(success_rate=0.5)
     drawn, planned = Counter[str](), Counter[str]()
     for iteration in range(FIRST, FIRST + 3):
         request = DrawRequest(RUN, iteration, COLLECTED, limits=replay.limits)
@@ -97,10 +97,7 @@ def test_it_draws_its_plan(recipe: str, buffer: ReplayStore, tmp_path: Path, mon
         plan = mixer.plan(iteration=iteration, available=available, tasks=TASKS[: mixer.num_tasks])
         planned += Counter(plan.planned_sources)
         planned["all"] += plan.planned_replay
-        picks = plan.picks
-        if replay.complete_zero_variance:
-            picks = add_completing_picks(picks, [(TASKS[0], 0.0)], available.by_task_reward)
-        rows = buffer.draw(replace(request, picks=picks), sampler)
+        rows = buffer.draw(replace(request, picks=plan.picks), sampler)
         drawn += Counter(row.trajectory.record.source for row in rows)
         drawn["all"] += len(rows)
     assert planned["all"] > 0

@@ -100,7 +100,7 @@ def test_sample_sizes_of_the_page_are_those_of_their_drifts() -> None:
         mask, rows = torch.ones(4, 1, dtype=torch.bool), torch.arange(4)
         drift = trajectory_drift(logs - 1.0, torch.full_like(logs, -1.0), response_mask=mask, trajectory=rows, count=4)
         assert numbers(row["weights"]) == pytest.approx(drift.weight.tolist(), abs=0.005)
-        assert row["ESS"] == f"{drift.effective_sample_size(rows, 'token'):.2f}"
+        assert row["ESS"] == f"{drift.effective_sample_size(rows):.2f}"
 
 
 def test_products_of_the_page_grow_with_length_and_means_do_not() -> None:

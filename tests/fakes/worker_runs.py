@@ -164,10 +164,6 @@ class MadeRun:
     def counts(self) -> TicketCounts:
         return self._store.tickets.counts(self._id)
 
-    @property
-    def samples(self) -> int:
-        return self._store.tickets.uses(self._id)[0]
-
     def iterate(self) -> None:
         """One iteration of which all is real but the update. Workers end a batch in time, or one that is waited for."""
         loop, iteration = self.loop, self.loop.state.iteration + 1

@@ -41,79 +41,63 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield server
 
 
-def by_workers(server: EngineServer, staleness: int, samples_per_insert: float | None) -> dict[str, dict[str, Any]]:
+def by_workers(server: EngineServer, staleness: int) -> dict[str, dict[str, Any]]:
     return {
         "rollout": {"engine": "vllm"},
         "engine": {"urls": [server.address]},
         "loss": {"fresh": {"anchor": "behavior"}},
-        "collection": {"by": "workers", "max_staleness": staleness, "samples_per_insert": samples_per_insert},
+        "collection": {"by": "workers", "max_staleness": staleness},
     }
 
 
-MODES = [(None, None), (0, None), (1, None), (3, None), (1, 40.0), (3, 40.0), (3, 1.5)]
-"""The bound on staleness and `samples_per_insert`; without the first one the loop collects."""
-QUICK = (3, 1.5, FALLING)
+BOUNDS = (None, 0, 1, 3)
+"""On staleness; without one the loop collects."""
+QUICK = (3, FALLING)
 
 
 @pytest.mark.parametrize(
-    ("staleness", "inserts", "replay"),
+    ("staleness", "replay"),
     [
-        pytest.param(*mode, replay, marks=() if (*mode, replay) == QUICK else pytest.mark.soak)
-        for mode in MODES
+        pytest.param(bound, replay, marks=() if (bound, replay) == QUICK else pytest.mark.soak)
+        for bound in BOUNDS
         for replay in (CONSTANT, FALLING)
     ],
 )
 def test_every_mode_replays_the_declared_share(
-    tmp_path: Path, server: EngineServer, staleness: int | None, inserts: float | None, replay: dict[str, Any]
+    tmp_path: Path, server: EngineServer, staleness: int | None, replay: dict[str, Any]
 ) -> None:
-    """Batches of replayed rows alone are extra: what the mixed ones carry over is not changed by them."""
     config = small_config(
         tmp_path,
         server.models.folder,
         run={"iterations": ITERATIONS},
         replay={**replay, "start": {"iteration": FIRST}},
-        **({} if staleness is None else by_workers(server, staleness, inserts)),
+        **({} if staleness is None else by_workers(server, staleness)),
     )
     with made_run(config) as run:
         for _ in range(ITERATIONS):
-            batches = run.loop.state.batches
             run.iterate()
-            if inserts is not None and run.loop.state.batches == batches:
-                assert run.samples <= inserts * run.counts.done
         counts = run.counts
     found = [Batch(*row) for row in rows(tmp_path / "small-001" / "replay.sqlite", BATCHES)]
-    alone = [batch for batch in found if not batch.fresh]
-    mixed = [batch for batch in found if batch.fresh]
-    assert (len(alone) > 0) == (inserts is not None)
-    assert all(batch.replay == batch.drawn_replay == 16 for batch in alone)
     off = [Fraction(0)]
-    for number, batch in enumerate(mixed, start=1):
+    for number, batch in enumerate(found, start=1):
         assert (batch.fresh, batch.replay, batch.fresh + batch.replay) == (batch.drawn_fresh, batch.drawn_replay, 16)
         if batch.replay or number >= FIRST:
             off.append(off[-1] + 16 * Fraction(batch.fraction) - batch.replay)
     worst = max(map(abs, off))
-    print(f"{len(mixed)} mixed and {len(alone)} replayed batches: at most {float(worst):.3f} rows off")
-    assert sum(batch.replay for batch in mixed) > 100
+    print(f"at most {float(worst):.3f} rows off")
+    assert sum(batch.replay for batch in found) > 100
     assert worst <= Fraction(1, 2)
     if staleness is not None:
         collected = (counts.queued, counts.leased, counts.open, counts.waiting, counts.late, counts.unused)
         assert (collected, counts.fresh) == ((0,) * 6, counts.done)
-    assert mixed[-1].fraction == pytest.approx(config.mix_rule().fraction_at(ITERATIONS), abs=0.03)
+    assert found[-1].fraction == pytest.approx(config.mix_rule().fraction_at(ITERATIONS), abs=0.03)
 
 
 SHORT = 24
 
 
 def by_two(folder: Path, server: EngineServer, **sections: dict[str, Any]) -> RunConfig:
-    return small_config(
-        folder,
-        server.models.folder,
-        run={"iterations": SHORT},
-        rollout={"engine": "vllm"},
-        engine={"urls": [server.address]},
-        loss={"fresh": {"anchor": "behavior"}},
-        **{"collection": {"by": "workers", "max_staleness": 1}, **sections},
-    )
+    return small_config(folder, server.models.folder, run={"iterations": SHORT}, **by_workers(server, 1), **sections)
 
 
 def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: Path, server: EngineServer) -> None:
@@ -181,25 +165,14 @@ def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, 
     assert (counts.failed, counts.fresh, counts.late, counts.unused) == (failed, counts.done, 0, 0)
 
 
-def test_a_batch_that_a_resume_finds_too_far_ahead_is_for_replay(tmp_path: Path, server: EngineServer) -> None:
-    """Between two batches there were updates of replay alone, which are made again only where a batch is waited for."""
-    collection = {"by": "workers", "max_staleness": 4, "samples_per_insert": 40.0}
-    with made_run(by_two(tmp_path, server, collection=collection)) as run:
-        run.in_time = 0.0
-        for _ in range(10):
+def test_batches_of_replayed_rows_alone_take_their_turns(tmp_path: Path, server: EngineServer) -> None:
+    replay = {"fraction": 0.0, "schedule": {"shape": "step", "steps": [[0.25, 1.0], [0.5, 0.25]]}, "shortfall": "error"}
+    with made_run(by_two(tmp_path, server, replay=replay)) as run:
+        for _ in range(SHORT // 2):
             run.iterate()
-        checkpoint = run.checkpoint()
-        while run.loop.state.iteration < SHORT:
+        run.resume(run.checkpoint())
+        for _ in range(SHORT // 2):
             run.iterate()
-        assert run.counts.late == 0 and run.loop.state.batches < SHORT // 2
-        run.resume(checkpoint)
-        while run.loop.state.iteration < SHORT:
-            run.iterate()
-        counts = run.counts
-    print(f"after a resume {counts}")
-    assert counts.late > 0
-    assert (counts.failed, counts.unused, counts.waiting, counts.open) == (0, 0, 0, 0)
-    database = tmp_path / "small-001" / "replay.sqlite"
-    assert rows(database, "select max(staleness) <= 4 from draws where stream = 'fresh'") == [(1,)]
-    batches = rows(database, "select distinct fresh + replay from iterations")
-    assert batches == [(16,)]
+    # Iteration i of 24 is at (i - 1) / 23 of the run: the quarter is passed at 7, the half at 13.
+    sizes = rows(tmp_path / "small-001" / "replay.sqlite", "select fresh, replay from iterations order by iteration")
+    assert sizes == [(16, 0)] * 6 + [(0, 16)] * 6 + [(12, 4)] * 12

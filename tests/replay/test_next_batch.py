@@ -7,13 +7,12 @@ import pytest
 import yaml
 
 from replay import ReplayError, ReplayStore, Rows, Sampler
-from replay.config import StoredConfig, stored_config
-from replay.mixing.batch_plan import Mixer
+from replay.config import StoredConfig
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.next_batch import WrongSettings, as_yaml, changed, empty_sources, preview_with
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, Fresh, add_run, iterate, iterated, new_store, set_state, sql
+from tests.fakes.records import RUN, Fresh, add_run, iterated, new_store, set_state, sql
 
 
 def before(store: ReplayStore, **given: Any) -> dict[str, Any]:
@@ -141,20 +140,13 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
             assert isinstance(raised.value, WrongSettings)
 
 
-def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) -> None:
-    store, sampler = new_store(tmp_path / "replay.sqlite"), make_sampler("uniform", 3)
-    configure(tmp_path / "replay.sqlite", {"replay": {"fraction": 0.5, "controller": "ess"}})
-    mixer = Mixer(stored_config(store.run(RUN)).mix_rule())
-    recorded = [{"1": 0.93, "2-3": 0.47}, {"1": 0.91, "2-3": 0.38, "4-7": 0.12}, {"1": 0.95, "2-3": 0.61}, {}]
-    planned = []
-    for iteration, ess in enumerate(recorded, start=1):
-        iterate(store, iteration, sampler)
-        by_age = {f"actor/replay/ess/age_{age}": value for age, value in ess.items()}
-        store.add_metrics(RUN, iteration, {"replay/controller_factor": mixer.factor, **by_age})
-        mixer.observe_iteration(success_rate=0.5, ess_by_age=ess)
-        planned.append(before(store)["plan"]["factor"])
-        assert planned[-1] == mixer.factor
-    assert planned == pytest.approx([0.5, 0.25, 0.275, 0.3025])  # halved twice, then raised by a tenth
+def test_keys_that_only_earlier_versions_knew_are_left_out(tmp_path: Path) -> None:
+    store, given = iterated(tmp_path / "replay.sqlite", 1), {"fraction": 0.25, "successful_only": False}
+    configure(tmp_path / "replay.sqlite", {"replay": given})
+    plain = before(store)
+    earlier = {"complete_zero_variance": True, "controller": "ess", "ess": {"floor": 0.5}}
+    configure(tmp_path / "replay.sqlite", {"replay": given | earlier})
+    assert before(store) == plain
 
 
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:

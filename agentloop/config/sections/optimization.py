@@ -66,12 +66,6 @@ class KlSection(Section):
     )
     reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
     reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator (with reward_coef).")
-    target: PositiveFloat | None = Field(
-        None,
-        description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
-        "below; null: fixed.",
-    )
-    horizon: Positive = Field(10_000, description="Trajectories over which the adaptive coefficient can change e-fold.")
     early_stop: PositiveFloat | None = Field(
         None,
         description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
@@ -85,8 +79,8 @@ class KlSection(Section):
 
 
 def check_learning(config: RunConfig) -> None:
-    """Raises ValueError where an optimizer or the coefficient of the KL would stand still, or go too far at once."""
-    run, kl = config.run, config.kl
+    """Raises ValueError where an optimizer would stand still."""
+    run = config.run
     optimizers = {"optimizer": config.optimizer, "critic.optimizer": config.critic.optimizer}
     for where, optimizer in optimizers.items() if run.iterations > run.schedule_length else ():
         if optimizer.schedule != "constant" and optimizer.final_factor == 0:
@@ -95,11 +89,6 @@ def check_learning(config: RunConfig) -> None:
                 f"iterations of the schedule ({run.schedule_length}), got 0: nothing would be learned there. "
                 "Begin a new run with the trained weights: --set model.path=RUN/model."
             )
-    if kl.target is not None and kl.horizon < config.batch.trajectories:
-        raise ValueError(
-            f"kl.horizon must be at least batch.trajectories ({config.batch.trajectories}), for one iteration must not "
-            f"turn the coefficient round, got {kl.horizon}. Raise it."
-        )
 
 
 class BatchSection(BatchSize, Section):

@@ -124,24 +124,14 @@ class CollectionSection(Section):
         description="Most publishes between the sampling of a fresh trajectory and the update that learns from it. 0: "
         "workers and learner take turns; 1: workers are one batch ahead; and so on. No trajectory is thrown away.",
     )
-    samples_per_insert: PositiveFloat | None = Field(
-        None,
-        description="While a batch is not collected yet, the learner makes updates of replayed rows alone, as long as "
-        "the rows learned from are at most this many times the collected ones; null: the learner waits.",
-    )
     lease_s: PositiveFloat = Field(60.0, description="Seconds after which a silent worker or learner counts as gone.")
 
 
 def check_collection(config: RunConfig) -> None:
-    """Raises ValueError where the loss or the mixing ratio does not fit rows that workers collect ahead."""
-    section = config.collection
-    if section.samples_per_insert is not None and config.mix_rule().highest_fraction == 0:
-        raise ValueError(
-            "replay.fraction must be above 0 when collection.samples_per_insert is set, got 0: there is nothing to go "
-            "on with. Set it."
-        )
-    if section.max_staleness > 0:
-        _check_off_policy(config.loss.fresh, section.max_staleness)
+    """Raises ValueError where the loss does not fit rows that workers collect ahead."""
+    staleness = config.collection.max_staleness
+    if staleness > 0:
+        _check_off_policy(config.loss.fresh, staleness)
 
 
 def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:

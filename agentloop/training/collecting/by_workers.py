@@ -14,11 +14,10 @@ from agentloop.training.collecting.issued_batches import IssuedBatches, issue_gr
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.mixing.request import Availability, DrawRequest
+from replay.mixing.request import DrawRequest
 from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
-from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
+from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
-from replay.storage.staleness import may_be_fresh
 from replay.storage.write import AppendReport
 
 _LOOK_AGAIN_S = 0.1
@@ -29,8 +28,7 @@ _NOBODY_S = 30.0
 class WorkerCollection(Collection):
     """Plans each batch when its tickets are issued, and collects it when all of them have ended.
 
-    At most `collection.max_staleness` batches are issued beyond the next one, so their rows stay fresh. Only updates of
-    replayed rows alone, in between, can make rows too old.
+    At most `collection.max_staleness` batches are issued beyond the next one, so their rows stay fresh.
     """
 
     def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
@@ -50,56 +48,23 @@ class WorkerCollection(Collection):
     def plan(self, iteration: int) -> IterationPlan:
         """Issue the batches that may be collected, and plan this iteration with the next one."""
         request, available = self._request(iteration)
-        turn = self._next_turn(request)
-        self._batches.issue(turn + self._ahead, request.policy_version, available)
-        alone = self._replayed_meanwhile(turn, request, available)
-        if alone is not None:
-            return alone
+        turn = self._state.batches + 1
+        self._batches.issue(turn + self._section.max_staleness, request.policy_version, available)
         plan, tasks = self._batches[turn].plan, self._batches[turn].tasks
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
-
-    def _next_turn(self, request: DrawRequest) -> int:
-        """The number of the next batch to learn from. A batch that a resume left too far ahead is skipped as late."""
-        while (turn := self._state.batches + 1) <= self._batches.last:
-            is_ahead = self._batches[turn].version > request.policy_version
-            if not is_ahead or self._store.tickets.under_way(self._run, turn):
-                break
-            _, drawn = self._take_batch(turn, request)
-            if drawn.rows or not drawn.late:
-                break
-            self._go_on_to_next(())
-        return turn
-
-    @property
-    def _ahead(self) -> int:
-        """Number of batches issued beyond the next one. The rest of the bound is left for updates in between."""
-        most = self._section.max_staleness
-        return most if self._section.samples_per_insert is None else min(1, most - 1)
-
-    def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
-        """Plan replayed rows alone, if the batch is not whole and every issued batch still has an iteration left."""
-        ratio = self._section.samples_per_insert
-        if ratio is None or not self._store.tickets.under_way(self._run, turn):
-            return None
-        ahead, next_version = range(turn, self._batches.last + 1), request.policy_version + 1
-        age_then = [next_version + number - turn - self._batches[number].version for number in ahead]
-        left = self._components.config.run.iterations - self._state.iteration
-        if not may_be_fresh(age_then, self._section.max_staleness) or len(age_then) >= left:
-            return None
-        learned, collected = self._store.tickets.uses(self._run)
-        if learned + self._components.config.batch.trajectories > ratio * collected:
-            return None
-        plan = self._components.mixer.plan_replay_alone(request.iteration, available)
-        return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
 
     def collect(self, planned: IterationPlan) -> Collected:
         """Wait for the batch, compute its advantages, and draw its rows."""
         self._rows, self._penalties = [], {}
-        if not planned.plan.groups:
+        if not planned.plan.groups:  # all of it is replayed
             return Collected()
         turn = self._state.batches + 1
         episodes = self._wait_until_ended(turn)
-        groups, drawn = self._take_batch(turn, planned.request)
+        groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
+        request, bound = planned.request, self._section.max_staleness
+        self._close_groups(groups, request.policy_version)
+        wanted = FreshRequest(self._run, request.iteration, turn, request.policy_version, bound)
+        drawn = self._store.tickets.draw_fresh(wanted)
         if not drawn.rows and self._store.tickets.ends(self._run, turn) == {FORGOTTEN}:
             self._go_on_to_next(planned.tasks)
             self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come again")
@@ -112,14 +77,6 @@ class WorkerCollection(Collection):
             )
         self._rows = drawn.rows
         return self._describe_collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
-
-    def _take_batch(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
-        """Close the ended groups of a batch. Returns these groups, and the batch's rows that are fresh now."""
-        groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
-        self._close_groups(groups, request.policy_version)
-        bound = self._section.max_staleness
-        wanted = FreshRequest(self._run, request.iteration, turn, request.policy_version, bound)
-        return groups, self._store.tickets.draw_fresh(wanted)
 
     def _close_groups(self, groups: list[EndedGroup], version: int) -> None:
         """Store the advantages of whole groups, computed together because some algorithms compare the whole batch."""
@@ -166,8 +123,7 @@ class WorkerCollection(Collection):
         return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
 
     def end(self, batch: MixedBatch) -> None:
-        if batch.planned.plan.groups:
-            self._go_on_to_next(self._tasks_without_member(batch))
+        self._go_on_to_next(self._tasks_without_member(batch))
 
     def _go_on_to_next(self, without_member: Iterable[int]) -> None:
         """End a batch's turn. Its tasks without a member come again, once.

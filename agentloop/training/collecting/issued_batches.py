@@ -16,8 +16,6 @@ from replay.mixing.request import Availability
 from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
-_LEARNED_BY_MIXER = ("factor", "success_reached")
-"""Parts of a mixer's state that it learns from iterations. The other parts follow from its plans."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,6 @@ class IssuedBatch:
     plan: BatchPlan
     tasks: tuple[int, ...]
     """Index of the training task of each slot."""
-    version: int
-    """The policy's version when the batch was issued. No token of the batch is older."""
 
 
 class IssuedBatches:
@@ -43,12 +39,13 @@ class IssuedBatches:
         for found in components.store.tickets.planned(components.run_id, after=state.batches):
             values: dict[str, Any] = dict(found.plan)
             plan = _PLANS.validate_python(values["plan"])
-            self._add(found.iteration, plan, tuple(values["tasks"]), values["version"])
-            learned = {name: value for name, value in mixer.state().items() if name in _LEARNED_BY_MIXER}
+            self._add(found.iteration, plan, tuple(values["tasks"]))
+            # This a mixer learns from iterations. The other parts of its state follow from its plans.
+            learned = {"success_reached": mixer.success_reached}
             mixer.load_state({**values["mixer"], **learned})
 
-    def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...], version: int) -> None:
-        self._batches[number] = IssuedBatch(plan, tasks, version)
+    def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...]) -> None:
+        self._batches[number] = IssuedBatch(plan, tasks)
         self._state.tasks.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
 
     def __getitem__(self, number: int) -> IssuedBatch:
@@ -61,12 +58,11 @@ class IssuedBatches:
 
     def issue(self, last: int, version: int, available: Availability) -> None:
         """Plan and issue the missing batches up to `last`, or to the end of the run."""
-        parts, replayed_alone = self._components, self._state.iteration - self._state.batches
-        # An iteration without fresh rows takes the place of a batch.
-        for number in range(self.last + 1, min(last, parts.config.run.iterations - replayed_alone) + 1):
-            # A schedule runs over the run's iterations, which include those of replayed rows alone.
-            plan, tasks = plan_batch(parts, self._state, number + replayed_alone, available)
-            self._add(number, plan, tasks, version)
+        # A batch that failed or was forgotten made no iteration.
+        parts, lost = self._components, self._state.batches - self._state.iteration
+        for number in range(self.last + 1, min(last, parts.config.run.iterations + lost) + 1):
+            plan, tasks = plan_batch(parts, self._state, number - lost, available)
+            self._add(number, plan, tasks)
             values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}
             values["plan"] = _PLANS.dump_python(plan, mode="json")
             groups = [(parts.source.train(tasks[slot]), size) for slot, size in plan.groups]

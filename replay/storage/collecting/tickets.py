@@ -38,7 +38,7 @@ from replay.storage.collecting.ticket_records import (
     TicketRecord,
 )
 from replay.storage.databases import Database, Result
-from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
+from replay.storage.format.schema import draws, planned_batches, reclaimed, tickets, trajectories
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked
 
@@ -173,14 +173,6 @@ class Tickets:
     def counts(self, run: str) -> TicketCounts:
         """The counts of all training episodes by state, at one moment."""
         return self._database.read(lambda connection: count_tickets(connection, run))
-
-    def uses(self, run: str) -> tuple[int, int]:
-        """(number of rows in all batches, a row counting in each of them; number of rows collected)"""
-        sums = sa.select(sa.func.sum(iterations.c.fresh + iterations.c.replay)).where(iterations.c.run == run)
-        done = (_tickets.run == run) & (_tickets.purpose == TRAIN) & (_tickets.state == DONE)
-        counts = sa.select(sums.scalar_subquery(), sa.select(sa.func.count()).where(done).scalar_subquery())
-        learned, collected = self._database.read(lambda connection: connection.execute(counts).one())
-        return int(learned or 0), int(collected)
 
     def last_number(self, run: str) -> int | None:
         """The number of the last group that was issued; None: there is none."""

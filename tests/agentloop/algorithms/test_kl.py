@@ -1,4 +1,4 @@
-"""Estimators, their gradients and the adaptive coefficient against their formulas in plain Python."""
+"""Estimators and their gradients against their formulas in plain Python."""
 
 import math
 from typing import get_args
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.kl import Estimator, KlCoefficient, KlGradient, kl_loss
+from agentloop.algorithms.kl import Estimator, KlGradient, kl_loss
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 GRADIENTS: tuple[KlGradient, ...] = get_args(KlGradient)
@@ -97,13 +97,3 @@ def test_kl_loss_refuses_a_reference_or_anchors_with_a_gradient(name: str) -> No
     tensors[name].requires_grad_()
     with pytest.raises(ValueError, match=f"{name} must be detached"):
         kl_loss(torch.zeros(1), mask=torch.tensor([True]), **tensors, estimator="k3", gradient="plain")
-
-
-def test_adaptive_coefficient_follows_the_kl_within_its_bounds() -> None:
-    coefficient = KlCoefficient(0.1, target=0.05, horizon=1000)
-    coefficient.feed(0.055, 100)  # 10 % above: 0.1 x (1 + 0.1 x 100 / 1000)
-    assert coefficient.value == pytest.approx(0.101)
-    coefficient.feed(5.0, 100)  # counts as 20 % above: x 1.02
-    assert coefficient.value == pytest.approx(0.101 * 1.02)
-    coefficient.feed(0.0, 100)  # 20 % below: x 0.98
-    assert coefficient.value == pytest.approx(0.101 * 1.02 * 0.98)

@@ -71,7 +71,7 @@ def go_on(folder: Path, dtype: torch.dtype, ranks: Ranks = ALONE) -> list[dict[s
     actor = tiny_actor(dtype)
     actor.model.load_state_dict(load_file(folder / "weights.safetensors"), strict=False)
     trainer = learner(actor, ranks)
-    trainer.load(folder / "state", json.loads((folder / "values.json").read_text()))
+    trainer.load(folder / "state")
     return updated(trainer, UPDATES // 2 + 1, UPDATES)
 
 
@@ -84,7 +84,6 @@ def first_half(folder: Path, dtype: torch.dtype, ranks: Ranks = ALONE) -> tuple[
     weights = whole(actor)
     if ranks.index == 0:
         save_file(weights, folder / "weights.safetensors")
-        (folder / "values.json").write_text(json.dumps(trainer.values()))
     return trainer, actor, told
 
 

@@ -92,7 +92,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     section = {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False, "bootstrap_truncated": bootstrap}
     config = ppo(critic=section, kl={"reward_coef": 0.05, "reward_estimator": estimator})
     before = rescore(actor, rows, old=actor, ref=ref)
-    result = with_values(before, critic, config, kl_coef=0.05)
+    result = with_values(before, critic, config)
     assert before.ref_log_probs is not None
     assert result.critic is not None
     line = 0
@@ -124,7 +124,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
     """Of the critic's loss by all of its weights."""
     critic = critic_with_opinions(actor)
-    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
+    batch = with_values(rescore(actor, rows, old=actor), critic, config)
     learner = CriticLearner(critic, config)
     loss = learner.accumulate(batch, CriticLog())
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
@@ -157,7 +157,7 @@ def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
     actor = tiny_actor()
     critic, config = critic_with_opinions(actor), ppo(critic={"train_on": "both"})
     rows = [replace(item, weight=1.0 if i < 6 else 1 / i) for i, item in enumerate(episodes())]
-    batch = with_values(rescore(actor, rows, old=actor), critic, config, kl_coef=0.0)
+    batch = with_values(rescore(actor, rows, old=actor), critic, config)
     assert batch.critic is not None
     loss = slope = 0.0
     for line, t in batch.batch.loss_mask.nonzero().tolist():
@@ -168,18 +168,14 @@ def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
     assert critic.weights["head"].get_parameter("bias").grad == pytest.approx(slope)
 
 
-def test_coefficient_of_the_kl_is_fed_by_fresh_tokens_alone() -> None:
+def test_kl_in_the_rewards_is_measured_on_fresh_tokens_alone() -> None:
     actor, reference, rows = tiny_actor(), tiny_actor(seed=1), episodes()
     batch = build_batch(rows, AUTHORS)
     old, ref = written_log_probs(actor, batch), written_log_probs(reference, batch)
     gaps = [(old[at] - ref[at]).item() for at in old if not batch.replay_mask[at[0]]]
     fresh = sum(gaps) / len(gaps)
-    # A tenth above its target, of six fresh trajectories.
-    kl = {"reward_coef": 0.1, "target": fresh / 1.1, "horizon": 256}
-    learner = trainer(actor, ppo(kl=kl), reference=reference)
-    metrics = learner.update(rows, iteration=1).metrics
+    metrics = trainer(actor, ppo(kl={"reward_coef": 0.1}), reference=reference).update(rows, iteration=1).metrics
     assert metrics["actor/reward_kl"] == pytest.approx(fresh)
-    assert learner.kl_coef.value == pytest.approx(0.1 * (1 + 0.1 * 6 / 256))
 
 
 def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
@@ -213,22 +209,21 @@ def test_critic_learns_to_explain_returns() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtype) -> None:
-    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
+    kl = {"reward_coef": 0.05}
     config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, kl=kl)
     reference = tiny_actor(dtype, seed=3)
     actor = tiny_actor(dtype)
     learner = trainer(actor, config, reference=reference)
     for iteration in (1, 2):
         learner.update(episodes(), iteration=iteration)
-    values, saved = learner.values(), {name: tensor.clone() for name, tensor in learner.state().items()}
+    saved = {name: tensor.clone() for name, tensor in learner.state().items()}
     weights = {name: tensor.clone() for name, tensor in actor.model.state_dict().items()}
-    assert values["kl_coef"] != 0.05
     last = learner.update(episodes(), iteration=3)
 
     resumed_actor = tiny_actor(dtype, seed=5)
     resumed_actor.model.load_state_dict(weights)
     resumed = trainer(resumed_actor, config, reference=reference)
-    resumed.load_state(saved, values)
+    resumed.load_state(saved)
     again = resumed.update(episodes(), iteration=3)
     assert again.metrics == last.metrics
     assert again.advantages == last.advantages
@@ -241,7 +236,7 @@ def test_resumed_trainer_with_a_critic_equals_the_unbroken_one(dtype: torch.dtyp
 def test_state_of_another_critic_is_refused() -> None:
     one, other = trainer(tiny_actor(), ppo()), trainer(tiny_actor(num_hidden_layers=1), ppo())
     with pytest.raises(ValueError, match="critic state must belong to this critic"):
-        other.load_state(one.state(), one.values())
+        other.load_state(one.state())
 
 
 def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:

@@ -1,12 +1,11 @@
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
-from agentloop.learning.update_stats import Drift, EssWeights, trajectory_drift
+from agentloop.learning.update_stats import Drift, trajectory_drift
 from replay.questions.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
 
 
@@ -21,7 +20,6 @@ def test_drift_is_over_the_known_action_tokens_of_all_rows_of_a_trajectory() -> 
     assert drift.sum[0].item() == pytest.approx(6.5)
     assert drift.token_gap_max.tolist() == pytest.approx([math.log(4), 0.0])
     assert drift.weight[0].item() == pytest.approx(4 ** (1 / 3))
-    assert drift.sequence_weight[0].item() == pytest.approx(4.0)  # 2 x 1/2 x 4
     assert drift.squares[0].item() == pytest.approx(20.25)
     # r - 1 - ln r: (1 - ln 2) + (-1/2 + ln 2) + (3 - ln 4)
     assert drift.kl_sum[0].item() == pytest.approx(3.5 - math.log(4))
@@ -62,17 +60,12 @@ def drifting(*ratios: list[float]) -> Drift:
     )
 
 
-def test_effective_sample_size_by_each_kind_of_weights() -> None:
+def test_effective_sample_size_is_over_tokens() -> None:
     drift = drifting([4.0, 0.25, 1.0, 1.0], [2.0, 2.0], [9.0])
     both = torch.tensor([True, True, False])
-    # Geometric means 1 and 2: 3^2 / (2 x 5).
-    assert drift.effective_sample_size(both, "mean") == pytest.approx(0.9)
-    # Products 1 and 4: 5^2 / (2 x 17).
-    assert drift.effective_sample_size(both, "sequence") == pytest.approx(25 / 34)
     # Six tokens: sum 4 + 0.25 + 1 + 1 + 2 + 2 = 10.25, squares 16 + 0.0625 + 1 + 1 + 4 + 4 = 26.0625.
-    assert drift.effective_sample_size(both, "token") == pytest.approx(10.25**2 / (6 * 26.0625))
-    alone = torch.tensor([False, False, True])
-    assert [drift.effective_sample_size(alone, weights) for weights in get_args(EssWeights)] == [1.0, 1.0, 1.0]
+    assert drift.effective_sample_size(both) == pytest.approx(10.25**2 / (6 * 26.0625))
+    assert drift.effective_sample_size(torch.tensor([False, False, True])) == 1.0
 
 
 def test_drift_is_clamped_alike_without_tensors() -> None:

@@ -3,35 +3,27 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentloop.config import RunConfig
 from agentloop.records import KlPenalty
 from agentloop.rollouts.dynamic_sampling import sample_dynamically, zero_variance_groups
 from agentloop.rollouts.trajectories import Collected
-from agentloop.training.advantage_estimator import AdvantageEstimator
-from agentloop.training.mixed_batch import completed_advantages
-from replay.records import GroupRecord, Trajectory
-from tests.fakes.batch_rows import batch_row, row, segment
+from replay.records import GroupRecord
+from tests.fakes.batch_rows import row, segment
 from tests.fakes.records import group
-
-
-def trajectory(name: str, of: str, reward: float, advantage: float = 0.0) -> Trajectory:
-    made = row(name, segment("ul"), group=of, advantage=advantage).trajectory
-    return Trajectory(replace(made.record, reward=reward, task=f"task of {of}"), made.segments)
 
 
 def collected(**rewards: Sequence[float]) -> Collected:
     """Groups by name, each with its members' rewards; what differs has an advantage."""
     groups = [group(name, task=f"task of {name}", size=len(given)) for name, given in rewards.items()]
-    rows = [
-        trajectory(f"{name}{i}", name, reward, reward - sum(given) / len(given))
-        for name, given in rewards.items()
-        for i, reward in enumerate(given)
-    ]
+    rows = []
+    for name, given in rewards.items():
+        for i, reward in enumerate(given):
+            advantage = reward - sum(given) / len(given)
+            made = row(f"{name}{i}", segment("ul"), group=name, advantage=advantage).trajectory
+            rows.append(replace(made, record=replace(made.record, reward=reward, task=f"task of {name}")))
     return Collected(
         groups=groups,
         trajectories=rows,
@@ -114,41 +106,3 @@ def test_rounds_are_bounded_and_keep_the_size_of_the_batch(
     result = sample_dynamically(collected(**first), more, rounds=rounds)
     assert (more.asked, names(result.groups), names(result.unused_groups)) == (asked, [*in_batch], [*unused])
     assert result.extra_metrics["rollout/zero_variance_groups_left"] == left
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "expected"),
-    # The group of 0, 0 is completed by one 1 of its task: mean 1/3; of the others 0 + 1 over 2; weighed by length
-    # alike, as all have one action token.
-    [("dr_grpo", -1 / 3), ("rloo", -1 / 2), ("opo", -1 / 3)],
-)
-def test_completed_groups_are_measured_by_the_runs_own_algorithm(algorithm: str, expected: float) -> None:
-    fresh = collected(a=(0, 0), b=(0, 1))
-    rows = (trajectory("x", "a", 1.0), trajectory("y", "a", 0.0), trajectory("z", "b", 5.0))
-    drawn = [batch_row(row, "replay") for row in rows]
-    estimator = AdvantageEstimator(RunConfig.model_validate({"algorithm": algorithm}))
-    found = completed_advantages(fresh, drawn, estimator=estimator, penalty=None)
-    assert found == pytest.approx({"a0": expected, "a1": expected}, abs=1e-15)
-
-
-def test_function_of_ones_own_sees_who_completes_a_group_and_what_each_is_worth(tmp_path: Path) -> None:
-    """Fields as in any batch; the stored row is charged 0.25, the fresh ones 0.125 each."""
-    file = tmp_path / "own.py"
-    file.write_text(
-        "def told(members):\n"
-        "    names = [(m.group, m.task, m.replayed) for m in members]\n"
-        "    fresh = ('a', 'task of a', False)\n"
-        "    if members[0].task != 'task' and names != [fresh, fresh, ('old', 'task of a', True)]:\n"
-        "        raise ValueError(names)\n"
-        "    return [m.reward - members[-1].reward for m in members]\n"
-    )
-    estimator = AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": f"{file}:told"}}))
-    fresh = replace(collected(a=(0, 0)), rewards={"a0": -0.125, "a1": -0.125})
-    stored = trajectory("x", "old", 1.0)
-    stored = replace(stored, record=replace(stored.record, task="task of a"))
-    drawn = [batch_row(stored, "replay")]
-    found = completed_advantages(
-        fresh, drawn, estimator=estimator, penalty=lambda rows: [KlPenalty(0.25, 1.0, 1) for _ in rows]
-    )
-    # -0.125 - (1 - 0.25)
-    assert found == {"a0": -0.875, "a1": -0.875}

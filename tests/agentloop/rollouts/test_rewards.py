@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.config.sections.reward import RewardSection
 from agentloop.environments import Task, load_environment
@@ -220,7 +219,7 @@ ROWS = [
 
 
 def made_penalty(config: RunConfig, reference: Actor) -> Penalty:
-    penalty = reward_penalty(config, reference, AUTHORS, KlCoefficient(COEF, target=None, horizon=1))
+    penalty = reward_penalty(config, reference, AUTHORS)
     assert penalty is not None
     return penalty
 

@@ -120,7 +120,7 @@ def test_rescore_stores_what_a_policy_says(finished: tuple[TrainResult, SilentDi
     assert (answer["version"], answer["trajectories"], answer["tokens"]) == (4, count, tokens)
     assert 0 < answer["ess"] <= 1 and answer["token_gap_max"] > 0.0
     assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
-    # By `replay.ess.weights`: each token has its own ratio.
+    # Each token has its own ratio.
     shown = [ask("show", id, str(folder), "--json")["segments"] for (id,) in rows(database, _OF_4)]
     ratios = [
         math.exp(now - then)

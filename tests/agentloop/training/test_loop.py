@@ -99,17 +99,9 @@ def test_observing_leaves_parameters_as_no_replay(without_replay: TrainResult, t
     assert "actor/replay/pg_loss" not in display.iterations[1]
 
 
-def test_resumed_run_ends_like_the_unbroken_one(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
-    first = train(small_config(tmp_path, qwen2), display=StopAfter(1))
-    assert (first.exit_code, first.iterations) == (143, 1)
-    second = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
-    assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
-    assert_same_run(second.folder, finished[0].folder)
-
-
 def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
     sections: dict[str, Any] = {
-        "kl": {"reward_coef": 0.05, "target": 0.01, "horizon": 100},
+        "kl": {"reward_coef": 0.05},
         "batch": {"ppo_epochs": 2},
         "optimizer": {"name": "muon"},
         "critic": {"optimizer": {"name": "sgd"}},
@@ -117,13 +109,15 @@ def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qw
     whole, stopped = (small_config(tmp_path / name, qwen2, "ppo", **sections) for name in ("a", "b"))
     display = SilentDisplay()
     unbroken = train(whole, display=display)
-    assert train(stopped, display=StopAfter(1)).iterations == 1
-    assert_same_run(train(stopped, resume=True, display=SilentDisplay()).folder, unbroken.folder)
+    first = train(stopped, display=StopAfter(1))
+    second = train(stopped, resume=True, display=SilentDisplay())
+    assert (first.exit_code, first.iterations) == (143, 1)
+    assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
+    assert_same_run(second.folder, unbroken.folder)
     state = load_file(unbroken.folder / "checkpoints" / "000003" / "state" / "state.safetensors")
     for part in ("critic.weights/backbone", "q_proj.weight/muon.momentum_buffer", "q_proj.weight/sgd.momentum_buffer"):
         assert any(part in name for name in state)
-    shown = {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"}
-    assert shown <= display.iterations[-1].keys()
+    assert {"critic/vf_loss", "critic/explained_variance", "actor/reward_kl"} <= display.iterations[-1].keys()
     # What the draws say a row was trained with is what the critic made of it.
     query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where d.advantage != t.advantage"
     assert rows(unbroken.folder / "replay.sqlite", query) > [(0,)]

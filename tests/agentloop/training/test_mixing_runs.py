@@ -93,37 +93,6 @@ def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2:
     assert [row["batch/replay"] for row in display.iterations] == [0, 0, 8, 8]  # 16 rows after the first, 32 then
 
 
-def test_flat_groups_are_completed_from_the_buffer(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"complete_zero_variance": True, "fraction": 0.25}
-    batch = {"trajectories": 16, "group_size": 2, "mini_batch": 8}  # groups of two are often flat
-    display = SilentDisplay()
-    config = pooled(tmp_path, qwen2, replay, batch=batch, run={"iterations": 6})
-    result = train(config, display=display)
-    database = result.folder / "replay.sqlite"
-    assert all(row["batch/replay"] == 4 for row in display.iterations[1:])  # no more is replayed than without
-    completed = rows(
-        database,
-        """select d.iteration, g.task, t.reward, d.advantage from draws d join trajectories t on t.id = d.trajectory
-           join groups g on g.id = t.group_id where d.stream = 'fresh' and g.reward_std = 0 and d.advantage <> 0""",
-    )
-    assert len(completed) == sum(row["batch/completed"] for row in display.iterations) > 0
-    for iteration, task, reward, advantage in completed:
-        others = rows(
-            database,
-            f"""select t.reward from draws d join trajectories t on t.id = d.trajectory where t.task = '{task}' and
-                d.stream = 'replay' and d.iteration = {iteration} and t.reward <> {reward}""",
-        )
-        assert others
-        assert (advantage > 0) == (reward > others[0][0])
-    # What a row is stored with is what it earned among its own group.
-    ((stored,),) = rows(
-        database,
-        """select count(*) from draws d join trajectories t on t.id = d.trajectory
-           where d.stream = 'fresh' and d.advantage <> t.advantage and t.advantage = 0""",
-    )
-    assert stored == len(completed)
-
-
 def spoiling(folder: Path) -> SilentDisplay:
     """Spoils every stored row after the first iteration: they are counted as there, and can't be read."""
     database = folder / "small-001" / "replay.sqlite"
@@ -160,8 +129,6 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     replay = {
         "unit": "trajectory",
         "fraction": 0.3,  # 4.8 of 16: remainders matter
-        "controller": "ess",
-        "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
         "start": {"success_rate": 0.01},
     }
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=SilentDisplay())

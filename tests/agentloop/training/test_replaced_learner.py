@@ -22,18 +22,11 @@ from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
 
-LEASE_S = 0.3
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ReplayStore]:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         yield store
-
-
-@pytest.fixture
-def leadership(store: ReplayStore) -> Leadership:
-    return Leadership(store, RUN, "here", lease_s=LEASE_S)
 
 
 def test_a_refused_learner_does_not_call_workers_of_an_ended_run_back(store: ReplayStore) -> None:
@@ -48,8 +41,9 @@ def test_a_refused_learner_does_not_call_workers_of_an_ended_run_back(store: Rep
         assert not store.roles.view(RUN, lease_s=60.0).has_ended
 
 
-def test_an_idle_learner_says_why_it_ends_when_another_leads(store: ReplayStore, leadership: Leadership) -> None:
+def test_an_idle_learner_says_why_it_ends_when_another_leads(store: ReplayStore) -> None:
     """The signal that wakes it would end it without a word of that, and with another exit code."""
+    leadership = Leadership(store, RUN, "here", lease_s=0.3)
     replaced = pytest.raises(RunReplaced, match="got 'elsewhere' in the place of")
     with graceful_stop(lambda text: None), replaced, leadership.held():
         sql(store, "update runs set leader = 'elsewhere'")

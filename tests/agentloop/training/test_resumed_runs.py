@@ -53,7 +53,11 @@ def weights(run: Path, version: int) -> dict[str, torch.Tensor]:
 
 
 def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tmp_path: Path, qwen2: Path) -> None:
+    """One that has ended says first how it goes on."""
     display = SilentDisplay()
+    assert lengthened(run, display=display).iterations == 2
+    ended = f"{run} has nothing left to do: it has made its 2 iterations. For more: --set run.iterations=NUMBER"
+    assert ended in display.notes
     result = lengthened(run, "run.iterations=4", display=display)
     assert (result.folder, result.iterations, result.exit_code) == (run, 4, 0)
     assert f"resumed {run} after iteration 2" in display.notes
@@ -81,14 +85,6 @@ def test_resumed_run_says_what_was_undone(run: Path) -> None:
     resumed = f"resumed {run} after iteration 1; undone of what came after it: "
     (said,) = [note for note in display.notes if note.startswith(resumed)]
     assert re.fullmatch(r"\d+ draws rolled back, \d+ trajectories orphaned", said.removeprefix(resumed))
-
-
-def test_resumed_run_that_has_ended_says_how_it_goes_on(run: Path) -> None:
-    display = SilentDisplay()
-    assert lengthened(run, display=display).iterations == 2
-    assert f"{run} has nothing left to do: it has made its 2 iterations. For more: --set run.iterations=NUMBER" in (
-        display.notes
-    )
 
 
 def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: Path) -> None:

@@ -77,26 +77,19 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
     assert run.store.roles.listed("worker", run.id) == []
 
 
-def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(begin: Begin, location: Location) -> None:
-    run, server = begin(location)
-    server.models.pace_s = 0.05
-    run.issue(3)
-    with WorkerProgram(run.folder, "--concurrency", "8") as first, WorkerProgram(run.folder) as second:
-        run.until(lambda counts: counts.done >= 4)
-        first.send(signal.SIGKILL)
-        first.wait()
-        counts = run.until_ended(second)
-    assert (counts.done, counts.rows, len(set(rows_of(run)))) == (48, 48, 48)
-
-
-def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, tmp_path: Path) -> None:
-    run, server = begin(tmp_path / "replay.sqlite", collection={"lease_s": 600.0})
+@pytest.mark.parametrize(("asked", "mood"), [(signal.SIGTERM, ""), (signal.SIGINT, "endless")])
+def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(
+    begin: Begin, tmp_path: Path, asked: signal.Signals, mood: str
+) -> None:
+    """Also where its episodes never end."""
+    environment = {"name": f"{FAILING}:Moody"}
+    run, server = begin(tmp_path / "replay.sqlite", collection={"lease_s": 600.0}, environment=environment)
     server.models.pace_s = 0.2
     run.issue(2)
-    with WorkerProgram(run.folder, "--concurrency", "6") as worker:
+    with WorkerProgram(run.folder, "--concurrency", "6", place={"AGENTLOOP_TEST_MOOD": mood}) as worker:
         run.until(lambda counts: counts.leased == 6, worker)
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 128 + signal.SIGTERM
+        worker.send(asked)
+        assert worker.wait() == 128 + asked
     counts = run.counts
     assert (counts.leased, counts.queued + counts.done) == (0, 32)
     assert run.store.roles.listed("worker", run.id) == []
@@ -187,18 +180,6 @@ def test_functions_in_files_are_tools_and_judges_and_unrewarded_episodes_fail(be
     (reason,) = {m.reason for group in run.store.tickets.ended_groups(run.id) for m in group.members} - {None}
     assert counts.done and counts.failed
     assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
-
-
-def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:
-    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Moody"})
-    run.issue(1)
-    with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_MOOD": "endless"}) as worker:
-        run.until(lambda counts: counts.leased == 16, worker)
-        began = time.monotonic()
-        worker.send(signal.SIGINT)
-        assert worker.wait() == 128 + signal.SIGINT
-        assert time.monotonic() - began < 10
-    assert run.counts.queued == 16
 
 
 def test_an_ended_episode_outlives_a_crash_of_the_database(begin: Begin, own_server: LocalServer) -> None:

@@ -1,4 +1,4 @@
-"""How often a worker looks at its run (a large cluster leaves the database in peace), and which engines it asks."""
+"""How often a worker looks at its run (a large cluster leaves the database in peace), whom it asks, what it holds."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -10,8 +10,10 @@ from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server
 from agentloop.workers.run_view import ListedEngines, RunPoller
+from agentloop.workers.worker import HeldClaims
 from replay import ReplayStore
-from replay.storage.collecting.ticket_records import Participant
+from replay.records import TaskRecord
+from replay.storage.collecting.ticket_records import Claim, Participant, TicketRecord
 from tests.fakes.engine_sampling import replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.records import RUN, new_store, sql
@@ -110,3 +112,27 @@ def test_only_the_engine_that_is_not_published_to_is_asked(servers: tuple[Engine
         [Participant("http://elsewhere:1", {"version": 1, "label": "a", "adapter": None, "state": "serving"}, 1, 1)]
     )
     assert not listed.any_serves
+
+
+def claim(number: int, tries: int) -> Claim:
+    return Claim(TicketRecord("run", number, 0, "task", 1), TaskRecord("task", "here", {}), "me", tries, tries)
+
+
+def test_a_ticket_in_its_last_try_waits_until_nothing_else_is_held() -> None:
+    """It has ended two workers: others are to lose no try by it."""
+    held = HeldClaims(4)
+    assert held.wanted == 4
+    last = claim(2, 3)
+    taken, returned = held.add([claim(0, 1), claim(1, 2), last])
+    assert ([each.place for each in taken], returned) == ([(0, 0), (1, 0)], [last])
+    assert held.wanted == 0
+    held.drop([(0, 0), (1, 0)])
+    assert held.wanted == 1
+    assert held.add([last]) == ([last], [])
+    assert (held.wanted, len(held)) == (0, 1)
+    held.drop([last.place])
+    assert (held.wanted, len(held)) == (4, 0)
+    assert held.add([last, claim(3, 3)]) == ([last], [claim(3, 3)])  # of several, one
+    held.drop([last.place])
+    held.add([claim(5, 1)])
+    assert held.wanted == 3  # room was made, and it claims on

@@ -1,7 +1,6 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from replay import make_sampler
 from replay.mixing.apportion import Remainders, apportion, group_sizes
-from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, add_completing_picks
-from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
+from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved
+from replay.mixing.mix_settings import MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
 from replay.storage.databases import Location
 from tests.fakes.records import Fresh, new_store, request
@@ -202,20 +201,6 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
             assert members == len(slots) * GROUP if shortfall == "fresh" else 0 < members <= len(slots) * GROUP
 
 
-@pytest.mark.parametrize("unit", ["any", "group"])
-def test_batches_of_replay_alone_take_nothing_from_the_shares_of_the_others(unit: str) -> None:
-    mixer, undisturbed = Mixer(rule_of(unit, 0.9)), Mixer(rule_of(unit, 0.9))
-    assert mixer.plan_replay_alone(1, PLENTY) is None  # none has been replayed yet
-    mixed = []
-    for iteration in range(1, 7):
-        mixed += plans(mixer, 1, first=iteration)
-        alone = mixer.plan_replay_alone(iteration, PLENTY)
-        assert alone is not None
-        assert (alone.groups, sum(pick.count for pick in alone.picks), alone.fraction) == ((), BATCH, 0.9)
-    assert mixed == plans(undisturbed, 6)
-    assert mixer.plan_replay_alone(7, Availability(rows=BATCH - 1, groups={GROUP: 5})) is None
-
-
 START: list[tuple[dict[str, Any], list[int]]] = [
     ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
     ({"start": StartRule(progress=0.5), "iterations": 5}, [0, 0, 12, 12]),  # of 5 iterations, the third is half way
@@ -230,26 +215,8 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
     for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
         drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
-        mixer.observe_iteration(success_rate=success, ess_by_age={})
+        mixer.observe_iteration(success_rate=success)
     assert drawn == counts
-
-
-RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
-
-
-def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
-    mixer = Mixer(rule_of("any", 0.5, controller="ess", ess=RULE))
-    # One old bucket is enough; at the floor is not under it; then nothing is measured.
-    series: list[Mapping[str, float]] = [{"1": 0.9, "2-3": 0.49}, {"1": 0.9, "2-3": 0.2}, {"1": 0.4}, {"1": 0.3}]
-    series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
-    factors, drawn = [], []
-    for iteration, ess in enumerate(series, start=1):
-        drawn += [plan.replay for plan in plans(mixer, 1, first=iteration)]
-        mixer.observe_iteration(success_rate=0.5, ess_by_age=ess)
-        factors.append(mixer.factor)
-    assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
-    assert drawn == [12, 6, 3, 1, 2, 2, 5, 10, 12]
 
 
 def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
@@ -257,7 +224,7 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         made = []
         for iteration in range(first, first + count):
             made += plans(mixer, 1, first=iteration)
-            mixer.observe_iteration(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+            mixer.observe_iteration(success_rate=iteration / 40)
         return made
 
     for unit in ("any", "trajectory", "task", "group"):
@@ -267,8 +234,6 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
             schedule=SCHEDULES["cosine"](0.9),
             sources={"self": 0.7, "teacher": 0.3},
             start=StartRule(success_rate=0.1, iteration=3),
-            controller="ess",
-            ess=EssRule(floor=0.5, lower_by=0.7, raise_by=1.1, least=0.1),
         )
         unbroken, broken = Mixer(rule), Mixer(rule)
         whole = observed(unbroken, 1, 40)
@@ -349,43 +314,12 @@ def test_schedule_reaches_both_ends_exactly_and_one_iteration_is_its_beginning()
     assert Schedule(shape="step", steps=((0.1, 0.4), (0.2, 0.1))).highest_share(0.2) == 0.4
 
 
-def first(task: str, reward: float = 0.0, source: str | None = None) -> Pick:
-    return Pick(1, source, task, reward_other_than=reward)
-
-
-COMPLETED: list[tuple[list[Pick], list[tuple[str, float]], dict[tuple[str, float], int], tuple[Pick, ...]]] = [
-    # Out of the largest pick.
-    ([Pick(2, "teacher"), Pick(5, "self")], [("a", 0.0), ("b", 1.0)], {("a", 1.0): 3, ("b", 0.5): 1},
-     (first("a", source="self"), first("b", 1.0, "self"), Pick(2, "teacher"), Pick(3, "self"))),
-    # Of a same-task unit, out of the pick of its own group.
-    ([Pick(2, task="a"), Pick(9, task="b")], [("a", 0.0)], {("a", 1.0): 2, ("b", 1.0): 9},
-     (first("a"), Pick(1, task="a"), Pick(9, task="b"))),
-    # What the buffer has nothing for stays as planned.
-    ([Pick(3)], [("a", 0.0)], {("a", 0.0): 5, ("b", 1.0): 5}, (Pick(3),)),
-    ([Pick(3, task="b")], [("a", 0.0)], {("a", 1.0): 5}, (Pick(3, task="b"),)),
-    # One stored row completes one group, and there are never more than replayed rows.
-    ([Pick(9)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 1, ("b", 1.0): 4},
-     (first("a"), first("b"), Pick(7))),
-    ([Pick(1)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 9, ("b", 1.0): 9}, (first("a"),)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("picks", "flat", "stored", "completed"), COMPLETED)
-def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
-    picks: list[Pick], flat: list[tuple[str, float]], stored: dict[tuple[str, float], int], completed: tuple[Pick, ...]
-) -> None:
-    assert add_completing_picks(picks, flat, stored) == completed
-
-
-def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:
+def test_picks_draw_groups_of_the_stated_size(location: Location) -> None:
     with closing(new_store(location)) as store:
         Fresh(1, rates=(0.5, 0.25)).append_to(store)
         Fresh(2, rates=(0.5,), size=2).append_to(store)
         sampler = make_sampler("uniform", 0)
         available = store.available(request(3, 1), sampler)
-        assert available.by_task_reward == {("task-1", 1.0): 4, ("task-1", 0.0): 6}
         assert available.groups == {4: 2, 2: 1}
-        rewarded = replace(request(3, 1), picks=(Pick(9, task="task-1", reward_other_than=0.0),))
-        assert [row.trajectory.record.reward for row in store.draw(rewarded, sampler)] == [1.0] * 4
         small = replace(request(3, 1), picks=(Pick(4, unit="group", size=2),), first_slot=20)
         assert [row.trajectory.record.iteration for row in store.draw(small, sampler)] == [2, 2]
