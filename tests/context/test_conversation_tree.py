@@ -12,7 +12,7 @@ import pytest
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import content_hash
-from context.tokens.session_nodes import Fork, Node, Place, Status, conversation_of, offered_tools, path_of, tokens_of
+from context.tokens.session_nodes import Fork, Node, Place, Status, offered_tools, path_of, tokens_of
 from context.tokens.session_segments import segments_of
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS, TOOLS, RandomSession, random_session, tree_of
@@ -279,15 +279,3 @@ def test_a_tree_of_the_stored_nodes_goes_on_as_the_one_that_made_them() -> None:
 
     for seed in range(30):
         random_session(seed, asked=compare)
-
-
-def test_conversations_are_what_was_asked_and_said() -> None:
-    asked: list[tuple[Message, ...]] = []
-
-    def keep(session: RandomSession, messages: Sequence[Message], tools: Any) -> None:
-        asked.append(tuple(messages))
-
-    session = random_session(5, asked=keep)
-    for node in session.tree.nodes:
-        said = conversation_of(session.tree.nodes, node.number)
-        assert [(m.role, m.content) for m in said[:-1]] in [[(m.role, m.content) for m in each] for each in asked]
