@@ -136,15 +136,6 @@ def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: 
     assert again.ids == first.ids
 
 
-def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> None:
-    end = family("chatml").end_id
-    node, reply = tree.add(tree.prompt(ASKED), [end], [-0.5], policy_version=0)
-    answered(tree, tree.prompt([*ASKED, reply.message, Message("user", "Go on.")]), "It is 78.")
-    assert tree.nodes[node.number].status == Status.TRAINED
-    (segment,) = segments_of(tree.nodes, AUTHORS)
-    assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
-
-
 def test_of_equal_replies_each_agent_goes_on_from_its_own_if_it_was_delivered(tree: ConversationTree) -> None:
     statuses = [*[Status.TRAINED] * 3, Status.UNDELIVERED, Status.ASIDE]
     for agent, status in zip("abcde", statuses, strict=True):
