@@ -128,6 +128,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code
     (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
+    (["train", "bare.yaml", "--set", "environments={a: {share: 1, options: {x: 1}}}"], "environments.a.options must "),
     (
         training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
