@@ -96,7 +96,7 @@ gpu: $(VENV)/.dev
 
 ## make screenshots  pictures of the inspector for docs/images, of RUN=runs/... or the newest run
 screenshots: $(VENV)/.dev
-	$(BIN)/python -m tests.browser.screenshots $(RUN)
+	$(BIN)/python -m docs.screenshots $(RUN)
 
 ## make clean        remove the environments (never the runs)
 clean:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from read_only_database import QueryFailed, ReadOnlyDatabase, SqlQueries
+
 from agentloop import Message, Task
-from agentloop.environments.sql import QueryFailed, ReadOnlyDatabase, SqlQueries
 
 SYSTEM_PROMPT = "Answer with a query: the rows of your last one are the answer. Then say: Done."
-DONE = "Done."
 
 
 class SqlAgent(SqlQueries):
@@ -16,6 +16,8 @@ class SqlAgent(SqlQueries):
 
     A task names its database, a file in `folder`, so each episode opens its own.
     """
+
+    DONE = "Done."
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -28,7 +30,7 @@ class SqlAgent(SqlQueries):
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         calls = [call for message in messages for call in message.tool_calls if call.name == "run_sql"]
-        if not calls or messages[-1].content != DONE:
+        if not calls or messages[-1].content != self.DONE:
             return 0.0
         try:
             given = self.database.query(str(calls[-1].arguments.get("query")))

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from agentloop.user_code import load_class
 from examples.chat_rows import demonstration, or_other, write_lines
-from examples.sql_agent.agent import DONE, SqlAgent
 from examples.sql_agent.questions import ASKED, CONDITIONS, HELD_OUT, TRAINED, Question, ask
 from examples.sql_agent.schemas import Schema, described, random_schema, schema_of, write_random_rows
 
@@ -18,6 +18,7 @@ WRONG_KEY = 0.1
 """How often a demonstration's first query joins by a key that there is not: it reads the error, and tries again."""
 HELD_OUT_QUESTIONS = 128
 HARBOUR = Path(__file__).with_name("harbour.sql")
+SqlAgent = load_class(f"{Path(__file__).with_name('agent.py')}:SqlAgent", what="environment.name")  # as a run loads it
 
 Asked = tuple[Question, Schema, Path]
 """A question, what its database looks like, and where that is."""
@@ -75,7 +76,7 @@ def demonstrated(question: Question, schema: Schema, path: Path, rng: random.Ran
     task = agent.task_from_row(row(question, schema, path))
     agent.start(task)
     calls = [({"query": query}, agent.run_sql(query)) for query in _queries(question, schema, rng)]
-    return demonstration(SqlAgent, task, calls, answer=DONE)
+    return demonstration(SqlAgent, task, calls, answer=SqlAgent.DONE)
 
 
 def _queries(question: Question, schema: Schema, rng: random.Random) -> Iterator[str]:

@@ -2,8 +2,9 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from benchmarks import inspector
+from benchmarks import inspected_run, inspector
 from benchmarks._buffer import fill
 from benchmarks._rows import RUN
 from replay import ReplayStore
@@ -22,3 +23,9 @@ def test_benchmark_asks_every_page_of_the_inspector() -> None:
     found = inspector.main(rounds=1, size=500)
     assert found["list_median_ms"] > 0
     assert found.keys() >= inspector.GOALS.keys()
+
+
+@pytest.mark.slow
+def test_run_that_is_inspected_meets_with_no_error() -> None:
+    assert inspected_run.main() == {}
+    assert inspected_run.main(["--minutes", "0.5"]).keys() >= inspected_run.GOALS.keys()

@@ -93,6 +93,9 @@ def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_addres
         page.locator("#set").fill("unit=group")
         page.keyboard.press("Enter")
         page.wait_for_url(f"{below}/mixing?*unit%3Dgroup*")
+        page.locator("#copy-yaml").click()
+        page.get_by_role("button", name="copied").wait_for()
+        assert "unit: group" in page.evaluate("navigator.clipboard.readText()")
         page.get_by_role("link", name="Runs").click()
         page.wait_for_url(f"{server.address}/*")
         page.close()  # before its server ends

@@ -12,7 +12,7 @@ import pytest
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import content_hash
-from context.tokens.session_nodes import Fork, Node, Place, Status, conversation_of, offered_tools, path_of, tokens_of
+from context.tokens.session_nodes import Fork, Node, Place, Status, offered_tools, path_of, tokens_of
 from context.tokens.session_segments import segments_of
 from tests.fakes.families import family
 from tests.fakes.random_agents import PARSERS, TOOLS, RandomSession, random_session, tree_of
@@ -134,15 +134,6 @@ def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: 
     again = tree.prompt(ASKED)
     assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
     assert again.ids == first.ids
-
-
-def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> None:
-    end = family("chatml").end_id
-    node, reply = tree.add(tree.prompt(ASKED), [end], [-0.5], policy_version=0)
-    answered(tree, tree.prompt([*ASKED, reply.message, Message("user", "Go on.")]), "It is 78.")
-    assert tree.nodes[node.number].status == Status.TRAINED
-    (segment,) = segments_of(tree.nodes, AUTHORS)
-    assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
 
 
 def test_of_equal_replies_each_agent_goes_on_from_its_own_if_it_was_delivered(tree: ConversationTree) -> None:
@@ -279,15 +270,3 @@ def test_a_tree_of_the_stored_nodes_goes_on_as_the_one_that_made_them() -> None:
 
     for seed in range(30):
         random_session(seed, asked=compare)
-
-
-def test_conversations_are_what_was_asked_and_said() -> None:
-    asked: list[tuple[Message, ...]] = []
-
-    def keep(session: RandomSession, messages: Sequence[Message], tools: Any) -> None:
-        asked.append(tuple(messages))
-
-    session = random_session(5, asked=keep)
-    for node in session.tree.nodes:
-        said = conversation_of(session.tree.nodes, node.number)
-        assert [(m.role, m.content) for m in said[:-1]] in [[(m.role, m.content) for m in each] for each in asked]

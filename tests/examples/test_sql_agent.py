@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop import Message, Task, ToolCall
-from examples.sql_agent.agent import DONE, SqlAgent
-from examples.sql_agent.make_data import HARBOUR, held_out_questions, new_questions, row
+from examples.sql_agent.make_data import HARBOUR, SqlAgent, held_out_questions, new_questions, row
 from examples.sql_agent.questions import ASKED, CONDITIONS, HELD_OUT, JOINS, TRAINED, Question, Template
 from examples.sql_agent.schemas import Table, random_schema, schema_of
 
@@ -37,7 +36,7 @@ def asked(folder: Path) -> Asked:
     return [(question, agent.task_from_row(row(question, schema, path))) for question, schema, path in made]
 
 
-def reward(folder: Path, task: Task, queries: Sequence[str], answer: str = DONE) -> float:
+def reward(folder: Path, task: Task, queries: Sequence[str], answer: str = SqlAgent.DONE) -> float:
     agent = SqlAgent(str(folder))
     agent.start(task)
     replies = [Message("assistant", "", tool_calls=(ToolCall("run_sql", {"query": query}),)) for query in queries]

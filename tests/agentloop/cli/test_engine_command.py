@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.engines.serving.engine_process import free_port
 from tests.fakes.processes import Program
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
@@ -44,15 +43,3 @@ def test_attached_it_says_whether_the_engine_answers_and_leaves_when_asked(tmp_p
             process.send(signal.SIGTERM)
             assert process.wait() == 0
     assert "the-secret" not in process.output
-
-
-@pytest.mark.slow
-def test_it_ends_with_the_reason_when_its_vllm_dies(tmp_path: Path) -> None:
-    vllm = tmp_path / "vllm"
-    vllm.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n')
-    vllm.chmod(0o755)
-    words = ["engine", "m", "--vllm", vllm, "--run", tmp_path, "--port", str(free_port())]
-    with Program(*words) as process:
-        assert process.wait() == 2
-    (line,) = process.errors
-    assert line.startswith("agentloop: vllm serve must start, got exit code 3: OSError: no such GPU See its log: ")

@@ -103,6 +103,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "runs"], "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To "),
     (["sft", "runs"], "CONFIG must be a YAML file but with --resume, got the folder 'runs'. To go on with the run in "),
     (["sft", "runs/small-001", "--resume"], "CONFIG must be the folder of a training by sft, got 'runs/small-001', wh"),
+    (["train", "small.yaml", "--run", "runs"], "--run must be a run, or a folder that is empty or new, got 'runs'. Na"),
     (["train", "empty", "--resume"], "RUN must be a run folder with a run.json, got 'empty'."),
     # models
     (training("model.path=runs/small-001"), "model.path must be a model, got 'runs/small-001', a run's folder. Name "),
@@ -127,6 +128,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code
     (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
+    (["train", "bare.yaml", "--set", "environments={a: {share: 1, options: {x: 1}}}"], "environments.a.options must "),
     (
         training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
@@ -163,15 +165,6 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
 def test_run_must_be_given_where_there_is_none(shell: Shell, tmp_path: Path) -> None:
     for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
-
-
-def test_folder_of_somebody_else_s_is_no_place_for_a_run(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("precious")
-    (tmp_path / "run.yaml").write_text("run: {iterations: 1}\n")
-    said = shell.refusal(["train", "run.yaml", "--run", "mine"], tmp_path)
-    assert said == "--run must be a run, or a folder that is empty or new, got 'mine'. Name another."
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "precious"
 
 
 @pytest.mark.soak

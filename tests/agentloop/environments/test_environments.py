@@ -286,11 +286,6 @@ def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, section: s
     assert str(caught.value).startswith(f"{file}:2: {problem}")
 
 
-def test_option_that_does_not_fit_is_said_of_its_environment() -> None:
-    with pytest.raises(UserError, match="environments.a.options must be arguments of lookup_chain, got 'hop'."):
-        opened({"a": {"share": 1, "options": {"hop": 1}}})
-
-
 # An environment that is edited while a run stands
 
 

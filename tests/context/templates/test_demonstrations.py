@@ -1,7 +1,6 @@
 """What a demonstrated reply is learned by: what transformers writes for it in its conversation, or a refusal."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from context.templates.chat_template import LOOKUP
 from context.templates.model_files import from_template, load_model_files
 from replay.exchange.openai_chat import read_line, record_conversation
 from tests.fakes.families import CHATML, family
-from tests.fakes.real_templates import BUILT_IN, RealTemplate, real_templates
+from tests.fakes.real_templates import BUILT_IN, real_templates
 from tests.fakes.template_reference import Subject, subject
 
 AUTHORS = default_authors()
@@ -57,15 +56,7 @@ RIGHT = {
     "trl/deepseekv3": 4,
 }
 """How many of their 16 replies are right; the others are refused."""
-FOLDER = Path(os.environ.get("AGENTLOOP_TEST_TEMPLATES", "/nowhere"))
-"""More templates to try, where a person has some."""
-TEMPLATES = {
-    row.name: row
-    for row in (
-        *real_templates(),
-        *(RealTemplate(path.stem, path.read_text()) for path in sorted(FOLDER.glob("*.jinja"))),
-    )
-}
+TEMPLATES = {row.name: row for row in real_templates()}
 
 
 def replies(conversation: Sequence[Message]) -> Iterator[tuple[Sequence[Message], Message, Sequence[Message]]]:

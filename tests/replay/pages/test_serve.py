@@ -46,13 +46,8 @@ def test_printed_address_brings_the_token_and_no_body_waits_for_its_headers_to_b
 
 
 @pytest.mark.slow
-def test_the_inspector_starts_without_torch_and_without_its_extra_the_command_says_what_to_install() -> None:
+def test_without_the_extra_of_the_inspector_its_command_says_what_to_install() -> None:
     script = "import sys; sys.modules['starlette'] = None; from agentloop.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, "inspect"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "pip install 'agentloop-replay[inspect]'" in done.stderr
-    script = (
-        "import sys; import replay.pages.app, replay.pages.serve, replay.open_buffer\n"
-        "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

@@ -18,9 +18,7 @@ from agentloop.cli.replay.token_view import token_view
 from context import TokenSequence, default_authors
 from context.tokens.token_sequence import Segment
 from replay.locate import is_folder_of_runs, newest_run_folder, place
-from replay.questions.iteration import lineage_up_to
-from replay.questions.trajectory import lineage_of
-from replay.records import FRESH, HINDSIGHT, REPLAY, TaskRecord
+from replay.records import HINDSIGHT, TaskRecord
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.databases import Databases
@@ -188,29 +186,6 @@ def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path) -> None:
 # Lineage
 
 
-def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location) -> None:
-    store = iterated(location, count=3)
-    ((id, uses),) = sql(store, "select trajectory, count(*) from draws group by 1 order by 2 desc, 1 limit 1")
-    answer = lineage_of(store, str(id)[:9])
-    plain = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
-    assert [(use["iteration"], use["slot"], use["stream"]) for use in answer["uses"]] == sql(store, plain, id)
-    assert len(answer["uses"]) == uses >= 2
-    assert [use["makes_policy_version"] for use in answer["uses"]] == [use["iteration"] for use in answer["uses"]]
-    assert [use["stream"] for use in answer["uses"]] == [FRESH, *[REPLAY] * (int(uses) - 1)]
-    # It survives forgetting.
-    ask("forget", location, "--where", f"id == '{id}'", "--yes")
-    after = lineage_of(store, str(id))
-    assert (after.pop("state"), after.pop("state_reason")) == ("evicted", "forgotten")
-    assert {name: answer[name] for name in after} == after
-
-
-def test_lineage_of_weights_is_all_they_have_learned_from(tmp_path: Path) -> None:
-    answer = lineage_up_to(iterated(tmp_path / "replay.sqlite", count=3), RUN, 2)
-    assert ([row["iteration"] for row in answer["iterations"]], answer["fresh"], answer["replay"]) == ([1, 2], 16, 3)
-    # What was drawn in iteration 2 had been fresh in iteration 1.
-    assert (answer["different"], len(answer["trajectories"])) == (16, 19)
-
-
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
     """A run folder with the checkpoints of iterations 2 and 3; that of 3 is not whole."""
@@ -237,8 +212,14 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path)
     # The checkpoint of iteration 3 is not whole.
     assert json.loads(ask("lineage", "3", str(checkpoints), "--json").output)["checkpoint"] is None
     for inner in ("", "model"):
-        text = ask("lineage", str(checkpoints / "checkpoints" / "000002" / inner)).output
+        folder = checkpoints / "checkpoints" / "000002" / inner
+        text = ask("lineage", folder).output
         assert text.startswith(f"after iteration 2 of run {RUN} (policy 2): 16 different trajectories, used 16 times f")
+        learned = json.loads(ask("lineage", folder, "--json").output)
+        assert [row["iteration"] for row in learned["iterations"]] == [1, 2]
+        # What was drawn in iteration 2 had been fresh in iteration 1.
+        numbers = (learned["fresh"], learned["replay"], learned["different"], len(learned["trajectories"]))
+        assert numbers == (16, 3, 16, 19)
 
 
 def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:

@@ -41,6 +41,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
         ("export RUN --to x.jsonl", "--to must be a folder, got 'x.jsonl'. For a file leave --to out."),
+        ("export RUN", "FILE or --to must be given, and one of them, got neither."),
+        ("export RUN x.jsonl --without-labels", "--license and --without-labels must come with --to, got a file."),
+        ("export RUN --to README.md/a", "FOLDER must be writable, got 'README.md/a' (Not a directory)."),
+        (
+            "export RUN --to hf:jane/a",
+            "--to must be a file or folder here, got 'hf:jane/a'. Copy it with the hub's client: hf upload jane/a ",
+        ),
+        (
+            "import hf:jane/a@v1 RUN",
+            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Copy it with the hub's client: hf upload jane/a ",
+        ),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
@@ -50,11 +61,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_refusal_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("no database" * 100)
+    (tmp_path / "README.md").touch()
     before = (run / "replay.sqlite").read_bytes()
     result = ask(*(run if word == "RUN" else word for word in words.split()))
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert result.stderr.startswith(f"agentloop: {said}")
-    assert os.listdir(tmp_path) == ["notes.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["README.md", "notes.txt"]
     assert (run / "replay.sqlite").read_bytes() == before
 
 

@@ -90,14 +90,6 @@ def test_a_refusal_says_what_to_do(
         asked(control)
 
 
-def test_facts_of_the_server_are_read(server: ScriptedServer, control: EngineControl) -> None:
-    cards = [{"id": "tiny", "parent": None}, {"id": "run@1", "parent": "tiny"}, {"id": "run@2", "parent": "tiny"}]
-    server.answers["/v1/models"] = (200, {"data": cards})
-    assert control.adapters() == ["run@1", "run@2"]
-    server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
-    assert control.number_type() == "bfloat16"
-
-
 def test_a_row_is_scored_as_in_a_rollout(server: ScriptedServer, control: EngineControl) -> None:
     server.answers[GENERATE] = (200, GENERATED)
     found = control.score_tokens([3, 4], temperature=0.7, model="tiny")

@@ -37,6 +37,7 @@ def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, t
     )
     # A sixteenth of 128 rows.
     assert len(answer["batch"]["rows"]) == 8
+    assert re.findall(r'class="value (fresh|replay)">(\d+)<', text) == [("fresh", "120"), ("replay", "8")]
     for row in answer["batch"]["rows"]:
         assert f'href="/trajectories/{row["id"]}"' in text
     assert unescape(text).count(answer["yaml"]) == 1

@@ -103,23 +103,6 @@ def test_a_poll_brings_the_page_where_something_is_new_or_nothing(writer: Replay
     assert points(inspector.page(f"{HERE}?mark={later}"), "success", "held-out")[-1] == [3, 0.75]
 
 
-@pytest.mark.slow
-def test_points_of_long_runs_are_several_iterations_of_a_stretch_fewer(writer: ReplayStore, inspector: Served) -> None:
-    for iteration in range(3, 601):
-        log(writer, iteration)
-    writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0})
-    html = inspector.page(HERE)
-    assert {panel["merged"] for panel in charts_of(html).values()} == {4}
-    assert points(html, "policy-loss", "fresh") == [[first, -0.5 * (first + 1.5)] for first in range(1, 601, 4)]
-    # Tiles and the newest iterations stay as they were.
-    assert "training time 20 min 0 s, 600 iterations, evaluations not counted" in html
-    assert ">Each point is 4 iterations: their mean" in html
-    closer = inspector.page(f"{HERE}?first=297&last=304")
-    assert points(closer, "largest-ratio", "fresh") == [[300, 9.0]]
-    assert points(closer, "policy-loss", "fresh") == [[at, -0.5 * at] for at in range(297, 305)]
-    assert iterations(closer) == iterations(html) == list(range(600, 588, -1))
-
-
 def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:
     return questions.progress(writer, writer.run(RUN), folder)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from agentloop.environments import Task
-from agentloop.environments.sql import QueryFailed, ReadOnlyDatabase, SqlLimits, SqlQueries
 from agentloop.environments.tools.results import ToolResult
 from agentloop.errors import UserError
 from context.messages import Message
+from examples.sql_agent.read_only_database import QueryFailed, ReadOnlyDatabase, SqlLimits, SqlQueries
 from tests.fakes.environments.faulty_tools import ask
 
 FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"

@@ -1,4 +1,4 @@
-"""Pictures of every page for the documentation: `make screenshots RUN=runs/quickstart-001`.
+"""Pictures of every page of the inspector for the documentation: `make screenshots RUN=runs/quickstart-001`.
 
 Of a run that has replayed; tokens are coloured by drift, which `agentloop replay rescore` measures.
 """
@@ -16,7 +16,7 @@ from tests.browser.executable import launched
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served
 
-FOLDER = Path(__file__).parents[2] / "docs" / "images"
+FOLDER = Path(__file__).parent / "images"
 DARK, PHONE = {"run", "tokens"}, {"run", "buffer"}
 """Pages of which there is a second picture."""
 

@@ -1,4 +1,7 @@
-"""Runs the policy's SQL on a real SQLite database that it can only read, for tools and for rewards."""
+"""Runs the policy's SQL on a real SQLite database that it can only read, for tools and for rewards.
+
+Copy this file into the folder of your own environment, which imports it by its name.
+"""
 
 import json
 import math
@@ -18,7 +21,7 @@ from typing import Self
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt
 
-from agentloop.environments.environment import Environment, tool
+from agentloop import Environment, tool
 from agentloop.errors import UserError
 
 Value = None | int | float | str | bytes

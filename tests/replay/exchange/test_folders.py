@@ -1,8 +1,6 @@
-"""Folders of rows, which the hub's own client brings to a server that answers as the hub does, and back."""
+"""Folders of rows: read back bit by bit, by `datasets` too."""
 
-import os
-import subprocess
-import sys
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,6 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange import export_file, export_folder, import_file
-from tests.fakes.hub_server import TOKEN, HubServer, served
 from tests.fakes.records import RUN, a_run, new_store, put, session_row, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.exchange.test_exchange import filled
@@ -30,52 +27,23 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run.sqlite"
 
 
-def test_folder_goes_to_the_hub_and_back_by_its_own_client(run: Path, tmp_path: Path) -> None:
+def test_folder_comes_back_as_the_hubs_client_leaves_it_and_may_have_no_labels(run: Path, tmp_path: Path) -> None:
     wins, back, database = (tmp_path / name for name in ("wins", "back", "back.sqlite"))
     assert ask("export", run, "--to", wins).output.startswith("21 rows in ")
-    with served(HubServer()) as hub:
-        settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        settings |= {"HF_HOME": str(tmp_path / "home")}
-        for words in (
-            ["upload", "jane/wins", str(wins), "--repo-type", "dataset", "--private"],
-            ["download", "jane/wins", "--repo-type", "dataset", "--local-dir", str(back)],
-        ):
-            hf = Path(sys.executable).with_name("hf")
-            subprocess.run([hf, *words], env={**os.environ, **settings}, check=True, capture_output=True, timeout=120)
-        assert hub.private["jane/wins"]
+    shutil.copytree(wins, back)
+    # What `hf download` adds: the repository's own file, and notes on what it has fetched.
+    (back / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    (back / ".cache/huggingface/download/data").mkdir(parents=True)
+    (back / f".cache/huggingface/download/{ROWS}.metadata").write_text("c0ffee\n")
     with closing(ReplayStore.create(database)) as store:
         assert ask("import", back, database, "--keep-source").output.startswith("21 rows imported from ")
         export_file(store, tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "rows.parquet").read_bytes()
+    refused = ask("export", run, "--to", wins)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith(f"agentloop: FILE must not exist, got '{wins}/README.md'. Choose another name, or")
     assert ask("export", run, "--to", wins, "--without-labels", "--force").exit_code == 0
     assert b"mistress" not in (wins / ROWS).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("export RUN", "FILE or --to must be given, and one of them, got neither."),
-        ("export RUN x.jsonl --without-labels", "--license and --without-labels must come with --to, got a file."),
-        ("export RUN --to .", "FILE must not exist, got 'README.md'. Choose another name, or overwrite"),
-        ("export RUN --to README.md/a", "FOLDER must be writable, got 'README.md/a' (Not a directory)."),
-        (
-            "export RUN --to hf:jane/a",
-            "--to must be a file or folder here, got 'hf:jane/a'. Copy it with the hub's client: hf upload jane/a ",
-        ),
-        (
-            "import hf:jane/a@v1 RUN",
-            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Copy it with the hub's client: hf upload jane/a ",
-        ),
-    ],
-)
-def test_what_is_no_folder_is_one_line(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").touch()
-    result = ask(*(run if word == "RUN" else word for word in words.split()))
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
-    assert result.stderr.startswith(f"agentloop: {message}")
 
 
 def test_folder_is_read_by_datasets_and_comes_back(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
