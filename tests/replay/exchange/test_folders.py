@@ -1,6 +1,8 @@
-"""Folders of rows: read back bit by bit, by `datasets` too."""
+"""Folders of rows, which the hub's own client brings to a server that answers as the hub does, and back."""
 
-import shutil
+import os
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange import export_file, export_folder, import_file
+from tests.fakes.hub_server import TOKEN, HubServer, served
 from tests.fakes.records import RUN, a_run, new_store, put, session_row, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.exchange.test_exchange import filled
@@ -27,14 +30,19 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run.sqlite"
 
 
-def test_folder_comes_back_as_the_hubs_client_leaves_it_and_may_have_no_labels(run: Path, tmp_path: Path) -> None:
+def test_folder_goes_to_the_hub_and_back_by_its_own_client(run: Path, tmp_path: Path) -> None:
     wins, back, database = (tmp_path / name for name in ("wins", "back", "back.sqlite"))
     assert ask("export", run, "--to", wins).output.startswith("21 rows in ")
-    shutil.copytree(wins, back)
-    # What `hf download` adds: the repository's own file, and notes on what it has fetched.
-    (back / ".gitattributes").write_text("*.parquet filter=lfs\n")
-    (back / ".cache/huggingface/download/data").mkdir(parents=True)
-    (back / f".cache/huggingface/download/{ROWS}.metadata").write_text("c0ffee\n")
+    with served(HubServer()) as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        settings |= {"HF_HOME": str(tmp_path / "home")}
+        for words in (
+            ["upload", "jane/wins", str(wins), "--repo-type", "dataset", "--private"],
+            ["download", "jane/wins", "--repo-type", "dataset", "--local-dir", str(back)],
+        ):
+            hf = Path(sys.executable).with_name("hf")
+            subprocess.run([hf, *words], env={**os.environ, **settings}, check=True, capture_output=True, timeout=120)
+        assert hub.private["jane/wins"]
     with closing(ReplayStore.create(database)) as store:
         assert ask("import", back, database, "--keep-source").output.startswith("21 rows imported from ")
         export_file(store, tmp_path / "again.parquet")
