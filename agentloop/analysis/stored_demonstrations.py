@@ -44,11 +44,18 @@ def write_demonstrations(
             assert factory  # the query takes known environments alone
             own = bundle.task.tools
             conversations = [(row.messages, list(factory.tools) if own is None else json.loads(own))]
+        conversations = [(_up_to_last_reply(said), tools) for said, tools in conversations]
         lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
         return "\n".join(map(json.dumps, lines)).encode()
 
     asked = where & answered_with_known_tools(known)
     return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
+
+
+def _up_to_last_reply(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Leave out what the environment said after the end: nobody answered it."""
+    last = max(place for place, message in enumerate(messages) if message.role == "assistant")
+    return messages[: last + 1]
 
 
 def _message(message: Message) -> dict[str, Any]:

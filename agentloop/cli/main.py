@@ -17,7 +17,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from agentloop.cli.run_commands import app as run_app
 from agentloop.distributed.torchrun import check_alone
-from agentloop.errors import RunStop, TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
+from agentloop.errors import (
+    NotJudged,
+    RunStop,
+    TrainingStopped,
+    UserError,
+    one_line,
+    one_line_with_place,
+    place_in_user_code,
+)
 
 _LATE = {
     "cluster_commands": {
@@ -111,7 +119,7 @@ def main() -> None:
         place = place_in_user_code(error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
             raise  # how a command ends
-        if isinstance(error, (UserError, *_refusal_types())):
+        if isinstance(error, (UserError, NotJudged, *_refusal_types())):
             theirs = any(place_in_user_code(cause) for cause in _causes(error))
             _say(f"{error} The traceback: {_write_traceback(error)}" if theirs else str(error))
             sys.exit(2)

@@ -281,7 +281,7 @@ class _Turns:
         """Record turns of a stored episode and bring the environment to their state; return the difference, if any."""
         calls_again = repeats(type(self.hooks.environment))
         for turn in kept:
-            tokens, (_, *results) = turn.reply, turn.messages
+            tokens, (said, *results) = turn.reply, turn.messages
             versions = tokens.policy_versions.tolist()
             reply = self.context.record_reply(
                 tokens.token_ids.tolist(), tokens.behavior_log_probs.tolist(), policy_version=versions
@@ -291,7 +291,9 @@ class _Turns:
                 results = (await self._answer(reply)).messages
             else:
                 self._count(*results)
-            if (reply.message, *results) != turn.messages:
+            if said.reward is not None:
+                self.context.reward_reply(said.reward)
+            if (replace(reply.message, reward=said.reward), *results) != turn.messages:
                 got = " ".join(f"{message.content:.80}" for message in results)
                 return f"what followed reply {self.number} of a stored episode must be the same again, got {got!r}"
             if (stopped := self.context.observe(results)) is not None:
@@ -358,7 +360,7 @@ class _Turns:
         return Said(messages, math.fsum(rewards) if rewards else None, over)
 
     def _count(self, *results: Message) -> None:
-        self.num_tool_calls += len(results)
+        self.num_tool_calls += sum(result.role == "tool" for result in results)
         self.error_kinds += tuple(result.error_kind for result in results if result.error_kind is not None)
 
 
