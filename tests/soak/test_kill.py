@@ -15,24 +15,35 @@ pytestmark = pytest.mark.soak
 KILLS = 30
 ITERATIONS = 24
 EVERY = 4
+GAME = f"{ROOT / 'examples' / 'number_game.py'}:NumberGame"
 Unbroken = tuple[Path, Path, float]
 """A run's folder, its model, and its seconds from the first line to the last."""
 
 
+@pytest.fixture(scope="module", params=[PARITY, GAME], ids=["parity", "game"])
+def environment(request: pytest.FixtureRequest) -> str:
+    """One that answers calls alone, and one that answers replies, rewards steps and ends episodes."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: str) -> Unbroken:
     """A run that was left in peace."""
     folder = tmp_path_factory.mktemp("unbroken")
     model = save_qwen2(folder / "model")
-    training = Training(small_file(folder, model))
+    training = Training(small_file(folder, model, environment))
     ready = training.says("run folder:")
     assert training.wait() == 0, training.errors
     return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
-def small_file(at: Path, model: Path) -> Path:
+def small_file(at: Path, model: Path, environment: str) -> Path:
     config = small_config(
-        at / "runs", model, run={"iterations": ITERATIONS}, environment={"name": PARITY}, checkpoint={"every": EVERY}
+        at / "runs",
+        model,
+        run={"iterations": ITERATIONS},
+        environment={"name": environment},
+        checkpoint={"every": EVERY},
     )
     return write_config(config, at / "small.yaml")
 
@@ -45,7 +56,9 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(
+    unbroken: Unbroken, environment: str, tmp_path: Path
+) -> None:
     rng = random.Random(KILLS)
     whole, model, seconds = unbroken
     kills = runs = 0
@@ -53,16 +66,16 @@ def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbro
         runs += 1
         own = tmp_path / str(runs)
         own.mkdir()
-        kills += kill_until_finished(own, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
+        config, pause = small_file(own, model, environment), lambda: rng.uniform(0, seconds / 3)
+        kills += kill_until_finished(config, at_most=KILLS - kills, pause=pause)
         assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
         assert_same_run(own / "runs" / "small-001", whole)
     print(f"{kills} kills in {runs} runs")
 
 
-def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
+def kill_until_finished(config: Path, *, at_most: int, pause: Callable[[], float]) -> int:
     """Start one run again and again until it ends by itself; how often it was killed."""
-    config = small_file(folder, model)
-    moments = Moments(folder / "runs" / "small-001", every=EVERY)
+    moments = Moments(config.parent / "runs" / "small-001", every=EVERY)
     kills = orphans = 0
     while True:
         training = Training(config, *(["--resume"] if kills else []))
@@ -77,9 +90,11 @@ def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Calla
         orphans = check_after_kill(moments, orphans)
 
 
-def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(
+    unbroken: Unbroken, environment: str, tmp_path: Path
+) -> None:
     whole, model, _ = unbroken
-    config = small_file(tmp_path, model)
+    config = small_file(tmp_path, model, environment)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
     first = Training(config)
     first.says("evaluate ...")
