@@ -53,6 +53,8 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
     parts.append(f"fresh {metrics['batch/fresh']:.0f} + replay {replayed:.0f}{of_ruled}")
     if lost := known("rollout/engine_failures"):
         parts.append(f"{lost:.0f} lost to the engine")
+    if unknown := known("rollout/not_judged"):
+        parts.append(f"{unknown:.0f} not judged")
     if failed := known("rollout/failed_calls"):
         parts.append(f"failed tool calls {percent(failed)}")
     if (ess := known("actor/replay/ess")) is not None:

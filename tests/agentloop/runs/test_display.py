@@ -76,7 +76,7 @@ def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
     [
         (1, {"batch/fresh": 118.0, "batch/replay": 10.0}, "fresh 118 + replay 10 of 32  "),
         (1, {"rollout/failed_calls": 0.125}, "  failed tool calls 12.5 %  "),
-        (1, {"rollout/engine_failures": 3.0}, "  3 lost to the engine  "),
+        (1, {"rollout/engine_failures": 3.0, "rollout/not_judged": 2.0}, "  3 lost to the engine  2 not judged  "),
         # z^2 = 3.8415: (0.2 + 3.8415 / 80 -+ 1.96 sqrt(0.004 + 3.8415 / 6400)) / (1 + 3.8415 / 40)
         (1, {"eval/success": 0.2, "eval/tasks": 40.0}, "  held-out 20.0 % (10-35)  "),
         (41, {}, "left <= 1:02:05\n"),
