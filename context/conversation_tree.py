@@ -1,10 +1,10 @@
 """Finds the exact tokens of each request of an agent that sends whole conversations.
 
     request 1    Find pearl.                        -> tokens A, the policy samples B: It  is 78.
-    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and those of: Sure?
+    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and new tokens for: Sure?
 
-The messages of request 2 begin with those of request 1 and its reply. So the request goes on from the sampled tokens
-B, which are never made from text again.
+The messages of request 2 begin with the messages of request 1 and its reply. So request 2 continues from the sampled
+tokens B, which are never made from text again.
 """
 
 import hashlib
@@ -299,7 +299,7 @@ class ConversationTree:
         return Fork.EDITED if self._find_without_thought(most, given) is None else Fork.THINKING
 
     def _find_without_thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
-        """The beginning that differs from the conversation's in the last message's thought alone."""
+        """The known beginning that differs from the conversation only in the thought of its last message."""
         theirs = _key(given[most.length])
         same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
         return next(same, None)
@@ -380,7 +380,7 @@ def _facts(calls: Sequence[ToolCall]) -> str:
 
 
 def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
-    """Whether the calls given are those that were said, whatever their ids and added arguments."""
+    """True if the `given` calls are the policy's calls `said`. Ids and added arguments may differ."""
     cut = [
         replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
         for one, call in zip(given, said, strict=False)

@@ -53,9 +53,9 @@ class _Next:
 class ContextManager:
     """The conversation of an episode as exact tokens: a prompt extends the one before, and nothing is tokenised again.
 
-    Where the template or the strategy rewrites what was shown, a new segment begins. It shows the policy's earlier
-    replies with author `history`. So each sampled token is trained once, in the context in which it was sampled. One
-    object serves one episode: `begin`, then `record_reply` and `observe` in turn.
+    If the template or the strategy rewrites earlier text, a new segment begins. It shows the policy's earlier replies
+    with author `history`. So each sampled token is trained once, in the context in which it was sampled. One object
+    serves one episode: `begin`, then `record_reply` and `observe` in turn.
     """
 
     def __init__(

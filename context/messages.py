@@ -110,7 +110,7 @@ def _call_to_template(call: ToolCall, leaf: Change, word: Change) -> dict[str, A
 
 
 def changed(value: Any, leaf: Change, word: Change) -> Any:
-    """A JSON value whose texts are changed by `leaf` and whose keys by `word`."""
+    """Return a JSON value with every text changed by `leaf` and every key by `word`."""
     if isinstance(value, str):
         return value if not value or value.isspace() else leaf(value)
     if isinstance(value, Mapping):

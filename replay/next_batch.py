@@ -224,7 +224,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
-    """How many of all stored rows are left after each rule. `gone` counts rows of the run that are not eligible."""
+    """Count the stored rows that are left after each rule. `gone` counts rows of the run that are not eligible."""
     steps = trial.count_left_by_rule()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]

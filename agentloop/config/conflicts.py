@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Values(NamedTuple):
-    """What a setting may be: in words, and whether a value is one of them."""
+    """The values that a setting may have: a description in words, and a test of a value."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -27,7 +27,7 @@ def _other_than(*values: object, words: str = "another one") -> Values:
 
 
 def _values(given: object) -> Values:
-    """A list is of the values that a setting may have; anything else is the one it must have."""
+    """Make `Values` of a list of allowed values, or of the only allowed value."""
     if isinstance(given, Values):
         return given
     values = given if isinstance(given, list) else [given]
@@ -79,7 +79,7 @@ _TWICE = "Drift would count twice: set the anchor to old."
 
 
 def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
-    """What cannot stand next to an algorithm, by what it declares."""
+    """Yield the settings that an algorithm refuses, by its declaration."""
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
     if not each.std_is_optional:
         if each.without_std is not None:

@@ -86,9 +86,9 @@ class Batch(TokenRows):
     def objective_input(
         self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
     ) -> ObjectiveInput:
-        """What the loss of these rows is computed from; both arrays are [B, T] nats.
+        """Make the input of these rows' objective; both arrays are [B, T], in nats.
 
-        `signal_share` is that of the whole optimizer step; None: these rows are all of it.
+        `signal_share` is the share in the whole optimizer step. None: these rows are the whole step.
         """
         return ObjectiveInput(
             log_probs=log_probs,
@@ -123,7 +123,7 @@ class Batch(TokenRows):
 
 @dataclass(frozen=True, eq=False)
 class CriticOutputs:
-    """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
+    """The critic's outputs for a batch: [B, T], in reward units, 0 outside of action tokens."""
 
     scores: Tensor
     """The episode's reward, at its last action token."""
@@ -244,10 +244,9 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
 
 
 def bound_negative(row: BatchRow, share: float) -> BatchRow:
-    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+    """Multiply a replayed row's weight by `share` (`replay.negative_weight`) if its advantage is negative.
 
-    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
-    instead, whatever the row's is.
+    If its tokens have their own advantages, the negative ones are multiplied instead, whatever the row's advantage is.
     """
     if row.stream != REPLAY or share == 1.0:
         return row
@@ -258,7 +257,7 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
 
 
 def members_of(rows: Sequence[BatchRow]) -> list[Member]:
-    """The rows of a batch as a baseline sees them."""
+    """The rows of a batch as members that a baseline compares."""
     return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
 
 

@@ -29,7 +29,7 @@ CUT_OFF = frozenset({*_LIMITS, CONTEXT_FULL, SUMMARY_TOO_LONG})
 
 @dataclass
 class CriticLog(StepLog):
-    """What happened in the critic's optimizer steps of one update."""
+    """A log of the critic's optimizer steps in one update."""
 
     losses: list[float] = field(default_factory=list)
     clipped: int = 0
@@ -88,7 +88,7 @@ class CriticLearner:
         return self._optimizer.bytes_to_come()
 
     def bytes_of_state(self) -> int:
-        """What `state()` holds after the first step."""
+        """The size of `state()` after the first step."""
         weights: list[Tensor] = list(self.critic.weights.state_dict().values())
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
@@ -129,7 +129,7 @@ def learned(batch: Batch, config: RunConfig) -> Tensor:
 
 
 def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
-    """How well the critic knew, before it learned from them, the returns it is about to learn."""
+    """Measure how well the critic foresaw the returns, before it learns from them."""
     critic = scored.critic
     assert critic is not None
     mask = learned(scored.batch, config)

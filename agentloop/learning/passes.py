@@ -40,11 +40,12 @@ def _kinds_of(batch: Batch, losses: Losses) -> Kinds:
 
 
 def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlSection) -> None:
-    """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
+    """Refuse behavior log-probs that can't be a ratio's denominator: unknown ones, and those of a truncated
+    distribution.
 
-    Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
-    distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
-    where unknown ones are replaced by the old ones.
+    A number in place of an unknown log-prob would make up a ratio. Under top-p or top-k the stored log-probs may be of
+    another distribution than the recomputed ones. A KL loss whose gradient is weighed by importance has a ratio too;
+    there old log-probs replace unknown ones.
     """
     weighs_kl = kl.loss_coef > 0 and kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1).tolist()
@@ -107,9 +108,9 @@ def score(
 def score_batch(
     batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
 ) -> ScoredBatch:
-    """The batch, which is on the actor's device, with its old log-probs, and those of the reference if there is one.
+    """Return the batch, on the actor's device, with its old log-probs, and the reference's if there is one.
 
-    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    `reuse`: rows sampled by the current weights need no pass, because their behavior log-probs are their old ones.
     """
     max_tokens = config.batch.micro_batch_tokens
     stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
@@ -119,7 +120,7 @@ def score_batch(
 
 
 def reusable_rows(batch: Batch) -> Tensor:
-    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
+    """[B] bool: rows that the current weights sampled, so that behavior and old log-probs are equal."""
     flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
     return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 
@@ -239,7 +240,7 @@ def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool)
 
 @dataclass(frozen=True)
 class _Shares:
-    """What the rows are in the whole optimizer step, and the anchors of their ratios."""
+    """The weights of rows in the whole optimizer step, and the anchors of their ratios."""
 
     weights: Tensor
     """[B, T]: of each token."""

@@ -118,11 +118,11 @@ class Trainer:
         return None if said and not passes.recomputes else note
 
     def bytes_to_come(self) -> int:
-        """Of gradients and of the optimizers' states that are not there yet."""
+        """Memory still to be taken: by gradients, and by states of the optimizers that don't exist yet."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
     def bytes_of_state(self) -> int:
-        """What `save` writes after the first update."""
+        """The size of what `save` writes after the first update."""
         return sum(part.bytes_of_state() for part in (self._optimizer, self._critic) if part is not None)
 
     def _update(self, batch: Batch, steps: _Steps, *, reuse: bool) -> UpdateResult | None:
@@ -232,14 +232,14 @@ class Trainer:
         return means
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of optimizer and critic: live, not copies."""
+        """The tensors of optimizer and critic themselves, not copies."""
         tensors = self._optimizer.state()
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
         return tensors
 
     def values(self) -> dict[str, Any]:
-        """What else a checkpoint holds, as JSON has it."""
+        """The other values of a checkpoint, as JSON."""
         return {"kl_coef": self.kl_coef.value}
 
     def save(self, folder: Path) -> None:

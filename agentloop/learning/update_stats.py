@@ -1,4 +1,4 @@
-"""What one update did to its rows: numbers per trajectory, and from them the metrics of each stream."""
+"""Measures what one update did to its rows: numbers per trajectory, and from them the metrics of each stream."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def effective_sample_size(weights: Tensor) -> float:
 
 @dataclass(frozen=True)
 class RowStats:
-    """One trajectory in one update. None: there was nothing to measure it on, which is not 0."""
+    """One trajectory in one update. None: nothing was measured, which is not 0."""
 
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
@@ -157,7 +157,7 @@ class UpdateTotals:
         self.ratios.append((torch.where(mask, ratios, torch.nan).float(), self.replayed[inputs.trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
-        """What the passes of all ranks add up to; trained tokens every rank has counted for itself."""
+        """Add up the passes of all ranks. Trained tokens are not added: every rank has counted them all."""
         sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
@@ -202,7 +202,7 @@ class UpdateTotals:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What is shown and stored of one update."""
+    """The results of one update that are shown and stored."""
 
     metrics: dict[str, float]
     rows: dict[str, RowStats]
@@ -239,9 +239,9 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
 
 
 def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
-    """`actor/entropy` of the policy as it is: the mean over the fresh rows' action tokens.
+    """`actor/entropy` before the update: the mean over the fresh rows' action tokens.
 
-    Of rows that needed no pass it is what was measured when they were sampled.
+    Rows that needed no pass count with the entropy that was measured when they were sampled.
     """
     batch, entropies = scored.batch, scored.entropies
     assert entropies is not None
@@ -258,10 +258,10 @@ def drift_metrics(
 ) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
 
-    `ess` and those of ages are by `ess_weights`; next to `ess` stand those by each kind of weights.
+    `ess` and the ESS of ages use `ess_weights`; `ess_token`, `ess_mean` and `ess_sequence` use each kind of weights.
 
-    `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
-    oldest rows go bad first, which a mean over all ages hides.
+    `ages` names the age bucket of each trajectory. Every bucket with replayed trajectories has its own ESS: the oldest
+    rows go bad first, and a mean over all ages would hide this.
     """
     metrics: dict[str, float] = {}
     for stream, flag in _STREAMS:

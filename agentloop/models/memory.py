@@ -93,7 +93,7 @@ def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> 
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process can still use: free ones, and those that torch has reserved."""
+    """Bytes of a GPU that this process can still use: free bytes, and bytes that torch has reserved."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 

@@ -305,7 +305,7 @@ def _make_trainer(
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
-    """Store the tokenizer with the run, which stays readable without the model's folder and without torch."""
+    """Store the tokenizer with the run, so that the run can be read without the model's folder and without torch."""
     # The generation's configuration names end tokens that the tokenizer lacks.
     parts = (loaded.tokenizer, loaded.model.generation_config)
     if not (folder.start / COMPLETE).exists():

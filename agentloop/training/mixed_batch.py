@@ -58,7 +58,7 @@ class MixedBatch:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Indices of the batch's training tasks: planned ones, and those of further rounds."""
+        """Indices of the batch's training tasks: the planned tasks, and tasks of further rounds."""
         return (*self.planned.tasks, *self.fresh.further_tasks)
 
     @property

@@ -70,7 +70,7 @@ class ChatTemplate:
         tool_use: str | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tool_use`: the template for prompts with tools. `args`: more variables of it, such as enable_thinking."""
+        """`tool_use` is the template for prompts with tools. `args` are further variables, such as enable_thinking."""
         self.source = source
         self.tool_use = tool_use
         self.args = dict(args or {})

@@ -96,9 +96,10 @@ _KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("plac
 
 
 def path_of(nodes: Sequence[Node], number: int, *, holders: Sequence[int] | None = None) -> Path:
-    """The tokens that the policy had seen and said once it had given a node's reply.
+    """The tokens that the policy had seen and sampled after a node's reply.
 
-    `holders`: for each node the one that holds the last token it keeps, to go straight there. None: parent by parent.
+    `holders` names for each node the node that has the last of its kept tokens, as a shortcut. None: go parent by
+    parent.
     """
     return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
 

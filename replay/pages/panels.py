@@ -79,7 +79,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
-    """Return groups of panels as plain values (`groups`), and the same panels by their keys (`charts`)."""
+    """Return the panels as plain values, in groups (`groups`) and by their keys (`charts`)."""
     plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
     return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 

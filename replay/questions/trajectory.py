@@ -343,7 +343,7 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     """Return the short `prompt` and `answer` of each row whose messages are stored, by id.
 
     The prompt is the last user message before the policy's first reply. The answer is the policy's last reply, or its
-    tool calls if it has no text. None: there is no such message, or the messages are damaged.
+    tool calls if the reply has no text. A part is None if there is no such message, or the messages are damaged.
     """
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}

@@ -105,8 +105,8 @@ def _whole(
     messages_of_rows: Mapping[str, Sequence[Any]] | None,
     authors: Callable[[str], AuthorTable],
 ) -> Trajectory:
-    """The trajectory of a row, whose tokens are in `segments` or in `nodes`. `messages_of_rows` is None if messages are
-    not wanted. Raises BlobError if the row is not what was written."""
+    """Return the trajectory of a row, whose tokens are in `segments` or in `nodes`. `messages_of_rows` is None if
+    messages are not wanted. Raises BlobError if the row differs from what was written."""
     *values, checksum, _ = row
     # A person who changes a row on purpose removes its checksum: docs/running-the-buffer.md.
     is_checked = checksum is not None

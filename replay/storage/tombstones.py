@@ -22,7 +22,7 @@ _rows, _left = trajectories.c, reclaimed.c
 
 @dataclass(frozen=True)
 class Forgotten:
-    """How much content was removed, or would be."""
+    """Counts of the content that was removed, or would be."""
 
     trajectories: int
     derived: int

@@ -57,7 +57,10 @@ class EpisodeCache:
         self._row_by_episode = {request.episode: row for row, request in enumerate(requests)}
 
     def narrow_to(self, requests: Sequence[GenerationRequest]) -> bool:
-        """Drop all other episodes, and cut each to the part that its new prompt repeats; False if any is new."""
+        """Drop the episodes that are not in `requests`, and cut each other row to the part that its new prompt repeats.
+
+        False if an episode is new to the cache.
+        """
         rows = [self._row_by_episode.get(request.episode) for request in requests]
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):

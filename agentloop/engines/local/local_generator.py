@@ -53,7 +53,7 @@ class LocalGenerator:
         policy_version: int = 0,
         compute: ComputeSection | None = None,
     ) -> None:
-        """`compute` says in which type it multiplies; the rest of it is about scoring."""
+        """Of `compute` only `autocast` is used: the type to multiply in. The other settings are about scoring."""
         self.model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids

@@ -156,7 +156,7 @@ class Doubtful:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Which tokens contents may have spelled, as a whole or in part."""
+    """The tokens that contents may have spelled, as a whole or in part."""
 
     spelled: frozenset[str] = frozenset()
     """A content may hold one of these tokens whole."""

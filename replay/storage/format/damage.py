@@ -32,7 +32,7 @@ def first_damage(connection: sa.Connection) -> str | None:
 
 
 def wrong_authors(connection: sa.Connection) -> Iterator[str]:
-    """A line for each run whose author table is not the one that was written."""
+    """Return a line for each run whose author table has been changed."""
     for row in connection.execute(sa.select(raw(runs.c.id), raw(runs.c.authors), raw(runs.c.authors_hash))):
         try:
             check_authors(*row)
