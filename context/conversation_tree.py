@@ -97,12 +97,12 @@ class Prompt:
 
     @property
     def rest(self) -> TokenSequence:
-        """The tokens behind those that it shares with its parent's path."""
+        """The tokens after the shared beginning of the parent's path."""
         return self.tokens.part(self.place.kept_tokens, len(self.tokens))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages behind those that it shares with its parent's conversation."""
+        """The messages after the shared beginning of the parent's conversation."""
         return self.given[self.place.kept_messages :]
 
 
@@ -184,7 +184,7 @@ class ConversationTree:
         agent: str = "",
         status: Status = Status.UNDELIVERED,
     ) -> tuple[Node, Reply]:
-        """Adds a node with the sampled tokens, verbatim. Returns the node, and the reply as it is read."""
+        """Adds a node with exactly the sampled tokens. Returns the node, and the reply as it is read."""
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
@@ -224,10 +224,10 @@ class ConversationTree:
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
     def _read_messages(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
-        """The messages as the template needs them, and the longest beginning of them that the tree has.
+        """The messages as the template needs them, and their longest beginning that the tree already has.
 
-        They get their authors. A result gets its tool's name, and ids stay where the model's format has any. A result
-        answers the last call with its id: some agents give the same ids at each turn.
+        Messages get their authors, and results the names of their tools. Ids stay if the model's format has ids. A
+        result answers the last call with its id, because some agents use the same ids in each turn.
         """
         called: dict[str | None, ToolCall] = {}
         read: list[Message] = []

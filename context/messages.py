@@ -50,11 +50,11 @@ def check_message(message: Any) -> None:
 
 
 def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
-    """The messages from outside, each with the author of its tokens.
+    """Messages from outside, each with the author of its tokens.
 
-    An assistant message that names no author was not sampled: its author is `initialization`. An action author may
-    speak in the policy's place in the `opening`. Raises ValueError for an author whose tokens are sampled, as sampled
-    tokens are never rendered.
+    An assistant message without an author was not sampled: its author becomes `initialization`. In the `opening` an
+    action author may speak in the policy's place. Raises ValueError for an author whose tokens are sampled, because
+    sampled tokens are never rendered.
     """
     rows = []
     for message in messages:

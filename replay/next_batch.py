@@ -155,7 +155,7 @@ def empty_sources(
 
 
 def preview_with(store: ReplayStore, run: str | None = None, **given: Any) -> QueryResult:
-    """The next batch by the run's own `replay` settings, with the `given` ones changed."""
+    """Preview the next batch by the run's own `replay` settings, with the `given` settings changed."""
     return preview(store, run, changed(stored_config(store.run(run)), given))
 
 

@@ -19,7 +19,7 @@ class ReadOnly(ReplayError):
 
 @dataclass(frozen=True)
 class OpenBuffer:
-    """An open database, and what is known about the run that was opened."""
+    """An open database, and the facts about the run that was opened."""
 
     store: ReplayStore
     folder: Path | None = None

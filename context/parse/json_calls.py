@@ -1,4 +1,4 @@
-"""Tool calls as JSON: one object, or a list of them. JSON that two readers could take differently is refused."""
+"""Tool calls as JSON: one object, or a list of objects. Refuses JSON that readers could understand differently."""
 
 import json
 import math

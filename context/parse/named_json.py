@@ -52,7 +52,7 @@ class SectionParser(BlockParser):
         return ToolCall(check_tool_name(name), arguments_of(value), call_id), tail.end()
 
     def _named(self, text: str) -> tuple[str, str | None]:
-        """The tool's name and the call's id."""
+        """Return the tool's name and the call's id."""
         return text, None
 
 

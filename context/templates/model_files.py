@@ -120,9 +120,9 @@ def train_tokenizer(
 
 
 def template_source(given: str) -> str:
-    """The text of a template, from a built-in one's name, the path of a .jinja file, or the text itself.
+    """Return the text of a template, given the name of a built-in one, the path of a .jinja file, or the text.
 
-    Raises RenderError for anything else.
+    Raises RenderError for any other value.
     """
     if _JINJA.search(given):
         return given
@@ -154,7 +154,7 @@ def source_for(given: str, codec: TokenCodec) -> str:
 
 
 def templates_for(codec: TokenCodec) -> str:
-    """Name the templates that fit a vocabulary, in words: the built-in ones whose control tokens it has, or one's own."""
+    """Name the templates that fit a vocabulary: built-in ones whose control tokens it has, or one of the user's own."""
     known = set(codec.added_tokens)
     fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
     return " or ".join([*fitting, "a .jinja file of your own"])
@@ -188,10 +188,10 @@ def _reply_end(
     wanted: Sequence[Collection[int]],
     inside: Collection[int] | None = None,
 ) -> list[int]:
-    """The token that ends a reply, in a list of at most one.
+    """The token that ends a reply, in a list of at most one token.
 
-    `following` answers the reply. `wanted`: tokens to prefer where several stand behind the reply, the surest first.
-    `inside`: control tokens within a turn of calls, which do not end the turn. None: the reply is an answer.
+    `following` is the message after the reply. `wanted` are tokens to prefer if several follow the reply, the surest
+    first. `inside` are control tokens within a turn of calls, which do not end the turn; None: the reply is an answer.
     """
     rows, calls = [_ASKED, reply], inside is not None
     last, prompted = (_rendered(template, rows, prompted=prompted, tools=calls) for prompted in (False, True))

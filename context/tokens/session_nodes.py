@@ -44,7 +44,8 @@ class Fork(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on by itself."""
+    """The place of a request in the tree: it shares the beginning of its parent's path, and has its own tokens after
+    it."""
 
     parent: int | None
     """The node whose path begins as the request does. None: no path does."""
@@ -121,7 +122,7 @@ def messages_path_of(nodes: Sequence[Node], number: int) -> Path:
 def _path(
     nodes: Sequence[Node], number: int, end: int, kept: Callable[[Node], int], holders: Sequence[int] | None = None
 ) -> Path:
-    """The first `end` tokens or messages of a node's path. `kept`: how many of them the nodes before it hold."""
+    """The first `end` tokens or messages of a node's path. `kept(node)`: how many of them come from before it."""
     found: list[tuple[int, int]] = []
     at: int | None = number
     while at is not None and end:

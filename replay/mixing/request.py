@@ -1,4 +1,4 @@
-"""The records in which an iteration asks the buffer for rows, and the buffer answers what it can give."""
+"""The records with which an iteration asks the buffer for rows, and with which the buffer answers what it has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +110,7 @@ class Availability:
     """The numbers of rows and groups that a draw could take. Rows without a weight are not counted.
 
     Numbers of rows respect the caps per task and per group, each as if nothing else were drawn. Numbers by group and by
-    reward do not.
+    reward ignore these caps.
     """
 
     rows: int = 0

@@ -211,7 +211,7 @@ def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
 
 
 def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
-    """Add a curve for each metric whose name begins and ends so, labelled by the part between.
+    """Add a curve for each metric whose name has this beginning and end, labelled by the part between.
 
     There are at most as many curves as colours.
     """

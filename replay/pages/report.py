@@ -134,7 +134,7 @@ class Tile(NamedTuple):
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """Make the tiles that answer the questions of `OVERVIEW`, and the one that names the run's limit.
+    """Make the tiles that answer the questions of `OVERVIEW`, and the tile that names the run's limit.
 
     A run of sft has tiles for held-out loss and cost.
     """

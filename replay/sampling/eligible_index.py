@@ -45,7 +45,7 @@ _CODES = ("run", "source", "task", "group")
 
 
 class Codes:
-    """Small numbers that stand for texts, in the order in which the texts first came."""
+    """Small numbers in place of texts, in the order in which the texts first came."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -35,7 +35,7 @@ class TrialDraw:
         return self._weights.weights > 0.0
 
     def available(self) -> Availability:
-        """Count what a draw could take. Raises ReplayError for a named source that can't be compared with the run."""
+        """Count the rows that a draw could take. Raises ReplayError for a named source without a comparable row."""
         self._eligible.refuse_incomparable(self._request)
         return _count_available(self.index, self._weights, self._request.limits)
 

@@ -175,7 +175,7 @@ def _kept(run: str) -> sa.ColumnElement[bool]:
 def _streamed(
     connection: sa.Connection, *conditions: sa.ColumnElement[bool], drawable_last: bool = False
 ) -> Iterator[StoredRow]:
-    """The rows that meet the conditions, the oldest first, with one page of them in memory."""
+    """Yield the rows that meet the conditions, the oldest first, with one page of rows in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
     query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []

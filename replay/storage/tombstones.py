@@ -134,7 +134,7 @@ def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> No
 
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """The reasons why rows were deleted, by id, for those of these rows that were."""
+    """The reasons why rows were deleted, by id. Ids of rows that were not deleted are left out."""
     return {row.id: row.state_reason for row in selected(connection, [_left.id, _left.state_reason], _left.id, ids)}
 
 

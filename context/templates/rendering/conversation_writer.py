@@ -124,9 +124,9 @@ class ConversationWriter:
     def find_contents(
         self, rendering: Rendering, first: int = 0, start: int = 0, *, required: int = 0
     ) -> list[PlacedContent]:
-        """The contents from message `first` on, which stand from character `start` on.
+        """Find the contents from message `first` on, in the text from character `start` on.
 
-        Raises RenderError for a content of a message from `required` on that the template leaves out.
+        Raises RenderError if the template leaves out a content of message `required` or a later message.
         """
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]
