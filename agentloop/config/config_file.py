@@ -120,7 +120,8 @@ def _read_text(path: Path) -> str:
 
 
 def _overlay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
-    """Put a value over that at a path: key by key for a section, else as a whole. Raises UserError for unknown keys."""
+    """Put a value in place of the value at a path: key by key for a section, else as a whole. Raises UserError for
+    unknown keys."""
     entries, dotted = schema_entries(), ".".join(path)
     if not path or isinstance(entries.get(path), str):
         if isinstance(value, Mapping):

@@ -1,4 +1,5 @@
-"""Settings that can't stand together, in two tables: what has no effect without another, and what another rules out."""
+"""Settings that conflict, in two tables: settings without effect unless another is set, and settings that exclude
+others."""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ EXCLUDED = tuple((key, _values(allowed), other, _values(ruling), why) for key, a
 
 
 def check_conflicts(config: RunConfig) -> None:
-    """Raises ValueError for the first pair of settings that can't stand together."""
+    """Raises ValueError for the first pair of settings that conflict."""
     for keys, other, acting in NO_EFFECT:
         if not acting.hold(value := _value(config, other)):
             for key in keys.split():

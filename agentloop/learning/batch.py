@@ -268,7 +268,7 @@ def member_of(row: Trajectory, reward: float) -> Member:
 
 
 def plan_optimizer_steps(batch: Batch, config: RunConfig, *, iteration: int) -> list[list[int]]:
-    """The trajectories of each optimizer step of the iteration: those of the mini-batches of every epoch."""
+    """The trajectories of each optimizer step of the iteration: the mini-batches of every epoch."""
     groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
     plan: list[list[int]] = []
     for epoch in range(config.batch.ppo_epochs):

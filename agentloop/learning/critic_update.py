@@ -93,7 +93,7 @@ class CriticLearner:
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
-        """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is."""
+        """Make one optimizer step. Without a gradient, or with one that is not finite, nothing changes."""
         log.steps += 1
         if loss is None:
             self._optimizer.clear_gradients()
@@ -142,10 +142,10 @@ def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
 
 
 def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_coef: float) -> ScoredBatch:
-    """The batch with values under the critic as it is, and with advantages and returns by GAE.
+    """The batch with the critic's current values, and with advantages and returns by GAE.
 
-    The same for fresh and replayed rows: whatever advantage a row is stored with is replaced. The KL penalty is that
-    of the old log-probs against the reference's; without a reference there is none.
+    Fresh and replayed rows are treated alike: their stored advantages are replaced. The KL penalty compares old
+    log-probs with the reference's; without a reference there is none.
     """
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
@@ -189,7 +189,7 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
 
 
 def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
-    """[N] value of the state that a limit cut each trajectory off in; 0 of those that ended."""
+    """[N]: the value of the last state of each trajectory that a limit cut off; 0 for trajectories that ended."""
     last = torch.zeros(batch.num_trajectories, dtype=torch.int64, device=behind.device)
     positions = torch.arange(len(behind), device=behind.device)
     last.scatter_reduce_(0, batch.trajectory, positions, "amax")

@@ -26,8 +26,8 @@ _MEANS = {"adamw": 2, "sgd": 1, "muon": 1}
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
     """The scheduled learning rate of 1-based `iteration`; it depends on nothing else.
 
-    Rises linearly over `warmup_iterations`, is at its peak in the iteration after them, and ends at
-    `final_factor` of the peak in the last iteration.
+    It rises linearly over `warmup_iterations`, is at its peak in the next iteration, and ends at `final_factor` of the
+    peak in the last iteration.
     """
     warm_up = section.warmup_iterations
     if iteration <= warm_up:
@@ -297,7 +297,7 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 
 def _laid_like(value: Tensor, target: Tensor) -> Tensor:
-    """A copy where `target` is, sharded as it is."""
+    """A copy on the device of `target`, sharded like `target`."""
     if isinstance(target, DTensor) and not isinstance(value, DTensor):
         return distribute_tensor(value.detach().to(target.device), target.device_mesh, target.placements)
     return value.detach().clone().to(target.device)

@@ -26,9 +26,9 @@ from agentloop.models.actor import Actor
 
 
 def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
-    """The rows, [B] bool, that each of the parts `fresh`, `replay` and `hinted` is for, by its name.
+    """The rows, [B] bool, of each of the parts `fresh`, `replay` and `hinted`, by the part's name.
 
-    Hinted rows are fresh ones where they have no part of their own.
+    Hinted rows belong to `fresh` if they have no part of their own.
     """
     apart = batch.hinted & ("hinted" in parts)
     rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
@@ -83,8 +83,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
 
-    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
-    share the passes, and all of them get all results.
+    `known` rows, [B] bool, need no pass: they get their stored log-probs, and NaN as entropies. Several ranks share the
+    passes, and all of them get all results.
     """
     log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
     entropies = torch.zeros_like(log_probs)
@@ -214,7 +214,7 @@ def accumulate_gradients(
 
 
 def _idle_pass(actor: Actor, batch: Batch) -> None:
-    """Keep the other ranks company in a pass through sharded weights, adding exactly 0 to every gradient."""
+    """Take part in the other ranks' pass through sharded weights, adding exactly 0 to every gradient."""
     log_probs, _ = actor.log_probs(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=False
     )
@@ -227,8 +227,8 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
-    """[B] bool: the rows with a gradient: those with an advantage, or with a trained token if all are
-    regularised or trained without one; and for an objective of whole trajectories the others of theirs."""
+    """[B] bool: the rows with a gradient. They have an advantage, or a trained token if all rows are regularised or
+    trained without an advantage. For an objective of whole trajectories, all rows of a trajectory count if one does."""
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
@@ -314,7 +314,7 @@ def _backward(
 
 
 def _moved(micro: ScoredBatch, log_probs: Tensor) -> Tensor:
-    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens and their number, and both of the replayed
+    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens, their number, and both for the replayed
     ones."""
     batch = micro.batch
     masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])

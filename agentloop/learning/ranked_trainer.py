@@ -64,7 +64,7 @@ def _together(ranks: Ranks, part: str, call: Callable[..., T], *arguments: Any, 
 
 
 class RankedWeights(PolicyWeights):
-    """The sharded weights of rank 0: it asks the others for their parts."""
+    """The sharded weights of rank 0: each call asks the other ranks for their parts."""
 
     def save(self, folder: Path) -> None:
         _together(self._ranks, _WEIGHTS, super().save, folder)
@@ -121,7 +121,7 @@ class RankedTrainer:
         _together(self._ranks, _TRAINER, self._trainer.load, folder, values)
 
     def publish(self) -> None:
-        """The weights as they are become those of the policy that samples in this process."""
+        """Make the current weights the policy that samples in this process."""
         self.weights.copy_to(self._copy)
 
 

@@ -194,7 +194,7 @@ class UpdateTotals:
         return metrics
 
     def ratios_of(self, *, replayed: bool) -> Tensor:
-        """[n]: those of all trained tokens of one stream in all passes."""
+        """[n]: the ratios of all trained tokens of one stream in all passes."""
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
@@ -228,7 +228,7 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: Ess
 
 
 def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
-    """Each trajectory's; the mean of each with a trained token where a critic made those of tokens."""
+    """The advantage of each trajectory. With a critic it is the mean over its trained tokens."""
     batch = scored.batch
     if scored.critic is None:
         return {member.trajectory.id: member.advantage for member in batch.members}

@@ -20,7 +20,7 @@ _IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begi
 
 @dataclass
 class StopRequest:
-    """Whether a signal has asked to stop. The run looks at it between iterations."""
+    """Remembers whether a signal has asked to stop. The run looks at it between iterations."""
 
     signal_number: int | None = None
     has_work: bool = False

@@ -57,9 +57,9 @@ class AuthorSection(Section):
 
 
 def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The table of the built-in authors and then the registered ones. Raises ValueError for a name that is taken.
+    """The table of the built-in authors, followed by the registered ones. Raises ValueError for a name that is taken.
 
-    `demonstration` is built in, for the warm-up. Registering it unchanged lets environments name it, too.
+    `demonstration` is built in, for the warm-up. If it is registered unchanged, environments can name it, too.
     """
     built_in = default_authors()
     rows = [*built_in.authors]

@@ -45,7 +45,7 @@ _REPLAY = {name: _section_of(each, "replay", each.replay_defaults) for name, eac
 
 
 def _alone(key: str) -> BeforeValidator:
-    """A text stands for a section with that key and all defaults."""
+    """A text is short for a section with that key and all defaults."""
     return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
 
 

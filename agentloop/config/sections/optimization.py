@@ -85,7 +85,7 @@ class KlSection(Section):
 
 
 def check_learning(config: RunConfig) -> None:
-    """Raises ValueError where an optimizer or the coefficient of the KL would stand still, or go too far at once."""
+    """Raises ValueError if an optimizer or the KL's coefficient could not change, or could change too much at once."""
     run, kl = config.run, config.kl
     optimizers = {"optimizer": config.optimizer, "critic.optimizer": config.critic.optimizer}
     for where, optimizer in optimizers.items() if run.iterations > run.schedule_length else ():
@@ -115,5 +115,5 @@ class BatchSection(BatchSize, Section):
 
     @property
     def packs(self) -> bool | None:
-        """As `layout` says; None: auto."""
+        """True if `layout` is packed, False if it is padded, None if it is auto."""
         return {"auto": None, "padded": False, "packed": True}[self.layout]

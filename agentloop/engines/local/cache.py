@@ -122,7 +122,7 @@ class EpisodeCache:
         self._length[index] = part._length
 
     def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
-        """Feed some rows, and the others nothing; False where the model's layers can't."""
+        """Feed some rows, and nothing to the other rows. False: the model's layers can't do this."""
         part = self.part(rows) if self._states.layers else None
         if part is None:
             return False
@@ -198,7 +198,7 @@ class _PackedLayer(DynamicLayer):
         return part
 
     def rejoin(self, rows: Tensor, part: Self) -> None:
-        """Append the new columns of `part` to these rows; the other rows have zeros there."""
+        """Append the new columns of `part` to its rows; the other rows get zeros in them."""
         used, end = self.get_seq_length(), part.get_seq_length()
         self._grow(used, end)
         for block, states in zip(self._blocks, (part.keys, part.values), strict=True):
