@@ -99,7 +99,7 @@ class Batch(TokenRows):
         )
 
     def select(self, positions: Tensor) -> Batch:
-        """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""
+        """Select rows, and cut them to the longest of them. They keep their trajectories' indices."""
         width = int(self.attention_mask[positions].any(dim=0).sum())
         return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
 
@@ -157,7 +157,7 @@ class ScoredBatch:
     """Whether some old log-probs are those that were stored when their rows were sampled."""
 
     def select(self, positions: Tensor) -> ScoredBatch:
-        """Some of the rows, cut to the longest of them."""
+        """Select rows, and cut them to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
         arrays = (self.ref_log_probs, self.importance_weights)

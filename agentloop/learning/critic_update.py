@@ -202,7 +202,7 @@ def reward_penalty(
 ) -> Penalty | None:
     """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
 
-    Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
+    Tokens without a behavior log-prob pay nothing. None with a critic, because it gets the penalty token by token.
     """
     if reference is None or config.kl.reward_coef == 0.0 or ALGORITHMS[config.algorithm].needs_critic:
         return None

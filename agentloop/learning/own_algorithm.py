@@ -1,4 +1,4 @@
-"""The door for algorithms of one's own: an objective or an advantage that is a function in the user's file.
+"""Loads algorithms of the user's own: an objective or an advantage that is a function in the user's file.
 
 docs/add-an-algorithm.md shows both.
 """

@@ -126,11 +126,11 @@ def reusable_rows(batch: Batch) -> Tensor:
 
 
 def corrected(scored: ScoredBatch, parts: Mapping[str, StreamLossSection]) -> tuple[ScoredBatch, dict[str, float]]:
-    """The batch with its importance weights and without rejected tokens, and what that did to either stream.
+    """The batch with its importance weights and without rejected tokens, and the metrics of both streams.
 
-    Metrics of a stream, over its trained tokens: `missing_log_probs`, the share whose behavior policy is unknown
-    (absent where there is none); with a correction `importance_weight_mean`, `importance_weight_zero`, the share of
-    weight 0, and with `rejection` instead `rejected`, the share that is not trained after all.
+    The metrics are over a stream's trained tokens. `missing_log_probs` is the share of unknown behavior log-probs
+    (absent if none is unknown). With a correction, `importance_weight_mean` is the mean weight and
+    `importance_weight_zero` the share of weight 0. With `rejection`, `rejected` is the share of rejected tokens.
     """
     batch, metrics = scored.batch, dict[str, float]()
     weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)

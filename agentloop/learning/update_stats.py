@@ -92,7 +92,7 @@ def drift_of(scored: ScoredBatch) -> Drift:
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (N sum w^2) of [N] positive weights: 1 when all are equal, 1 / N when one has all."""
+    """(sum w)^2 / (N sum w^2) of [N] positive weights: 1 if all are equal, 1 / N if one outweighs all others."""
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: once, finish the iteration, commit, checkpoint; twice, end at once."""
+"""Handles Ctrl-C and SIGTERM. After the first signal a run finishes its iteration and saves; a second one ends it at
+once."""
 
 import multiprocessing
 import os

@@ -44,8 +44,8 @@ class Forgotten:
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run (or
-    ALL_RUNS) whose episodes of evaluations and sessions under way are removed too."""
+    """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run, or
+    ALL_RUNS: its evaluation episodes and its open sessions are removed too."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
     facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
     gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))

@@ -175,7 +175,7 @@ class Tickets:
         return self._database.read(lambda connection: count_tickets(connection, run))
 
     def uses(self, run: str) -> tuple[int, int]:
-        """(number of rows in all batches, a row counting in each of them; number of rows collected)"""
+        """Return the number of rows in all batches, counting a row once per batch, and the number of collected rows."""
         sums = sa.select(sa.func.sum(iterations.c.fresh + iterations.c.replay)).where(iterations.c.run == run)
         done = (_tickets.run == run) & (_tickets.purpose == TRAIN) & (_tickets.state == DONE)
         counts = sa.select(sums.scalar_subquery(), sa.select(sa.func.count()).where(done).scalar_subquery())

@@ -22,7 +22,7 @@ RAISED_BY_DAMAGE = (
 
 
 def first_damage(connection: sa.Connection) -> str | None:
-    """The first value found that this program can't have written, in words; None: there is none."""
+    """Describe the first value found that this program can't have written. None: there is no such value."""
     for table in metadata.sorted_tables:
         for _, names in misfits(connection, table):
             return f"a value that nobody can have written in {table.name}.{names[0]}"
