@@ -262,7 +262,7 @@ def forgotten() -> BadRequest:
 
 
 def _are_equal(one: AgentRequest, other: AgentRequest) -> bool:
-    """Whether two requests are written alike; 1 and true are not."""
+    """True if two requests are written in the same way. Unlike in Python, 1 and true differ."""
     if one.max_tokens != other.max_tokens:
         return False
     written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]

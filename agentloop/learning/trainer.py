@@ -267,6 +267,6 @@ class Trainer:
 
 
 def _rewards_here(config: RunConfig) -> bool:
-    """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
-    collected."""
+    """True if the update computes the KL in the rewards. A fixed penalty on whole trajectories is computed at their
+    collection."""
     return config.kl.reward_coef > 0 and (ALGORITHMS[config.algorithm].needs_critic or config.kl.target is not None)
