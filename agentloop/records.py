@@ -28,7 +28,7 @@ Penalty = Callable[[Sequence[Trajectory]], Sequence[KlPenalty]]
 
 
 def kl_penalties(penalty: Penalty | None, trajectories: Sequence[Trajectory]) -> Sequence[KlPenalty]:
-    """Compute the penalty of each trajectory; it is zero where the run has no KL in its rewards."""
+    """Compute the penalty of each trajectory; it is zero if the run has no KL in its rewards."""
     if penalty is None or not trajectories:
         return [KlPenalty()] * len(trajectories)
     return penalty(trajectories)

@@ -1,8 +1,8 @@
 """Loads and calls users' own classes and functions, which are named `path/to/file.py:Name`.
 
-A user's file becomes a module whose name holds its path, such as `agentloop.user_code.%2Fhome%2Fme%2Fmine%2Epy`.
-Two files named `mine.py` in different folders therefore stay apart, and a pickled function of a file can be loaded
-in another process. Every call of users' code stands within `users_code`.
+A user's file becomes a module whose name contains its path, such as `agentloop.user_code.%2Fhome%2Fme%2Fmine%2Epy`. So
+two files `mine.py` in different folders stay apart, and another process can load a pickled function of a file. Every
+call of users' code is made within `users_code`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the model saw and who wrote each token: exact tokens, their authors, and the masks that follow."""
+"""The text that the model saw and who wrote it: exact tokens, their authors, and the masks that follow."""
 
 from context.authors import Author, AuthorTable, default_authors
 from context.conversation_file import read_conversation, read_message

@@ -1,10 +1,10 @@
 """Finds the exact tokens of each request of an agent that sends whole conversations.
 
     request 1    Find pearl.                        -> tokens A, the policy samples B: It  is 78.
-    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and those of: Sure?
+    request 2    Find pearl. It  is 78. Sure?       -> tokens A, B, and new tokens for: Sure?
 
-The messages of request 2 begin with those of request 1 and its reply. So the request goes on from the sampled tokens
-B, which are never made from text again.
+The messages of request 2 begin with the messages of request 1 and its reply. So request 2 continues from the sampled
+tokens B, which are never made from text again.
 """
 
 import hashlib
@@ -97,12 +97,12 @@ class Prompt:
 
     @property
     def rest(self) -> TokenSequence:
-        """The tokens behind those that it shares with its parent's path."""
+        """The tokens after the shared beginning of the parent's path."""
         return self.tokens.part(self.place.kept_tokens, len(self.tokens))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages behind those that it shares with its parent's conversation."""
+        """The messages after the shared beginning of the parent's conversation."""
         return self.given[self.place.kept_messages :]
 
 
@@ -184,7 +184,7 @@ class ConversationTree:
         agent: str = "",
         status: Status = Status.UNDELIVERED,
     ) -> tuple[Node, Reply]:
-        """Adds a node with the sampled tokens, verbatim. Returns the node, and the reply as it is read."""
+        """Adds a node with exactly the sampled tokens. Returns the node, and the reply as it is read."""
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
@@ -224,10 +224,10 @@ class ConversationTree:
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
     def _read_messages(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
-        """The messages as the template needs them, and the longest beginning of them that the tree has.
+        """The messages as the template needs them, and their longest beginning that the tree already has.
 
-        They get their authors. A result gets its tool's name, and ids stay where the model's format has any. A result
-        answers the last call with its id: some agents give the same ids at each turn.
+        Messages get their authors, and results the names of their tools. Ids stay if the model's format has ids. A
+        result answers the last call with its id, because some agents use the same ids in each turn.
         """
         called: dict[str | None, ToolCall] = {}
         read: list[Message] = []
@@ -299,7 +299,7 @@ class ConversationTree:
         return Fork.EDITED if self._find_without_thought(most, given) is None else Fork.THINKING
 
     def _find_without_thought(self, most: _Beginning, given: Sequence[Message]) -> _Beginning | None:
-        """The beginning that differs from the conversation's in the last message's thought alone."""
+        """The known beginning that differs from the conversation only in the thought of its last message."""
         theirs = _key(given[most.length])
         same = (one for key, one in most.next.items() if key.thought and key._replace(thought=theirs.thought) == theirs)
         return next(same, None)
@@ -380,7 +380,7 @@ def _facts(calls: Sequence[ToolCall]) -> str:
 
 
 def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
-    """Whether the calls given are those that were said, whatever their ids and added arguments."""
+    """True if the `given` calls are the policy's calls `said`. Ids and added arguments may differ."""
     cut = [
         replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
         for one, call in zip(given, said, strict=False)

@@ -41,7 +41,7 @@ class PrefixError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Next:
-    """The next prompt as it is if the strategy changes nothing."""
+    """The next prompt if the strategy changes nothing."""
 
     view: tuple[Message, ...]
     grown: Rendering
@@ -53,9 +53,9 @@ class _Next:
 class ContextManager:
     """The conversation of an episode as exact tokens: a prompt extends the one before, and nothing is tokenised again.
 
-    Where the template or the strategy rewrites what was shown, a new segment begins. It shows the policy's earlier
-    replies with author `history`. So each sampled token is trained once, in the context in which it was sampled. One
-    object serves one episode: `begin`, then `record_reply` and `observe` in turn.
+    If the template or the strategy rewrites earlier text, a new segment begins. It shows the policy's earlier replies
+    with author `history`. So each sampled token is trained once, in the context in which it was sampled. One object
+    serves one episode: `begin`, then `record_reply` and `observe` in turn.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ContextManager:
         control: TrainingControl | None = None,
         strict: bool = False,
     ) -> None:
-        """`strict`: a prompt that does not extend the one before raises PrefixError."""
+        """With `strict`, a prompt that does not extend the one before raises PrefixError."""
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
@@ -122,7 +122,7 @@ class ContextManager:
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """The exact tokens that the generator must see next. The list given stays as it is."""
+        """The exact tokens of the next prompt. The returned list does not change later."""
         return self._current.ids if self._current else ()
 
     @property
@@ -338,7 +338,8 @@ class ContextManager:
         return len(self._render(self._as_history(self._hinted(tuple(messages))), self._tools if tools else ())[1])
 
     def _render(self, messages: Sequence[Message], tools: _Tools) -> tuple[Rendering, TokenSequence]:
-        """The whole prompt of these messages. The last one is kept: what is measured is often shown next."""
+        """Render the whole prompt of these messages. The last prompt is cached, because a measured prompt is often
+        shown next."""
         if self._rendered is None or self._rendered[:2] != (messages, tools):
             rendering = self._renderer.render(messages, tools, after=self._shown)
             self._rendered = messages, tools, rendering, self._renderer.tokens(rendering)

@@ -52,11 +52,11 @@ def check_message(message: Any) -> None:
 
 
 def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
-    """The messages from outside, each with the author of its tokens.
+    """Messages from outside, each with the author of its tokens.
 
-    An assistant message that names no author was not sampled: its author is `initialization`. An action author may
-    speak in the policy's place in the `opening`. Raises ValueError for an author whose tokens are sampled, as sampled
-    tokens are never rendered.
+    An assistant message without an author was not sampled: its author becomes `initialization`. In the `opening` an
+    action author may speak in the policy's place. Raises ValueError for an author whose tokens are sampled, because
+    sampled tokens are never rendered.
     """
     rows = []
     for message in messages:
@@ -112,7 +112,7 @@ def _call_to_template(call: ToolCall, leaf: Change, word: Change) -> dict[str, A
 
 
 def changed(value: Any, leaf: Change, word: Change) -> Any:
-    """A JSON value whose texts are changed by `leaf` and whose keys by `word`."""
+    """Return a JSON value with every text changed by `leaf` and every key by `word`."""
     if isinstance(value, str):
         return value if not value or value.isspace() else leaf(value)
     if isinstance(value, Mapping):

@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The text with its lines kept, each of them `visible`."""
+    """Make every line of the text `visible`, and keep the line breaks."""
     return "\n".join(map(visible, text.split("\n")))
 
 
@@ -41,12 +41,12 @@ def excerpt(text: str, most: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is spelled most alike. None: no name reaches `cutoff`, a likeness from 0 to 1."""
+    """The known name with the most similar spelling. None: no name reaches the similarity `cutoff`, from 0 to 1."""
     return next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], list(known), n=1, cutoff=cutoff)), None)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A closing sentence for an unknown name: it gives the nearest known name, or all of them."""
+    """A closing sentence for an unknown name: it names the nearest known name, or all known names."""
     choices = list(known)
     if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"

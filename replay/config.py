@@ -148,7 +148,7 @@ class ReplayConfig(LimitSection, MixSection):
         return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None, hindsight_window=window)
 
     def mix_rule(self, batch: BatchSize, iterations: int) -> MixRule:
-        """The rule by which batches are composed, in a run whose schedules last `iterations` iterations."""
+        """The rule that composes batches, in a run whose schedules last `iterations` iterations."""
         sizes = {"trajectories": batch.trajectories, "group_size": batch.group_size, "iterations": iterations}
         return MixRule(**self.values_of(MixSection), **sizes)
 

@@ -29,7 +29,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Regime:
-    """What goes wrong in a run, or what limits its progress, by its newest iterations."""
+    """What goes wrong in a run or limits its progress, judged by its newest iterations."""
 
     limit: str
     """learning rate | equal groups | successes | tools | repeated tool calls | optimizer steps"""
@@ -106,7 +106,7 @@ def _end(success: Series, groups: Mapping[int, float]) -> tuple[float, float] | 
 
 
 def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """What goes wrong, or else what limits the run; None before its first iteration, or when its tasks are solved."""
+    """Say what goes wrong, or else what limits the run. None: it has no iteration yet, or its tasks are solved."""
     if (bad := trouble(metrics, config)) is not None:
         return bad
     success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")

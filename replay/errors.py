@@ -51,7 +51,7 @@ def sentence_for_validation_error(error: ValidationError, *within: str) -> str:
 
 
 class ReplayError(Exception):
-    """The base of all errors of this package; a person can put each of them right."""
+    """The base of all errors of this package; a person can mend the cause of each."""
 
 
 class InvalidRecord(ReplayError, ValueError):
@@ -59,7 +59,7 @@ class InvalidRecord(ReplayError, ValueError):
 
 
 class CorruptTrajectory(ReplayError):
-    """A stored row is no longer what was written."""
+    """A stored row differs from what was written."""
 
     def __init__(self, trajectory: str, reason: str) -> None:
         super().__init__(
@@ -110,4 +110,4 @@ class DatabaseFailed(ReplayError):
 
 
 class ConnectionLost(DatabaseFailed):
-    """The server went away during a transaction. The message says what is known of the outcome."""
+    """The server went away during a transaction. The message says whether the transaction may have been committed."""

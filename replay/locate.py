@@ -78,7 +78,7 @@ def _has_none_yet(folder: Path) -> str:
 
 
 def _last_written(folder: Path) -> int:
-    """When the folder was written last. A run whose buffer is on a server writes its metrics here."""
+    """The time when the folder was last written. A run with its buffer on a server writes its metrics here."""
     files = [folder / DATABASE] if (folder / DATABASE).is_file() else [folder / "metrics.jsonl", folder / "run.json"]
     return max(file.stat().st_mtime_ns for file in files if file.is_file())
 

@@ -150,7 +150,7 @@ def empty_sources(
 
 
 def preview_with(store: ReplayStore, run: str | None = None, **given: Any) -> QueryResult:
-    """The next batch by the run's own `replay` settings, with the `given` ones changed."""
+    """Preview the next batch by the run's own `replay` settings, with the `given` settings changed."""
     return preview(store, run, changed(stored_config(store.run(run)), given))
 
 
@@ -215,7 +215,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
-    """How many of all stored rows are left after each rule. `gone` counts rows of the run that are not eligible."""
+    """Count the stored rows that are left after each rule. `gone` counts rows of the run that are not eligible."""
     steps = trial.count_left_by_rule()
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]

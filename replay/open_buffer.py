@@ -19,7 +19,7 @@ class ReadOnly(ReplayError):
 
 @dataclass(frozen=True)
 class OpenBuffer:
-    """An open database, and what is known about the run that was opened."""
+    """An open database, and the facts about the run that was opened."""
 
     store: ReplayStore
     folder: Path | None = None
@@ -35,7 +35,7 @@ class OpenBuffer:
 
     @contextmanager
     def writing(self) -> Iterator[ReplayStore]:
-        """The same database, opened for writing."""
+        """Open the same database for writing."""
         if self.location is None:
             raise ReadOnly("labels and views must be changed where the buffer may be written, got a read-only buffer.")
         with closing(ReplayStore.open(self.location)) as store:
@@ -43,7 +43,7 @@ class OpenBuffer:
 
     @property
     def own_run(self) -> str | None:
-        """The run asked for, or the one whose folder was opened."""
+        """The run that was named, or else the run whose folder was opened."""
         return self.run or (run_identity(self.folder).id if self.folder else None)
 
     @property

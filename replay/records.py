@@ -220,7 +220,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryRecord:
-    """The facts about a trajectory besides its content. The store fills in those that follow from its tokens."""
+    """The facts about a trajectory without its content. The store fills in the facts that follow from its tokens."""
 
     id: Id
     """Hash of run, iteration, task, member and attempt, or of an import's content."""

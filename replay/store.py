@@ -346,7 +346,7 @@ class ReplayStore:
             yield connection
 
     def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
-        """The result of idempotent work in such a transaction. The work is repeated when the connection is lost."""
+        """Do idempotent work in a transaction of `_writing`. The work is repeated if the connection is lost."""
 
         def done() -> Result:
             with self._writing(*runs) as connection:

@@ -58,10 +58,10 @@ What differs from the defaults:
 
 
 def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> Path:
-    """Write a policy of a run to the folder `target`; adapters are merged into the model below them.
+    """Write a policy of a run to the folder `target`; adapters are merged into their model.
 
-    Raises UserError where the run has no weights or the folder is not empty, and for trainings by `sft`, whose model is
-    a whole folder already.
+    Raises UserError if the run has no weights or the folder is not empty, and for trainings by `sft`, whose model is a
+    whole folder already.
     """
     folder, target = open_run_folder(run), Path(target)
     if not folder.environments:

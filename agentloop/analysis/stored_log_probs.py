@@ -1,4 +1,4 @@
-"""Compares stored log-probs with a model's: that of the policies that sampled them, or that of another one."""
+"""Compares stored log-probs with those of a model: the policies that sampled the tokens, or another policy."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -53,7 +53,7 @@ class LogProbCheck:
 
 @dataclass(frozen=True)
 class Drifted:
-    """How far a policy has moved away from the stored rows, over action tokens with a known behavior log-prob."""
+    """The drift of a policy from the stored rows, over action tokens with a known behavior log-prob."""
 
     version: int
     trajectories: int

@@ -94,7 +94,7 @@ def _evaluate_policy(
 def sampling_actors(
     config: RunConfig, environments: RunEnvironments, first: Path | str, *, saved: Path | None = None
 ) -> Actors:
-    """Actors with the policy whose weights are `saved`, or those of `first`."""
+    """Yield actors with the `saved` policies, and with the `first` one."""
     loaded = load_policy(config, first, saved=saved)
     generator = LocalGenerator(
         loaded.model,

@@ -78,7 +78,7 @@ def train(
 
 
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
-    """The configuration in a file, or that of the run in a folder, which is resumed."""
+    """The configuration in a file; or, to resume a run, the configuration of the run in a folder."""
     from agentloop.config.config_file import load_config
     from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 

@@ -74,7 +74,7 @@ def _check_given(value: Any, path: KeyPath, place: Place) -> None:
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     """The keys and values of a file, not yet checked, and the place of each key.
 
-    A name such as `quickstart`, where there is no such file, means the file that comes with agentloop.
+    If no file `quickstart` exists, a name such as `quickstart` means the configuration that comes with agentloop.
     """
     source, own = str(path), _OWN / f"{path.name}.yaml"
     built_in = path.parent == Path() and own.is_file() and not path.exists()
@@ -120,7 +120,8 @@ def _read_text(path: Path) -> str:
 
 
 def _overlay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
-    """Put a value over that at a path: key by key for a section, else as a whole. Raises UserError for unknown keys."""
+    """Put a value in place of the value at a path: key by key for a section, else as a whole. Raises UserError for
+    unknown keys."""
     entries, dotted = schema_entries(), ".".join(path)
     if not path or isinstance(entries.get(path), str):
         if isinstance(value, Mapping):
@@ -236,7 +237,7 @@ def _known_key(parts: Sequence[str | int], values: Mapping[str, Any]) -> tuple[K
 
 
 def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
-    """The keys below a key in the place of an error, without indices and names of kinds."""
+    """The keys below a key in the place of an error; indices and names of kinds are left out."""
     for part in parts:
         if isinstance(value, Mapping) and part in value:
             yield str(part)

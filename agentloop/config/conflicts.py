@@ -1,4 +1,5 @@
-"""Settings that can't stand together, in two tables: what has no effect without another, and what another rules out."""
+"""Settings that conflict, in two tables: settings without effect unless another is set, and settings that exclude
+others."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Values(NamedTuple):
-    """What a setting may be: in words, and whether a value is one of them."""
+    """The values that a setting may have: a description in words, and a test of a value."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -27,7 +28,7 @@ def _other_than(*values: object, words: str = "another one") -> Values:
 
 
 def _values(given: object) -> Values:
-    """A list is of the values that a setting may have; anything else is the one it must have."""
+    """Make `Values` of a list of allowed values, or of the only allowed value."""
     if isinstance(given, Values):
         return given
     values = given if isinstance(given, list) else [given]
@@ -77,7 +78,7 @@ _TWICE = "Drift would count twice: set the anchor to old."
 
 
 def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
-    """What cannot stand next to an algorithm, by what it declares."""
+    """Yield the settings that an algorithm refuses, by its declaration."""
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
     if not each.std_is_optional:
         if each.without_std is not None:
@@ -145,7 +146,7 @@ EXCLUDED = tuple((key, _values(allowed), other, _values(ruling), why) for key, a
 
 
 def check_conflicts(config: RunConfig) -> None:
-    """Raises ValueError for the first pair of settings that can't stand together."""
+    """Raises ValueError for the first pair of settings that conflict."""
     for keys, other, acting in NO_EFFECT:
         if not acting.hold(value := _value(config, other)):
             for key in keys.split():

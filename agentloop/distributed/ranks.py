@@ -28,7 +28,7 @@ _LEAVING_S = 10.0
 
 @dataclass
 class Ranks:
-    """This process's place among those that learn together. Without arguments it learns alone."""
+    """This process's place among the ranks that learn together. Without arguments it is the only one."""
 
     index: int = 0
     count: int = 1
@@ -42,7 +42,8 @@ class Ranks:
         return self.count > 1
 
     def share(self, passes: Sequence[T]) -> list[T | None]:
-        """Return this rank's passes, as many as every rank has; None where it only takes part in collectives."""
+        """Return this rank's passes, as many as every rank has. None: in this pass the rank only takes part in
+        collectives."""
         own: list[T | None] = [*passes[self.index :: self.count]]
         return own + [None] * (-(-len(passes) // self.count) - len(own))
 
@@ -87,7 +88,7 @@ class Ranks:
         self.others_listen = True
 
     def receive(self) -> Any:
-        """On the other ranks: wait for the next call of rank 0, however long that takes."""
+        """On the other ranks: wait for the next call of rank 0, without a time limit."""
         received = [None]
         dist.broadcast_object_list(received, src=0, group=self.control_group)
         return received[0]
@@ -100,8 +101,8 @@ ALONE = Ranks()
 def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the ranks that torchrun has started; without torchrun this process is alone. `device` is `model.device`.
 
-    At the end rank 0 ends the other ranks. Raises RankLost for a rank that is lost meanwhile. Raises UserError for more
-    ranks than GPUs, and where torchrun's variables are missing.
+    At the end rank 0 ends the other ranks. Raises RankLost if a rank is lost meanwhile. Raises UserError if there are
+    more ranks than GPUs, or torchrun's variables are missing.
     """
     if ranks_wanted() == 1:
         yield ALONE
@@ -131,9 +132,10 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
 
 
 def _leave(ranks: Ranks) -> None:
-    """End the other ranks from rank 0, then the groups with their threads: Python can't exit under a running one.
+    """End the other ranks from rank 0, then the process groups with their threads, because Python can't exit while one
+    runs.
 
-    That is needed after an error too: ranks that wait for a call would wait for ever. Ranks in the middle of a call
+    This is needed after an error too: ranks that wait for a call would wait for ever. Ranks in the middle of a call
     notice that this process ends.
     """
     with suppress(RankLost), rank_failures():  # all other ranks may be gone

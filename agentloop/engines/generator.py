@@ -72,7 +72,7 @@ def recordable(
 
 
 def reply_problem(request: GenerationRequest, reply: Completion, *, vocab_size: int) -> str | None:
-    """Say why the reply of any engine can't be recorded; None where it can."""
+    """Say why an engine's reply can't be recorded. None: it can."""
     n = len(reply.token_ids)
     if not 1 <= n <= request.max_new_tokens:
         return f"{n} tokens where 1 to {request.max_new_tokens} were asked for"

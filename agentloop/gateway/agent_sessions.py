@@ -55,7 +55,7 @@ class Policy:
 
 @dataclass(eq=False)
 class _Pending:
-    """A request whose reply is still to be sampled or sent, and the client that waits for it."""
+    """A request whose reply is not yet sampled or sent, and the client that waits for it."""
 
     request: AgentRequest
     gone: asyncio.Future[Any]
@@ -164,7 +164,7 @@ class AgentSession:
         return self._make_reply(node, cached=prompt.place.kept_tokens)
 
     async def _tokenize(self, request: AgentRequest) -> None:
-        """Tokenize a long prompt in a thread, into the renderer's cache. Raises NoRoom where it is far too long."""
+        """Tokenize a long prompt in a thread, into the renderer's cache. Raises NoRoom if it is far too long."""
         texts = (content.text for message in request.messages for content in contents(message))
         characters, most = sum(map(len, texts)) + len(repr(request.tools)), self._policy.max_tokens
         if characters > most * _MOST_CHARACTERS:
@@ -224,7 +224,7 @@ class AgentSession:
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
     def find_reply(self, id: str) -> AgentReply | None:
-        """Find the reply that the session gave under this id; None where it gave none."""
+        """Find the reply that the session gave under this id. None: it gave none."""
         number = id.removeprefix(self._reply_ids)
         nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
         replies = (self._make_reply(node, cached=0) for node in nodes if node.num_sampled)
@@ -262,7 +262,7 @@ def forgotten() -> BadRequest:
 
 
 def _are_equal(one: AgentRequest, other: AgentRequest) -> bool:
-    """Whether two requests are written alike; 1 and true are not."""
+    """True if two requests are written in the same way. Unlike in Python, 1 and true differ."""
     if one.max_tokens != other.max_tokens:
         return False
     written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]

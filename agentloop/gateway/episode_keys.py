@@ -1,6 +1,6 @@
-"""The keys of agents: a key of its own for each episode and attempt, which is stored nowhere, or one key for all.
+"""The keys of agents: a separate key for each episode and attempt, which is stored nowhere, or one key for all.
 
-This is a module of its own so that nothing else holds the secret.
+The keys have their own module so that nothing else holds the secret.
 """
 
 import hmac
@@ -10,7 +10,7 @@ from agentloop.gateway.agent_request import BadRequest
 
 
 class EpisodeKeys:
-    """Keys computed from a secret of this process. One key tells nothing about another."""
+    """Keys computed from a secret of this process. From one key nobody can compute another."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)

@@ -15,7 +15,7 @@ MAX_BODY_BYTES = 32 * 2**20
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a request's body. Of a body that is too long the server discards the rest."""
+    """Read a request's body. If the body is too long, the server discards the rest."""
     body = bytearray()
     async for part in request.stream():
         body += part

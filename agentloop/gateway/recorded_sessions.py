@@ -47,10 +47,10 @@ class Recording:
     """The temperature at which replies are sampled."""
 
     def row(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> tuple[TaskRecord, Trajectory]:
-        """A session that has ended; its task is what it began with. At least one of its nodes is trained.
+        """Make a row of an ended session; its task is the messages before the first trained reply.
 
-        Its advantage is over the mean of the attempts at the task that ended before it: nobody knows of those to come.
-        Another model is imitated as far as it was rewarded.
+        Its advantage is the reward minus the mean reward of earlier attempts at the task, because later ones are not
+        known yet. The advantage of another model's replies is the reward itself.
         """
         first = next(node.number for node in nodes if node.is_trained)
         opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]

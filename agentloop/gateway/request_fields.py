@@ -233,7 +233,7 @@ def _find_overruled(body: Mapping[str, Any], read: Collection[str], *, aside: bo
 
 
 def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """List the fields that are set; a field of an object has both names, such as `text.format`."""
+    """List the fields that are set. A field inside an object is named with the object, such as `text.format`."""
     for name, value in body.items():
         if name in _OBJECTS and isinstance(value, dict):
             yield from ((f"{name}.{inner}", one) for inner, one in value.items() if one is not None)

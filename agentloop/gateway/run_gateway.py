@@ -1,4 +1,4 @@
-"""The gateway of a run, whose agents' requests its policy answers; and the HTTP server of every gateway."""
+"""The gateway of a run, in which the policy answers agents' requests; and the HTTP server of every gateway."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RunGateway:
         """The open sessions by their ids."""
 
     def open(self, ask: _Ask) -> OpenedSession:
-        """Open a session whose replies come from `ask`, which runs in the present event loop."""
+        """Open a session whose replies come from `ask`, which runs in the current event loop."""
         playing = asyncio.get_running_loop()
 
         async def ask_there(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
@@ -80,7 +80,7 @@ class RunGateway:
 
 @contextmanager
 def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) -> Iterator[RunGateway]:
-    """Run the gateway, and the routes `further`, within the block. Raises UserError where it can't listen."""
+    """Run the gateway, with the `further` routes, within the block. Raises UserError if it can't listen."""
     gateway = RunGateway(policy)
     app = Starlette(routes=[*further, Mount("/", create_app(gateway))])
     with serving(app, host=section.host, port=section.port, public_url=section.public_url) as gateway.local_url:

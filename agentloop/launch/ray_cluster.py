@@ -1,7 +1,8 @@
-"""`--on ray`: Ray places the roles, and restarts them elsewhere. Each is still a command with a log of its own.
+"""`--on ray`: Ray places the roles, and restarts them elsewhere. Each role is still a command with its own log.
 
-All members of roles have one actor each, in one placement group. An actor supervises its command as a launch on this
-machine does. Ray restarts an actor that died, or whose machine did; the new actor first ends the old one's processes.
+Each member of a role has an actor, and all actors are in one placement group. An actor supervises its command as a
+launch on this machine does. Ray restarts an actor if it or its machine has died; the new actor first ends the old
+actor's processes.
 """
 
 import os
@@ -106,7 +107,7 @@ def _connect(address: str | None) -> Any:
 
 
 def _place(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> Any:
-    """Make a placement group with a bundle per member. Raises UserError where it finds no room in time."""
+    """Make a placement group with a bundle per member. Raises UserError if there is no room in time."""
     bundles = [{"CPU": member.needs.cpus} | ({"GPU": g} if (g := member.needs.gpus) else {}) for member in members]
     # `agentloop engine` listens on its own machine only, so all roles share that machine.
     together = any(member.role == "engine" and not member.needs.command for member in members)

@@ -64,9 +64,9 @@ class Supervised(Protocol):
 
 
 def supervise(started: Iterable[Supervised], show: Show) -> int:
-    """Supervise the roles, which iterating `started` starts, until the learner or all of them have ended.
+    """Supervise the roles until the learner or all of them have ended. Iterating `started` starts them.
 
-    The exit code is 0, the learner's own, 1 where a role does not stay up, or 128 plus the signal that ended it.
+    The exit code is 0, the learner's own, 1 if a role does not stay up, or 128 plus the signal that ended the launch.
     """
     roles: list[Supervised] = []
     with _noted_signals() as stop:

@@ -86,9 +86,9 @@ class Batch(TokenRows):
     def objective_input(
         self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
     ) -> ObjectiveInput:
-        """What the loss of these rows is computed from; both arrays are [B, T] nats.
+        """Make the input of these rows' objective; both arrays are [B, T], in nats.
 
-        `signal_share` is that of the whole optimizer step; None: these rows are all of it.
+        `signal_share` is the share in the whole optimizer step. None: these rows are the whole step.
         """
         return ObjectiveInput(
             log_probs=log_probs,
@@ -99,7 +99,7 @@ class Batch(TokenRows):
         )
 
     def select(self, positions: Tensor) -> Batch:
-        """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""
+        """Select rows, and cut them to the longest of them. They keep their trajectories' indices."""
         width = int(self.attention_mask[positions].any(dim=0).sum())
         return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
 
@@ -123,7 +123,7 @@ class Batch(TokenRows):
 
 @dataclass(frozen=True, eq=False)
 class CriticOutputs:
-    """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
+    """The critic's outputs for a batch: [B, T], in reward units, 0 outside of action tokens."""
 
     scores: Tensor
     """The episode's reward, at its last action token."""
@@ -157,7 +157,7 @@ class ScoredBatch:
     """Whether some old log-probs are those that were stored when their rows were sampled."""
 
     def select(self, positions: Tensor) -> ScoredBatch:
-        """Some of the rows, cut to the longest of them."""
+        """Select rows, and cut them to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
         arrays = (self.ref_log_probs, self.importance_weights)
@@ -244,10 +244,9 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
 
 
 def bound_negative(row: BatchRow, share: float) -> BatchRow:
-    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+    """Multiply a replayed row's weight by `share` (`replay.negative_weight`) if its advantage is negative.
 
-    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
-    instead, whatever the row's is.
+    If its tokens have their own advantages, the negative ones are multiplied instead, whatever the row's advantage is.
     """
     if row.stream != REPLAY or share == 1.0:
         return row
@@ -258,7 +257,7 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
 
 
 def members_of(rows: Sequence[BatchRow]) -> list[Member]:
-    """The rows of a batch as a baseline sees them."""
+    """The rows of a batch as members that a baseline compares."""
     return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
 
 
@@ -269,7 +268,7 @@ def member_of(row: Trajectory, reward: float) -> Member:
 
 
 def plan_optimizer_steps(batch: Batch, config: RunConfig, *, iteration: int) -> list[list[int]]:
-    """The trajectories of each optimizer step of the iteration: those of the mini-batches of every epoch."""
+    """The trajectories of each optimizer step of the iteration: the mini-batches of every epoch."""
     groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
     plan: list[list[int]] = []
     for epoch in range(config.batch.ppo_epochs):

@@ -29,7 +29,7 @@ CUT_OFF = frozenset({*_LIMITS, CONTEXT_FULL, SUMMARY_TOO_LONG})
 
 @dataclass
 class CriticLog(StepLog):
-    """What happened in the critic's optimizer steps of one update."""
+    """A log of the critic's optimizer steps in one update."""
 
     losses: list[float] = field(default_factory=list)
     clipped: int = 0
@@ -88,12 +88,12 @@ class CriticLearner:
         return self._optimizer.bytes_to_come()
 
     def bytes_of_state(self) -> int:
-        """What `state()` holds after the first step."""
+        """The size of `state()` after the first step."""
         weights: list[Tensor] = list(self.critic.weights.state_dict().values())
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
-        """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is."""
+        """Make one optimizer step. Without a gradient, or with one that is not finite, nothing changes."""
         log.steps += 1
         if loss is None:
             self._optimizer.clear_gradients()
@@ -129,7 +129,7 @@ def learned(batch: Batch, config: RunConfig) -> Tensor:
 
 
 def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
-    """How well the critic knew, before it learned from them, the returns it is about to learn."""
+    """Measure how well the critic foresaw the returns, before it learns from them."""
     critic = scored.critic
     assert critic is not None
     mask = learned(scored.batch, config)
@@ -144,8 +144,8 @@ def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
 def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> ScoredBatch:
     """The batch with values under the critic as it is, and with advantages and returns by GAE.
 
-    The same for fresh and replayed rows: whatever advantage a row is stored with is replaced. The KL penalty is that
-    of the old log-probs against the reference's; without a reference there is none.
+    Fresh and replayed rows are treated alike: their stored advantages are replaced. The KL penalty compares old
+    log-probs with the reference's; without a reference there is none.
     """
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
@@ -189,7 +189,7 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
 
 
 def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
-    """[N] value of the state that a limit cut each trajectory off in; 0 of those that ended."""
+    """[N]: the value of the last state of each trajectory that a limit cut off; 0 for trajectories that ended."""
     last = torch.zeros(batch.num_trajectories, dtype=torch.int64, device=behind.device)
     positions = torch.arange(len(behind), device=behind.device)
     last.scatter_reduce_(0, batch.trajectory, positions, "amax")
@@ -200,7 +200,7 @@ def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
 def reward_penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -> Penalty | None:
     """Sum over a trajectory's action tokens of `kl.reward_coef` x KL from behavior to reference, in reward units.
 
-    Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
+    Tokens without a behavior log-prob pay nothing. None with a critic, because it gets the penalty token by token.
     """
     if reference is None or config.kl.reward_coef == 0.0 or ALGORITHMS[config.algorithm].needs_critic:
         return None

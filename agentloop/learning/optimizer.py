@@ -1,4 +1,4 @@
-"""What moves the weights of a policy or a critic: its learning rate, its gradient's norm, its state."""
+"""Moves the weights of a policy or a critic: learning rate, gradient norm, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MEANS = {"adamw": 2, "sgd": 1, "muon": 1}
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
     """The scheduled learning rate of 1-based `iteration`; it depends on nothing else.
 
-    Rises linearly over `warmup_iterations`, is at its peak in the iteration after them, and ends at
-    `final_factor` of the peak in the last iteration.
+    It rises linearly over `warmup_iterations`, is at its peak in the next iteration, and ends at `final_factor` of the
+    peak in the last iteration.
     """
     warm_up = section.warmup_iterations
     if iteration <= warm_up:
@@ -40,11 +40,12 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
 
 
 def shrunk_factor(rows: int, batch: BatchSection) -> float:
-    """What the learning rate of a batch that came out smaller is multiplied by: its rows per step, of a whole one's.
+    """The factor on the learning rate of a smaller batch: its rows per step, divided by the rows per step of a whole
+    batch.
 
-    Linear scaling (Goyal et al. 2017, arXiv 1706.02677): steps of few rows are noisy, and a rate that is right for
-    whole batches lets the policy swing. Malladi et al. (2022, arXiv 2205.10287) take the root of it for AdamW; this is
-    the one that was measured (docs/evidence.md).
+    Linear scaling (Goyal et al. 2017, arXiv 1706.02677): steps of few rows are noisy, and with a rate that is right for
+    whole batches the policy swings. For AdamW, Malladi et al. (2022, arXiv 2205.10287) take the square root of this
+    factor. docs/evidence.md measured the linear form.
     """
     whole = batch.trajectories
     made, planned = (count / math.ceil(count / batch.mini_batch) for count in (min(rows, whole), whole))
@@ -53,7 +54,7 @@ def shrunk_factor(rows: int, batch: BatchSection) -> float:
 
 @dataclasses.dataclass
 class StepLog:
-    """What became of the optimizer steps of one update."""
+    """A log of the optimizer steps of one update."""
 
     steps: int = 0
     skipped_no_signal: int = 0
@@ -61,9 +62,9 @@ class StepLog:
     gradient_norms: list[float] = dataclasses.field(default_factory=list)
 
     def skips(self, optimizer: WeightOptimizer, loss: float, norm: float, *, key: str, iteration: int) -> bool:
-        """True for a NaN or infinite loss or gradient, which is dropped and counted.
+        """True if loss or gradient is NaN or infinite; the step is then dropped and counted.
 
-        Raises TrainingStopped instead if `on_bad_gradient` of the section `key` is stop.
+        Raises TrainingStopped instead if `on_bad_gradient` in the section `key` is stop.
         """
         if math.isfinite(loss) and math.isfinite(norm):
             return False
@@ -98,7 +99,7 @@ class StepLog:
 
 @dataclasses.dataclass
 class PolicyLog(StepLog):
-    """What became of the policy's."""
+    """A log of the policy's optimizer steps."""
 
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
@@ -181,13 +182,13 @@ class WeightOptimizer:
             parameter.grad = None
 
     def bytes_to_come(self) -> int:
-        """Of gradients, and of the optimizer's means where there are none yet."""
+        """Memory still to be taken: by gradients, and by optimizer means that don't exist yet."""
         parts = [(target, self._movers[name]) for name, target in self._targets.items()]
         means = [0 if target in self._optimizers[mover].state else _MEANS[mover] for target, mover in parts]
         return sum(4 * target.numel() * (1 + kept) for (target, _), kept in zip(parts, means, strict=True))
 
     def bytes_of_state(self) -> int:
-        """What `state()` holds once every parameter was moved."""
+        """The size of `state()` once every parameter has been updated."""
         kept = {name: _MEANS[self._movers[name]] + (name in self._masters) for name in self._targets}
         return sum(4 * target.numel() * kept[name] for name, target in self._targets.items())
 
@@ -274,10 +275,10 @@ def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSectio
 
 
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Names of the trainable matrices between embeddings and head, which is what Muon is made for.
+    """Names of the trainable matrices between embeddings and head. Muon is made for these.
 
-    A matrix of one row, such as a value head's, is a vector. What is no layer's `weight`, such as a state space model's
-    table of decays, is not multiplied with.
+    A matrix of one row, such as a value head, counts as a vector. A parameter that is no layer's `weight` is left out:
+    it is not multiplied with, for example a state space model's table of decays.
     """
     outside: set[int] = set()
     for module in model.modules():
@@ -296,7 +297,7 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 
 def _laid_like(value: Tensor, target: Tensor) -> Tensor:
-    """A copy where `target` is, sharded as it is."""
+    """A copy on the device of `target`, sharded like `target`."""
     if isinstance(target, DTensor) and not isinstance(value, DTensor):
         return distribute_tensor(value.detach().to(target.device), target.device_mesh, target.placements)
     return value.detach().clone().to(target.device)

@@ -1,4 +1,4 @@
-"""The door for algorithms of one's own: an objective or an advantage that is a function in the user's file.
+"""Loads algorithms of the user's own: an objective or an advantage that is a function in the user's file.
 
 docs/add-an-algorithm.md shows both.
 """
@@ -23,8 +23,8 @@ def load_own_objective(spec: str, options: Mapping[str, Any], *, what: str) -> T
     """The function that `spec` names: it takes an ObjectiveInput and the options, and returns a loss per token or a
     PolicyLoss. `what` is the config path that errors start with.
 
-    Its loss outside the mask is dropped. Raises UserError for a function that is not there, for anything else that it
-    returns, and for its own exceptions.
+    Its loss outside the mask is dropped. Raises UserError if there is no such function, if it returns anything else,
+    and for its own exceptions.
     """
     function = load_function(spec, what=what)
     name = f"{what} ({function.__name__})"
@@ -55,8 +55,7 @@ def load_own_objective(spec: str, options: Mapping[str, Any], *, what: str) -> T
 
 
 def load_own_advantage(spec: str) -> OwnAdvantage:
-    """The function of `advantage.function`, tried once on three made-up members. Raises UserError where it does not
-    fit."""
+    """The function of `advantage.function`, tried once on three made-up members. Raises UserError if it fails."""
     function = load_function(spec, what="advantage.function")
 
     def advantage(members: Sequence[Member]) -> list[float]:

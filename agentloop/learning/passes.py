@@ -26,9 +26,9 @@ from agentloop.models.actor import Actor
 
 
 def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
-    """The rows, [B] bool, that each of the parts `fresh`, `replay` and `hinted` is for, by its name.
+    """The rows, [B] bool, of each of the parts `fresh`, `replay` and `hinted`, by the part's name.
 
-    Hinted rows are fresh ones where they have no part of their own.
+    Hinted rows belong to `fresh` if they have no part of their own.
     """
     apart = batch.hinted & ("hinted" in parts)
     rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
@@ -40,11 +40,12 @@ def _kinds_of(batch: Batch, losses: Losses) -> Kinds:
 
 
 def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlSection) -> None:
-    """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
+    """Refuse behavior log-probs that can't be a ratio's denominator: unknown ones, and those of a truncated
+    distribution.
 
-    Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
-    distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
-    where unknown ones are replaced by the old ones.
+    A number in place of an unknown log-prob would make up a ratio. Under top-p or top-k the stored log-probs may be of
+    another distribution than the recomputed ones. A KL loss whose gradient is weighed by importance has a ratio too;
+    there old log-probs replace unknown ones.
     """
     weighs_kl = kl.loss_coef > 0 and kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1).tolist()
@@ -82,8 +83,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
 
-    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
-    share the passes, and all of them get all results.
+    `known` rows, [B] bool, need no pass: they get their stored log-probs, and NaN as entropies. Several ranks share the
+    passes, and all of them get all results.
     """
     log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
     entropies = torch.zeros_like(log_probs)
@@ -107,9 +108,9 @@ def score(
 def score_batch(
     batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
 ) -> ScoredBatch:
-    """The batch, which is on the actor's device, with its old log-probs, and those of the reference if there is one.
+    """Return the batch, on the actor's device, with its old log-probs, and the reference's if there is one.
 
-    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    `reuse`: rows sampled by the current weights need no pass, because their behavior log-probs are their old ones.
     """
     max_tokens = config.batch.micro_batch_tokens
     stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
@@ -119,17 +120,17 @@ def score_batch(
 
 
 def reusable_rows(batch: Batch) -> Tensor:
-    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
+    """[B] bool: rows that the current weights sampled, so that behavior and old log-probs are equal."""
     flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
     return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 
 
 def corrected(scored: ScoredBatch, parts: Mapping[str, StreamLossSection]) -> tuple[ScoredBatch, dict[str, float]]:
-    """The batch with its importance weights and without rejected tokens, and what that did to either stream.
+    """The batch with its importance weights and without rejected tokens, and the metrics of both streams.
 
-    Metrics of a stream, over its trained tokens: `missing_log_probs`, the share whose behavior policy is unknown
-    (absent where there is none); with a correction `importance_weight_mean`, `importance_weight_zero`, the share of
-    weight 0, and with `rejection` instead `rejected`, the share that is not trained after all.
+    The metrics are over a stream's trained tokens. `missing_log_probs` is the share of unknown behavior log-probs
+    (absent if none is unknown). With a correction, `importance_weight_mean` is the mean weight and
+    `importance_weight_zero` the share of weight 0. With `rejection`, `rejected` is the share of rejected tokens.
     """
     batch, metrics = scored.batch, dict[str, float]()
     weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)
@@ -213,7 +214,7 @@ def accumulate_gradients(
 
 
 def _idle_pass(actor: Actor, batch: Batch) -> None:
-    """Keep the other ranks company in a pass through sharded weights, adding exactly 0 to every gradient."""
+    """Take part in the other ranks' pass through sharded weights, adding exactly 0 to every gradient."""
     log_probs, _ = actor.log_probs(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=False
     )
@@ -226,8 +227,8 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
-    """[B] bool: the rows with a gradient: those with an advantage, or with a trained token if all are
-    regularised or trained without one; and for an objective of whole trajectories the others of theirs."""
+    """[B] bool: the rows with a gradient. They have an advantage, or a trained token if all rows are regularised or
+    trained without an advantage. For an objective of whole trajectories, all rows of a trajectory count if one does."""
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
@@ -239,7 +240,7 @@ def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool)
 
 @dataclass(frozen=True)
 class _Shares:
-    """What the rows are in the whole optimizer step, and the anchors of their ratios."""
+    """The weights of rows in the whole optimizer step, and the anchors of their ratios."""
 
     weights: Tensor
     """[B, T]: of each token."""
@@ -313,7 +314,7 @@ def _backward(
 
 
 def _moved(micro: ScoredBatch, log_probs: Tensor) -> Tensor:
-    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens and their number, and both of the replayed
+    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens, their number, and both for the replayed
     ones."""
     batch = micro.batch
     masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])

@@ -28,7 +28,7 @@ _TRAINER, _WEIGHTS = "trainer", "weights"
 
 @dataclass(frozen=True)
 class TrainerSpec:
-    """What every rank builds its trainer from; the first thing they receive."""
+    """The parts from which every rank builds its trainer; rank 0 sends them first."""
 
     config: RunConfig
     first: Path | str
@@ -57,13 +57,13 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 def _together(ranks: Ranks, part: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What rank 0 does to its trainer or its weights, said to the others first, so that all do the same."""
+    """Call a method of rank 0's trainer or weights. The other ranks are told first, so that all make the same call."""
     with rank_failures(), ranks.broadcasting((part, call.__name__, arguments, named)):
         return call(*arguments, **named)
 
 
 class RankedWeights(PolicyWeights):
-    """The sharded weights of rank 0: it asks the others for their parts."""
+    """The sharded weights of rank 0: each call asks the other ranks for their parts."""
 
     def save(self, folder: Path) -> None:
         _together(self._ranks, _WEIGHTS, super().save, folder)
@@ -83,7 +83,7 @@ class RankedWeights(PolicyWeights):
 
 
 class RankedTrainer:
-    """The trainer of rank 0: says what it does to the others before it does it, so that all do the same."""
+    """The trainer of rank 0. It announces each call to the other ranks first, so that all make the same call."""
 
     def __init__(
         self, spec: TrainerSpec, ranks: Ranks, actor: Actor, *, samples: bool, reference: Actor | None
@@ -113,7 +113,7 @@ class RankedTrainer:
         _together(self._ranks, _TRAINER, self._trainer.load, folder)
 
     def publish(self) -> None:
-        """The weights as they are become those of the policy that samples in this process."""
+        """Make the current weights the policy that samples in this process."""
         self.weights.copy_to(self._copy)
 
 

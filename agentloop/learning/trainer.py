@@ -101,9 +101,10 @@ class Trainer:
         return replace(result, note=note)
 
     def _choose_checkpointing(self) -> str | None:
-        """Until activations are made again: what else takes memory grows. Ranks, which must do alike, keep them all.
+        """Choose whether activations are kept or computed again in backward. Once they are computed again, this stays:
+        other memory only grows. Several ranks must choose alike, so they keep all activations.
 
-        Said at first, and when it changes.
+        The choice is reported at first, and when it changes.
         """
         passes = self._actor.passes
         if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
@@ -116,17 +117,16 @@ class Trainer:
         return None if said and not passes.recomputes else note
 
     def bytes_to_come(self) -> int:
-        """Of gradients and of the optimizers' states that are not there yet."""
+        """Memory still to be taken: by gradients, and by states of the optimizers that don't exist yet."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
     def bytes_of_state(self) -> int:
-        """What `save` writes after the first update."""
+        """The size of what `save` writes after the first update."""
         return sum(part.bytes_of_state() for part in (self._optimizer, self._critic) if part is not None)
 
     def _update(self, batch: Batch, steps: _Steps, *, reuse: bool) -> UpdateResult | None:
-        """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones. None where
-        the first step finds that they are not; no weight has moved then.
-        """
+        """With `reuse`, rows that the current weights sampled take their behavior log-probs as old ones. None: the
+        first step found that they differ; no weight has changed then."""
         scored, metrics = self._score(batch, reuse=reuse)
         iteration, rows = steps.iteration, len(batch.members)
         rates = {"actor/learning_rate": self._optimizer.begin(iteration, self._config, rows=rows)}
@@ -169,7 +169,7 @@ class Trainer:
         return is_made
 
     def _step_policy(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """False: nothing was done, as stored log-probs differ from those of the weights by too much."""
+        """False: nothing was done, because stored log-probs differ too much from the current weights' log-probs."""
         log, config = steps.policy, self._config
         log.steps += 1
         if log.held:
@@ -228,14 +228,14 @@ class Trainer:
         return means
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of optimizer and critic: live, not copies."""
+        """The tensors of optimizer and critic themselves, not copies."""
         tensors = self._optimizer.state()
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
         return tensors
 
     def save(self, folder: Path) -> None:
-        """The tensors of `state()`, of several ranks each its own part of them."""
+        """Save the tensors of `state()`; on several ranks each saves its own part."""
         write_tensors(folder, self.state(), self._ranks)
 
     def load(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one update did to its rows: numbers per trajectory, and from them the metrics of each stream."""
+"""Measures what one update did to its rows: numbers per trajectory, and from them the metrics of each stream."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def drift_of(scored: ScoredBatch) -> Drift:
 
 @dataclass(frozen=True)
 class RowStats:
-    """One trajectory in one update. None: there was nothing to measure it on, which is not 0."""
+    """One trajectory in one update. None: nothing was measured, which is not 0."""
 
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
@@ -144,7 +144,7 @@ class UpdateTotals:
         self.ratios.append((torch.where(mask, ratios, torch.nan).float(), self.replayed[inputs.trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
-        """What the passes of all ranks add up to; trained tokens every rank has counted for itself."""
+        """Add up the passes of all ranks. Trained tokens are not added: every rank has counted them all."""
         sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
@@ -181,7 +181,7 @@ class UpdateTotals:
         return metrics
 
     def ratios_of(self, *, replayed: bool) -> Tensor:
-        """[n]: those of all trained tokens of one stream in all passes."""
+        """[n]: the ratios of all trained tokens of one stream in all passes."""
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
@@ -189,7 +189,7 @@ class UpdateTotals:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What is shown and stored of one update."""
+    """The results of one update that are shown and stored."""
 
     metrics: dict[str, float]
     rows: dict[str, RowStats]
@@ -215,7 +215,7 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
 
 
 def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
-    """Each trajectory's; the mean of each with a trained token where a critic made those of tokens."""
+    """The advantage of each trajectory. With a critic it is the mean over its trained tokens."""
     batch = scored.batch
     if scored.critic is None:
         return {member.trajectory.id: member.advantage for member in batch.members}
@@ -226,9 +226,9 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
 
 
 def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
-    """`actor/entropy` of the policy as it is: the mean over the fresh rows' action tokens.
+    """`actor/entropy` before the update: the mean over the fresh rows' action tokens.
 
-    Of rows that needed no pass it is what was measured when they were sampled.
+    Rows that needed no pass count with the entropy that was measured when they were sampled.
     """
     batch, entropies = scored.batch, scored.entropies
     assert entropies is not None

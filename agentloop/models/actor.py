@@ -102,7 +102,8 @@ class Actor:
         return _spread(chosen, response_mask), _spread(uncertainty, response_mask)
 
     def _lay_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
-        """The pass, the columns whose states reach the head, and the places of the wanted predictions among these."""
+        """The pass, the columns whose states reach the head, and the places of the wanted predictions among these
+        columns."""
         laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         places = laid.places[wanted.rows, wanted.sources]
         every = torch.arange(token_ids.shape[1], device=token_ids.device)
@@ -114,7 +115,7 @@ class Actor:
         return laid, columns, rows + torch.searchsorted(columns, wanted.sources)
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
-        """Logits at the columns; a model that can't leave columns out gives logits at all of them."""
+        """Logits at the given columns. A model that can't leave out columns returns logits at all columns."""
         if self.model.training:
             self.model.train(False)
         kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}

@@ -17,8 +17,8 @@ from agentloop.models.loading import LoadedModel, has_adapters, load_model, mute
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
     """Load the weights that a run begins with at `first`, or the weights that it `saved` since.
 
-    With `lora.rank` a run saves adapters alone. They are put on the model at `first`, wherever the run's folder
-    has been moved to. A saved whole model is loaded as it is. Raises UserError where adapters can't be put on it.
+    With `lora.rank` a run saves only adapters. They are put on the model at `first`, even if the run's folder has been
+    moved. A saved whole model is loaded as it is. Raises UserError if the adapters don't fit the model.
     """
     shown = config.context
     load = partial(load_model, config.model, template=shown.template, template_args=shown.template_args)

@@ -1,4 +1,4 @@
-"""How the body of a model is run: the type it multiplies in, and what it keeps for backward."""
+"""Runs the body of a model: in which type it multiplies, and which activations it keeps for backward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -43,7 +43,7 @@ def autocast(device: torch.device, compute: ComputeSection) -> AbstractContextMa
 
 
 class Passes:
-    """How one backbone is run, as the configuration's `compute` says."""
+    """The way one backbone is run, by the configuration's `compute`."""
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute

@@ -202,9 +202,9 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:
-    """A remark where the context is longer than the positions that the model was trained with; None if it is not.
+    """A remark if the context is longer than the positions that the model was trained with; None if it is not.
 
-    Rotary positions go on beyond the trained ones, though mostly into nonsense. Learned positions end, which raises
+    Rotary positions continue beyond the trained ones, but mostly give nonsense. Learned positions end, which raises
     UserError.
     """
     config: Any = model.config.get_text_config()

@@ -73,7 +73,7 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
 def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> str:
     """Say how much of this machine's memory an update takes, for a policy on the CPU.
 
-    `state` are the optimizer's bytes, `there` those of all memory. Raises UserError where no pass fits.
+    `state` counts the optimizer's bytes, `there` all bytes of memory. Raises UserError if no pass fits.
     """
     weights = actor.model.parameters()
     held = state + sum(each.nbytes + 4 * each.numel() * each.requires_grad for each in weights)
@@ -93,7 +93,7 @@ def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> 
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process can still use: free ones, and those that torch has reserved."""
+    """Bytes of a GPU that this process can still use: free bytes, and bytes that torch has reserved."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
@@ -111,7 +111,7 @@ def in_gb(size: int) -> str:
 
 @contextmanager
 def memory_suffices(tokens: int) -> Iterator[None]:
-    """Raises UserError where the passes within the block run out of a GPU's memory."""
+    """Raises UserError if a pass within the block runs out of a GPU's memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,7 +1,7 @@
 """A policy's weights, whole or sharded over ranks: they are written to files, and score rows of tokens.
 
-The policy may be whole in this process, or sharded over ranks. Then every rank makes the same call, rank 0 writes, and
-none has a whole copy at any moment; the files are byte for byte those of a policy that is whole.
+If the policy is sharded, every rank makes the same call and rank 0 writes. No rank ever has a whole copy. The files are
+byte for byte those of a whole policy.
 """
 
 import json
@@ -112,7 +112,7 @@ class PolicyWeights:
 
     @property
     def bytes_of_files(self) -> int:
-        """Bytes of the weights that `save` writes: adapters alone, or all weights, tied ones once."""
+        """Bytes of the weights that `save` writes: only adapters, or all weights, tied ones once."""
         return sum(each.nbytes for each in self.model.parameters() if each.requires_grad or self.kind == "full")
 
     def save_head(self, file: Path, name: str) -> None:
@@ -197,7 +197,7 @@ def _rounded(values: Tensor) -> tuple[float, ...]:
 def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors of a file by their names in it. A tied tensor is there once.
 
-    transformers names stand-ins without memory, by which the tensors are found. Raises UserError where a file holds
+    transformers names stand-ins without memory, and the tensors are found by these. Raises UserError if a file has
     weights in another form.
     """
     parts = model.state_dict()

@@ -112,7 +112,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` complete directories, and unfinished ones that kills have left."""
+    """Remove all complete directories but the newest `keep`, and unfinished ones that kills have left."""
     kept = complete_checkpoints(folder)[-keep:]
     for path in list(folder.glob("*")):
         if path not in kept and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):

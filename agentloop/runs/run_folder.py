@@ -64,7 +64,7 @@ class RunFolder:
         return start_folder(self.path)
 
     def stored_config(self) -> dict[str, Any]:
-        """The configuration as it is stored. Paths in this folder are relative to it."""
+        """The stored configuration. Paths in this folder are relative to it."""
         return _config_to_store(self.config, self.path)
 
     def name_model(self, checkpoint: Path) -> None:
@@ -280,7 +280,7 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
 
 
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
-    """Folders of that name with their numbers, including those of starts that were killed early."""
+    """Folders with this name and their numbers, including folders of starts that were killed early."""
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
     return [(int(match[1]), path) for match, path in matches if match]

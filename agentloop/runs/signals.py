@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: once, finish the iteration, commit, checkpoint; twice, end at once."""
+"""Handles Ctrl-C and SIGTERM. After the first signal a run finishes its iteration and saves; a second one ends it at
+once."""
 
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ _IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begi
 
 @dataclass
 class StopRequest:
-    """Whether a signal has asked to stop. The run looks at it between iterations."""
+    """Remembers whether a signal has asked to stop. The run looks at it between iterations."""
 
     signal_number: int | None = None
     has_work: bool = False

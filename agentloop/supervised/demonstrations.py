@@ -31,7 +31,7 @@ _CORPUS_CONVERSATIONS = 4000
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One conversation; several sequences where its template or the strategy rewrites what was shown."""
+    """One conversation. It has several sequences if its template or the strategy rewrites earlier text."""
 
     digest: str
     """Digest of the line in the file."""

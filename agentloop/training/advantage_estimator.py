@@ -187,7 +187,7 @@ def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
 
 
 def _algorithm_for_members(config: RunConfig) -> Algorithm:
-    """The algorithm that compares members. Where a critic computes a batch's advantages, it gives the stored ones."""
+    """The algorithm that compares members. With a critic, it gives only the stored advantages."""
     algorithm = ALGORITHMS[config.algorithm]
     stored = ALGORITHMS[algorithm.stored_as or algorithm.name]
     if config.advantage.normalise_std is False and stored.without_std is not None:

@@ -109,9 +109,9 @@ def build_components(
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
 ) -> Components:
-    """Load the weights, the checkpoint's or the first ones, and build all parts. The process is seeded.
+    """Load the first weights, or the checkpoint's, and build all parts. The process is seeded.
 
-    Raises UserError where the environment's source is not the run's, unless `environment_changed`.
+    Raises UserError if the environment's source differs from the run's, unless `environment_changed`.
     """
     config = folder.config
     seed_process(config)
@@ -306,7 +306,7 @@ def _make_trainer(
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
-    """Store the tokenizer with the run, which stays readable without the model's folder and without torch."""
+    """Store the tokenizer with the run, so that the run can be read without the model's folder and without torch."""
     # The generation's configuration names end tokens that the tokenizer lacks.
     parts = (loaded.tokenizer, loaded.model.generation_config)
     if not (folder.start / COMPLETE).exists():

@@ -47,7 +47,7 @@ class MixedBatch:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Indices of the batch's training tasks: planned ones, and those of further rounds."""
+        """Indices of the batch's training tasks: the planned tasks, and tasks of further rounds."""
         return (*self.planned.tasks, *self.fresh.further_tasks)
 
     @property
@@ -55,7 +55,7 @@ class MixedBatch:
         return sum(row.trajectory.record.num_tokens for row in self.rows)
 
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
-        """Tasks that no row of the batch is of, because an engine failed or a stored row was corrupt."""
+        """The tasks without any row in the batch, because an engine failed or a stored row was corrupt."""
         collected = [*self.fresh.trajectories, *self.fresh.unused]
         restarted = {row.record.group for row in collected if row.record.source == RESTART}
         groups = [one for one in (*self.fresh.groups, *self.fresh.unused_groups) if one.id not in restarted]

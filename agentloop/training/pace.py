@@ -1,4 +1,4 @@
-"""How long the parts of a run take, and estimates of the rest."""
+"""Measures how long the parts of a run take, and estimates the rest."""
 
 import time
 from collections.abc import Callable, Iterable

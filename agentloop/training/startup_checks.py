@@ -18,10 +18,11 @@ shapes, where single tokens of little probability may be nats off, so its limit 
 
 
 def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int] = (3, 4, 5, 6, 7)) -> bool:
-    """Whether log-probs from sampling and scoring agree to 0.001 nats, over two turns and ragged prompts.
+    """Check that log-probs from sampling and scoring agree to 0.001 nats, over two turns and ragged prompts.
 
     Raises UserError for an architecture whose state the generation's cache does not keep. If only autocast rounds to 16
-    bits, they must agree without it. `text` are tokens that the model knows, whose log-probs are rounded least.
+    bits, the log-probs must agree without autocast. `text` has tokens that the model knows: their log-probs are rounded
+    least.
     """
     if actor.compute.autocast != "none":
         exact = actor.compute.model_copy(update={"autocast": "none"})
@@ -53,8 +54,8 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
 def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
     """Say how much disk the run's checkpoints and policies take; the buffer's size depends on the episodes.
 
-    `weights` are bytes of a policy's files, `state` the other bytes of a checkpoint, `free` those of the disk. Raises
-    UserError where the first two checkpoints have no room.
+    `weights` counts the bytes of a policy's files, `state` the other bytes of a checkpoint, `free` the free bytes of
+    the disk. Raises UserError if the first two checkpoints have no room.
     """
     section, iterations = config.checkpoint, config.run.iterations
     checkpoints = min(section.keep, 1 + -(-iterations // section.every))

@@ -1,4 +1,4 @@
-"""A gateway that only records: agents ask somebody's own engine, or another model, and nothing is trained yet."""
+"""A gateway that only records: it passes agents' requests to the user's engine or another model, and trains nothing."""
 
 import gc
 import json

@@ -40,7 +40,7 @@ class Desk(Protocol):
 
     @property
     def waiting(self) -> int:
-        """How many they could begin now."""
+        """The number of waiting agents that could begin an episode now."""
 
     async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
         """By the agent that has waited longest."""

@@ -92,10 +92,10 @@ def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyP
 
 
 def auto_parser(template: Template, tools: Tools) -> str:
-    """The name of the first parser that reads a call of the template, and two parallel ones.
+    """The name of the first parser that reads a call of the template, and two parallel calls.
 
-    A template that writes no calls gets `react`, or the parser of its tags around answers. Raises ValueError where no
-    parser reads the calls, and where the template shows tools but writes no calls.
+    A template that writes no calls gets `react`, or the parser of its tags around answers. Raises ValueError if no
+    parser reads the calls, or if the template shows tools but writes no calls.
     """
     return _auto_parser(template, bool(tools))  # type: ignore[arg-type]  # any object that is no value has a hash
 
@@ -137,7 +137,7 @@ def _reader_of_answers(template: Template) -> str:
 
 
 def written_calls(template: Template) -> list[WrittenCalls]:
-    """One call and two parallel ones with each kind of ids, as far as the template writes them."""
+    """One call and two parallel calls with each kind of ids, as the template writes them."""
     written = (_written(template, ids[:count]) for ids in zip(*_IDS, strict=True) for count in (1, 2))
     return [calls for calls in written if calls is not None]
 
@@ -153,7 +153,7 @@ def _start(written: Sequence[WrittenCalls]) -> str:
 
 
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
-    """Whether the parser reads the single call and any parallel ones, with some kind of ids."""
+    """True if the parser reads the single call and any parallel calls, with some kind of ids."""
     read = {n: [_reads_one(parser, *calls) for calls in written if calls[0] == n] for n in (1, 2)}
     return any(read[1]) and (not read[2] or any(read[2]))
 

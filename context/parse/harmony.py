@@ -15,12 +15,12 @@ class _Part(NamedTuple):
 
 
 class HarmonyParser(CallParser):
-    """The harmony format: `<|channel|>analysis<|message|>` thinking `<|end|>`, then a call or an answer.
+    """A parser of the harmony format: `<|channel|>analysis<|message|>` thinking `<|end|>`, then a call or an answer.
 
     A call is `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`. The recipient
-    may stand behind the channel. An answer is `<|channel|>final<|message|>`. Other commentary is text for the user.
-    Source: cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON,
-    thinking with neither a call nor an answer behind it.
+    may follow the channel. An answer is `<|channel|>final<|message|>`. Other commentary is text for the user. Source:
+    cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON,
+    thinking without a call or an answer after it.
     """
 
     _START = re.compile(r"\s*(?:<\|start\|>\s*assistant)?")

@@ -1,4 +1,4 @@
-"""Tool calls as JSON: one object, or a list of them. JSON that two readers could take differently is refused."""
+"""Tool calls as JSON: one object, or a list of objects. Refuses JSON that readers could understand differently."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def _id_of(row: dict[str, Any]) -> str | None:
 
 
 def _depth(value: Any) -> int:
-    """How deep lists and objects stand within each other."""
+    """Return how deep lists and objects are nested."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)
 

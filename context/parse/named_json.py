@@ -52,15 +52,15 @@ class SectionParser(BlockParser):
         return ToolCall(check_tool_name(name), arguments_of(value), call_id), tail.end()
 
     def _named(self, text: str) -> tuple[str, str | None]:
-        """The tool's name and the call's id."""
+        """Return the tool's name and the call's id."""
         return text, None
 
 
 class DeepSeekParser(SectionParser):
-    """A call is `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1).
+    """A parser of DeepSeek's calls, as the models' chat templates write them.
 
-    Each stands between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, all of them between tags with `calls`: the
-    models' chat templates.
+    A call is `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1). It is
+    between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`. All calls together are between tags with `calls`.
     """
 
     opening, closing = re.compile("<｜tool▁calls▁begin｜>"), "<｜tool▁calls▁end｜>"

@@ -64,7 +64,7 @@ class ReadCalls:
 
 
 class CallParser:
-    """A parser of one format of tool calls. It shares thinking, limits and outcomes with the other formats."""
+    """The base of parsers of one format of tool calls. All of them share thinking, limits and outcomes."""
 
     thinking: ClassVar[tuple[tuple[str, str], ...]] = (THINK,)
     """The pairs of tags around this format's thinking, which stands at the beginning."""
@@ -76,7 +76,7 @@ class CallParser:
         self._tools = tools
 
     def _read_calls(self, text: str) -> ReadCalls:
-        """Reads the text behind the thinking. Raises Malformed, and nothing else."""
+        """Reads the text after the thinking. Raises Malformed, and nothing else."""
         raise NotImplementedError
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
@@ -96,9 +96,10 @@ class CallParser:
         return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
     def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
-        """The thinking (None: there is none), the rest, and the closing tag if it is missing.
+        """Split off the thinking (None: there is none); return it, the other text, and the closing tag if it is
+        missing.
 
-        The opening tag may be missing: the prompt may have it.
+        The opening tag may be missing, because the prompt may contain it.
         """
         body = text.lstrip()
         for opening, closing in self.thinking:
@@ -112,7 +113,7 @@ class CallParser:
         return thinking.strip("\n"), rest.lstrip("\n"), None
 
     def _only_mentions(self, text: str, tags: Sequence[str]) -> bool:
-        """True if tags that end thinking stand in the arguments of calls alone, where they end nothing."""
+        """True if tags that end thinking occur only in the arguments of calls, where they end nothing."""
         try:
             found = self._read_calls(text)
         except Malformed:
@@ -132,7 +133,7 @@ class BlockParser(CallParser):
     """False: the closing tag may stand in a text with calls."""
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-        """The calls of the block whose opening tag ends at `start`, and the end of the block."""
+        """Read the block of calls whose opening tag ends at `start`. Returns its calls, and where it ends."""
         calls: list[ToolCall] = []
         while not text.startswith(str(self.closing), end := skip_space(text, start)):
             call, start = self._call(text, end)
@@ -167,7 +168,7 @@ class BlockParser(CallParser):
 
 
 def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:
-    """The text before the first of `stop_strings`. None: the text has none of them."""
+    """The text before the first of `stop_strings`. None: the text contains no stop string."""
     places = [place for place in map(text.find, stop_strings) if place >= 0]
     return text[: min(places)] if places else None
 

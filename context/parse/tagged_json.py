@@ -19,7 +19,7 @@ from context.parse.reply import (
 
 
 class TaggedJsonParser(BlockParser):
-    """A parser of JSON between tags: an object for each call, or a list of them.
+    """A parser of JSON between tags: an object for each call, or a list of objects.
 
     Malformed: a tag that is not closed or was never opened, text that is not JSON (`strict_json`), a call without a
     name, arguments that are no object.

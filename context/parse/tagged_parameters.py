@@ -17,10 +17,10 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", 
 
 
 class TaggedParametersParser(BlockParser):
-    """A parser of blocks of calls whose arguments stand in tags.
+    """A parser of blocks of calls whose arguments are in tags.
 
-    A value ends at the closing tag that is followed by the next tag of the grammar. So a value may spell a closing
-    tag. Malformed: tags that are not closed or stand in another order, an argument given twice, no name of a tool.
+    A value ends at a closing tag that the next tag of the grammar follows. So a value may contain the text of a closing
+    tag. Malformed: unclosed tags, tags in another order, an argument given twice, no name of a tool.
     """
 
     name: ClassVar[re.Pattern[str]]
@@ -125,10 +125,10 @@ class DeepSeekV4Parser(TypedParametersParser):
 
 
 class KimiK3Parser(TypedParametersParser):
-    """`<|open|>call tool="..." index="1"<|sep|>` `<|open|>argument key="..." type="string"<|sep|>value` ...
+    """A parser of `<|open|>call tool="..." index="1"<|sep|>` `<|open|>argument key="..." type="string"<|sep|>value` ...
 
-    Calls stand in `<|open|>tools<|sep|>` ... `<|close|>tools<|sep|>`, answers in `response`, thinking in `think`, all
-    of it in `message`: Kimi K3's chat template.
+    Kimi K3's chat template writes calls between `<|open|>tools<|sep|>` and `<|close|>tools<|sep|>`, answers in
+    `response`, thinking in `think`, and all three in `message`.
     """
 
     thinking = (("<|open|>think<|sep|>", "<|close|>think<|sep|>"), THINK)
@@ -144,7 +144,7 @@ class KimiK3Parser(TypedParametersParser):
 
 
 def _json_types(schema: Any) -> Iterator[str]:
-    """The types that a schema allows. It may name none."""
+    """The types that a schema allows; none if the schema names none."""
     if not isinstance(schema, dict):
         return
     kind, words = schema.get("type"), schema.get("enum")

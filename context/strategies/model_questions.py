@@ -37,7 +37,7 @@ _NOTED = 3
 
 @dataclass(frozen=True)
 class Memory(Strategy):
-    """Asks the policy for notes when a prompt outgrows `budget` tokens. The notes stand in for the oldest turns."""
+    """Asks the policy for notes when a prompt exceeds `budget` tokens. The notes replace the oldest turns."""
 
     budget: int
     max_summary_tokens: int = 256

@@ -1,4 +1,4 @@
-"""The question that a strategy is asked before each prompt, and the answers that it may give."""
+"""The interface between an episode and its strategy: the episode asks before each prompt, the strategy decides."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Answer:
 
 class Measure(Protocol):
     def __call__(self, messages: Sequence[Message], *, tools: bool = True) -> int:
-        """The exact number of tokens of a prompt that shows these messages. Without `tools`: that of a question."""
+        """Count the exact tokens of a prompt that shows these messages. Without `tools` the prompt is a question's."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Show these messages from now on. A new segment begins, unless they only extend what was shown."""
+    """A decision to show these messages from now on. A new segment begins, unless they only extend the earlier ones."""
 
     messages: tuple[Message, ...]
     kind: str
@@ -77,7 +77,8 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Question:
-    """Ask the policy, in a segment of its own and without tools. The strategy is asked again with the answer."""
+    """A decision to ask the policy in a separate segment, without tools. The strategy then decides again, with the
+    answer."""
 
     messages: tuple[Message, ...]
     max_answer_tokens: int
@@ -100,7 +101,7 @@ class Strategy(Protocol):
     """Decides what the next prompt shows. A strategy holds settings alone: the state of an episode is its history."""
 
     def arrange(self, history: History) -> Arrangement:
-        """The decision for a history. It is asked for after each observation, and again after each `Question`."""
+        """Decide what the next prompt shows. Called after each observation, and again after each `Question`."""
 
     def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
         """The initial messages as the policy sees them while it samples; training sees them as they are."""

@@ -124,7 +124,7 @@ def fits(history: History, budget: int) -> bool:
 
 
 def newest_turns(history: History, budget: int, *, kind: str) -> Rewrite | Stop:
-    """Drops the oldest turns until the rest fits. The newest turn stays: its results have not been seen."""
+    """Drop the oldest turns until the prompt fits. The newest turn stays: the policy has not seen its results."""
     limit = prompt_limit(history, budget)
     for kept in suffixes(history, history.opening, limit):
         messages = shown(history.opening, kept)

@@ -52,14 +52,14 @@ CALLED: tuple[_Row, ...] = (
 
 
 class RenderError(ValueError):
-    """A chat template and what it was given do not fit together."""
+    """A chat template does not fit the conversation or tools."""
 
 
 class ChatTemplate:
-    """Messages -> text, as the model's authors wrote it down.
+    """A chat template, as the model's authors wrote it, turns messages into text.
 
-    A template runs in jinja2's immutable sandbox and reaches nothing but what it is given. How much time and memory it
-    takes is not limited, as with every program of a model that a person loads.
+    It runs in jinja2's immutable sandbox and reaches only its variables. Its time and memory are not limited: whoever
+    loads a model trusts its programs.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ChatTemplate:
         tool_use: str | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tool_use`: the template for prompts with tools. `args`: more variables of it, such as enable_thinking."""
+        """`tool_use` is the template for prompts with tools. `args` are further variables, such as enable_thinking."""
         self.source = source
         self.tool_use = tool_use
         self.args = dict(args or {})
@@ -113,7 +113,7 @@ class ChatTemplate:
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
 
     def with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, whose calls have ids with their names where this template writes ids in the place of names."""
+        """The messages with call ids that contain the tools' names, if this template writes ids in place of names."""
         return calls_named_by_ids(messages) if self._with_tools.names_calls_by_ids else messages
 
     def _check_args(self) -> None:

@@ -81,9 +81,9 @@ def hidden_calls(template: ChatTemplate) -> str | None:
 
 
 def unlike(message: Message, read: Reply, *, opened: str) -> str | None:
-    """Why the reply that a parser `read` is not the message that was to be said. None: it is.
+    """Say how the reply that a parser `read` differs from the intended message. None: they are equal.
 
-    `opened`: the end of the prompt, if it opens a thought.
+    `opened` is the end of the prompt, if it opens a thought.
     """
     found = read.message
     if message.reasoning and _bare(message.reasoning) not in f"{found.reasoning}{found.content}":

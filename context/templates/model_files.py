@@ -75,10 +75,10 @@ def load_model_files(
 ) -> ModelFiles:
     """Reads a folder with tokenizer.json and a chat template, a model by its hub id, or a .jinja file.
 
-    Only these files of a hub's model are downloaded, and none with HF_HUB_OFFLINE=1. A template alone gets a tokenizer
-    that is trained on its own text, with every control token that it spells. `template` is used in place of the
-    folder's: the name of a built-in one, a path or a text. `template_args`: more variables of the template, such as
-    enable_thinking. Raises RenderError where there is no such model or template.
+    From the hub only these files are downloaded, and nothing with HF_HUB_OFFLINE=1. A .jinja file alone gets a
+    tokenizer that is trained on its text, with every control token in the text. `template` replaces the folder's
+    template: the name of a built-in one, a path or a text. `template_args` are further variables of the template, such
+    as enable_thinking. Raises RenderError if there is no such model or template.
     """
     path = Path(path).expanduser()
     if path.suffix == ".jinja" and path.is_file() and template is None:
@@ -120,9 +120,9 @@ def train_tokenizer(
 
 
 def template_source(given: str) -> str:
-    """The text of a template, from a built-in one's name, the path of a .jinja file, or the text itself.
+    """Return the text of a template, given the name of a built-in one, the path of a .jinja file, or the text.
 
-    Raises RenderError for anything else.
+    Raises RenderError for any other value.
     """
     if _JINJA.search(given):
         return given
@@ -154,7 +154,7 @@ def source_for(given: str, codec: TokenCodec) -> str:
 
 
 def templates_for(codec: TokenCodec) -> str:
-    """The choice of templates for a vocabulary, in words: built-in ones whose control tokens it has, or one's own."""
+    """Name the templates that fit a vocabulary: built-in ones whose control tokens it has, or one of the user's own."""
     known = set(codec.added_tokens)
     fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
     return " or ".join([*fitting, "a .jinja file of your own"])
@@ -188,10 +188,10 @@ def _reply_end(
     wanted: Sequence[Collection[int]],
     inside: Collection[int] | None = None,
 ) -> list[int]:
-    """The token that ends a reply, in a list of at most one.
+    """The token that ends a reply, in a list of at most one token.
 
-    `following` answers the reply. `wanted`: tokens to prefer where several stand behind the reply, the surest first.
-    `inside`: control tokens within a turn of calls, which do not end the turn. None: the reply is an answer.
+    `following` is the message after the reply. `wanted` are tokens to prefer if several follow the reply, the surest
+    first. `inside` are control tokens within a turn of calls, which do not end the turn; None: the reply is an answer.
     """
     rows, calls = [_ASKED, reply], inside is not None
     last, prompted = (_rendered(template, rows, prompted=prompted, tools=calls) for prompted in (False, True))
@@ -305,9 +305,9 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
 
 
 def stop_ids_of(codec: TokenCodec, template: ChatTemplate, eos: str, listed: Any = None) -> frozenset[int]:
-    """The tokens that end a reply: those that the generation's configuration lists, eos, and the template's own.
+    """The tokens that end a reply: from the generation's configuration, eos, and the template's own.
 
-    The list is whole where the template ends a reply with a token of it. Then the template adds none.
+    The template adds no token if it already ends a reply with one of the others.
     """
     known = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
     end = codec.token_id(eos)

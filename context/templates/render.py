@@ -99,10 +99,10 @@ class Renderer:
         return self._tokens.write(rendering.written.text, controls, [*turns, *passages_of(placed)])
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
-        """The tokens behind the reply that answered `before`: the rest of its turn, later messages, the next prompt.
+        """The tokens after the reply to the prompt `before`: the rest of its turn, later messages, the next prompt.
 
-        `grown` shows the reply and these messages too. None: the template writes otherwise what stands there already,
-        before the reply or in it.
+        `grown` is the later prompt with the reply and these messages. None: the template has changed the earlier text
+        or the reply.
         """
         rest = grown.written.after(before.written)
         if rest is None:
@@ -135,11 +135,11 @@ class Renderer:
         return Sampled(text if before is None else before, None), before is not None
 
     def reply(self, prompt: Rendering, message: Message, parser: ReplyParser | None = None) -> list[int]:
-        """The tokens of a reply that nobody sampled here, a teacher's or a demonstrator's, with its stop token last.
+        """The tokens of a reply that the policy did not sample, such as a demonstrated one, with its stop token last.
 
-        They are what the template writes for the message, in which no content becomes a control token. The `parser`
-        (by default the template's own) reads them back. Raises RenderError where it reads another message, unless the
-        template may leave out what is missing.
+        The template writes the message, and no content becomes a control token. The `parser` (by default the template's
+        own) reads the tokens back. Raises RenderError if it reads another message, unless the template may leave out
+        what is missing.
         """
         ids = self._demonstrated.write(prompt, message)
         self._read_back(prompt, message, ids, parser)

@@ -123,10 +123,11 @@ class TokenCodec:
         return [Control(self._control_ids[number - 1], Span(*place)) for number, place in found if number]
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        """The tokens of a text that may begin with `control`, and holds no other control token, whatever it spells.
+        """The tokens of a text that may begin with `control`. Whatever the text spells, no other control token comes
+        out.
 
-        They are the tokenizer's own for this text. Where these would hold another control token, a tokenizer that
-        knows none makes them. `opens`: nothing stands before the text.
+        They are the tokenizer's own tokens for this text. If these would contain another control token, a tokenizer
+        without control tokens makes them. `opens`: nothing comes before the text.
         """
         tokenizer = self._full if opens or control else self._full_inside
         encoding = _encoded(tokenizer, text)
@@ -173,7 +174,7 @@ class TokenCodec:
     def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:
         """The text for people and parsers, with control tokens visible and unknown ids left out.
 
-        `opens`: nothing stands before the text.
+        `opens`: nothing comes before the text.
         """
         text = str(self._full.decode(list(ids), skip_special_tokens=False))
         return text.removeprefix(" ") if opens and self._drops_first_space else text
@@ -205,8 +206,8 @@ def _whole_text_rules_off(description: _Description) -> _Description:
 def _control_tokens(description: _Description, special: Collection[str]) -> list[dict[str, Any]]:
     """The added tokens, special or not, except for tokens that stand for plain text.
 
-    White space is plain text, and so is the unknown token, which plain text turns into, and a single character that is
-    not special. A token in `special`, which the model names, is always a control token.
+    Plain text is white space, the unknown token, and a single character that is not special. A token in `special`,
+    which the model names, is always a control token.
     """
     model = description["model"]
     unknown = {model.get("unk_token")}
@@ -242,7 +243,7 @@ def _without_control_tokens(description: _Description, control: Collection[int])
 
 
 def _only_control_tokens(description: _Description, control: Sequence[Mapping[str, Any]]) -> Tokenizer:
-    """A tokenizer that numbers these control tokens from 1, and takes any text between two of them for one word."""
+    """A tokenizer that numbers these control tokens from 1, and reads any text between two of them as one word."""
     model = {"type": "WordLevel", "vocab": {_OTHER: 0}, "unk_token": _OTHER}
     added = [{**row, "id": number} for number, row in enumerate(control, 1)]
     return _tokenizer_of({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})

@@ -1,11 +1,11 @@
-"""Which tokens are trained on: the masks that follow from the authors of tokens, and what is kept out of training.
+"""Decides which tokens are trained: masks that follow from the tokens' authors, and exceptions.
 
     tokens           <|user|>   Which code?   <|assistant|>   It is 78.   <|end|>
     authors          template   user          template        llm         llm
     response_mask    False      False         False           True        True
     loss_mask        False      False         False           True        True
 
-A sampled token that is not to be trained gets an author that is sampled and not trained, such as `llm(do_not_train)`.
+A sampled token that must not be trained gets an author that is sampled and not trained, such as `llm(do_not_train)`.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,8 @@ class Fork(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on by itself."""
+    """The place of a request in the tree: it shares the beginning of its parent's path, and has its own tokens after
+    it."""
 
     parent: int | None
     """The node whose path begins as the request does. None: no path does."""
@@ -96,9 +97,10 @@ _KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("plac
 
 
 def path_of(nodes: Sequence[Node], number: int, *, holders: Sequence[int] | None = None) -> Path:
-    """The tokens that the policy had seen and said once it had given a node's reply.
+    """The tokens that the policy had seen and sampled after a node's reply.
 
-    `holders`: for each node the one that holds the last token it keeps, to go straight there. None: parent by parent.
+    `holders` names for each node the node that has the last of its kept tokens, as a shortcut. None: go parent by
+    parent.
     """
     return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
 
@@ -120,7 +122,7 @@ def messages_path_of(nodes: Sequence[Node], number: int) -> Path:
 def _path(
     nodes: Sequence[Node], number: int, end: int, kept: Callable[[Node], int], holders: Sequence[int] | None = None
 ) -> Path:
-    """The first `end` tokens or messages of a node's path. `kept`: how many of them the nodes before it hold."""
+    """The first `end` tokens or messages of a node's path. `kept(node)`: how many of them come from before it."""
     found: list[tuple[int, int]] = []
     at: int | None = number
     while at is not None and end:

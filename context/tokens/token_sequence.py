@@ -1,4 +1,4 @@
-"""Exact tokens with their provenance, and the texts that they spell. What of them is trained says `loss_mask`."""
+"""Exact tokens with their provenance, and the texts that they spell. `loss_mask` says which of them are trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training sequences of an episode while they grow: each prompt extends the one before, replies among them."""
+"""The training sequences of an episode while they grow: each prompt extends the one before, with the reply between."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _ROUNDING = 1e-2
 def sampled_tokens(
     token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int], *, authors: AuthorTable
 ) -> TokenSequence:
-    """The tokens of a reply as sampled ones. Log-probs that are all NaN make them a demonstrator's.
+    """The tokens of a reply with the author of sampled tokens. If all log-probs are NaN, a demonstrator wrote them.
 
-    `policy_version` is one for all tokens, or one per token. Raises ValueError for tokens and log-probs that can't
-    have been sampled.
+    `policy_version` is one for all tokens, or one per token. Raises ValueError for tokens and log-probs that no policy
+    can have sampled.
     """
     n, nats = len(token_ids), [*map(float, log_probs)]
     unknown = sum(map(math.isnan, nats))
@@ -44,7 +44,8 @@ class OpenSegment:
     """A training sequence that still grows: each prompt extends the one before."""
 
     def __init__(self, prompt: TokenSequence, hinted: TokenSequence | None, *, reason: SegmentReason) -> None:
-        """`prompt`: as it is trained. `hinted`: as the policy sees it with a hint; None: without one."""
+        """`prompt` is the prompt to train with. `hinted` is the prompt with a hint that the policy sees; None: there is
+        no hint."""
         self.reason: SegmentReason = reason
         self.behavior_context: BehaviorContext = "plain" if hinted is None else "hinted"
         self.has_replies = False

@@ -93,10 +93,10 @@ def _file_of_rows(place: str) -> Path | None:
 
 
 def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
-    """Import a file of exported rows, which name a format, or else of conversations.
+    """Import a file of exported rows or of conversations. Exported rows name their format.
 
-    Either every conversation of a file names a reward, or none does. Without rewards they are demonstrations: each is a
-    success with advantage 1.
+    Either every conversation of a file has a reward, or none has. Conversations without rewards are demonstrations:
+    each is a success with advantage 1.
     """
     if not file.is_file() or is_parquet(file) or "format" in next(_rows(file), {}):
         return import_file(store, file, name=name, progress=progress)
@@ -111,7 +111,7 @@ def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: P
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The readable lines of a file. The import reports the others."""
+    """Yield the readable lines of a file. The import reports the other lines."""
     with suppress(BadRow):  # a damaged file ends here
         for line in lines(file):
             with suppress(BadRow):

@@ -85,7 +85,7 @@ class Conversation:
         return [*self.opening, *(said for reply, answers in self.turns for said in (reply.message, *answers))]
 
     def with_messages(self, messages: Iterable[Message]) -> "Conversation":
-        """The same conversation with each message replaced by one of `messages`, in order."""
+        """Return the same conversation with its messages replaced by `messages`, in order."""
         given = iter(messages)
         opening = tuple(islice(given, len(self.opening)))
         turns = ((replace(reply, message=next(given)), tuple(islice(given, len(back)))) for reply, back in self.turns)

@@ -1,7 +1,7 @@
-"""Rows for an export, with everything they refer to, in an order that does not depend on the database.
+"""Reads rows for an export, with everything they refer to, in an order that does not depend on the database.
 
-They are read in short transactions, for during a long one a database must keep everything that others write. Each row
-is as it was at one moment; different rows may be of different moments.
+Transactions are short, because during a long transaction a database must keep everything that others write. Each row is
+as it was at one moment; different rows may be of different moments.
 """
 
 from collections import Counter
@@ -109,7 +109,7 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
 
 
 def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportReport) -> list[Trajectory]:
-    """The rows that can be exchanged, in the order of `ids`. The report counts the others."""
+    """Yield the rows that can be exchanged, in the order of `ids`. The report counts the other rows."""
     loaded = load(connection, ids)
     report.corrupt.update(loaded.corrupt)
     rows = []
@@ -123,7 +123,7 @@ def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportRepor
 
 
 def _look_up_run(connection: sa.Connection, record: TrajectoryRecord, known: _Known) -> None:
-    """Read the row's run and its policies into `known`, again if a policy has been published since."""
+    """Read the row's run and its policies into `known`. Read them again if a policy has been published since."""
     if record.run not in known or record.policy_version_max not in known[record.run][1]:
         run = known_runs(connection, record.run)[record.run]
         known[record.run] = run, known_policies(connection, record.run)
@@ -149,6 +149,6 @@ def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecor
 
 
 def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """The sources of those of these ids that are stored."""
+    """The sources of the stored rows with these ids."""
     columns = [trajectories.c.id, trajectories.c.source]
     return {row.id: row.source for row in selected(connection, columns, trajectories.c.id, ids)}

@@ -85,9 +85,10 @@ def teaching_of(
     reward: float | None = None,
     advantage: float | None = None,
 ) -> Teaching:
-    """The teaching for the run of that id, or for the only run that is not a set of conversations.
+    """The teaching for the run with this id, or for the only run that is not a set of conversations.
 
-    `own` is the folder of the run's tokenizer and template. `model` is another folder, which must hold the same ones.
+    `own` is the folder of the run's tokenizer and template. `model` is another folder, which must contain the same
+    ones.
     """
     with store.reading() as connection:
         known = known_runs(connection)
@@ -249,7 +250,7 @@ class _ChatFile:
         return [math.nan] * len(ids)
 
     def _mismatch(self, entries: Sequence[TokenLogProb], ids: Sequence[int]) -> str | None:
-        """Why the log-probs of a reply are not those of our tokens."""
+        """Say why the log-probs of a reply do not belong to our tokens."""
         codec = self._renderer.codec
         for token, entry in zip(ids, entries, strict=False):
             if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):

@@ -1,4 +1,4 @@
-"""The plan of one iteration's batch: which groups are collected, and which rows are asked of the buffer.
+"""The plan of one iteration's batch: which groups are collected, and which rows are drawn from the buffer.
 
 The plan is a deterministic function of the rule, the upcoming tasks and the available rows. The same calls in the same
 order give the same plans on any machine. Example: 24 trajectories in groups of 4 with `replay.fraction: 0.5` and the
@@ -80,7 +80,7 @@ class Mixer:
 
     @property
     def num_tasks(self) -> int:
-        """Number of upcoming tasks that `plan` needs; 0 for units that don't depend on tasks."""
+        """The number of upcoming tasks that `plan` needs; 0 for units that don't depend on tasks."""
         return self.rule.num_groups if self.rule.unit in SAME_TASK else 0
 
     def plan(self, *, iteration: int, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
@@ -117,7 +117,8 @@ class Mixer:
         return {"unit": self.rule.unit, **numbers, "remainders": self._remainders.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state. Raises ValueError for a state of another unit, whose remainders differ in meaning."""
+        """Restore a saved state. Raises ValueError for a state of another unit, because its remainders mean something
+        else."""
         if state["unit"] != self.rule.unit:
             raise ValueError(
                 f"replay.unit must be the unit of the saved state ({state['unit']}), got {self.rule.unit}. "
@@ -267,7 +268,7 @@ class _Composition:
         return dict(zip(self.rule.sources, parts, strict=True))
 
     def _fresh_part(self, whole: int, ruled: int, picks: Sequence[Pick]) -> int:
-        """Count the fresh rows of a batch or group of `whole` rows, if the rule wants `ruled` replayed ones."""
+        """Count the fresh rows of a batch or group of `whole` rows, if the rule wants `ruled` replayed rows."""
         drawn = sum(pick.count for pick in picks)
         if self.rule.mode == "observe":
             return whole

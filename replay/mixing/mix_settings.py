@@ -1,4 +1,4 @@
-"""The configured keys of `replay` about the composition of batches, and the rule that a run makes of them."""
+"""The keys of `replay` that decide how batches are composed, and the rule that a run makes of them."""
 
 import math
 from typing import Literal, Self

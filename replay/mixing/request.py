@@ -1,4 +1,4 @@
-"""The records in which an iteration asks the buffer for rows, and the buffer answers what it can give."""
+"""The records with which an iteration asks the buffer for rows, and with which the buffer answers what it has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -62,7 +62,7 @@ _below: ContextVar[str] = ContextVar("below", default="")
 
 @contextmanager
 def addresses_below(path: str) -> Iterator[None]:
-    """Let all addresses that are made within the block begin with this path, such as /in/FOLDER."""
+    """Let all addresses made within the block begin with this path, such as /in/FOLDER."""
     before = _below.set(path)
     try:
         yield

@@ -1,7 +1,7 @@
 """Decides who may open the inspector, and what a browser may do with its pages.
 
-Pages show what agents said and saw. Without a token, the inspector answers only requests to this machine's own names.
-With a token, it answers whoever brings the token.
+Pages show the conversations of agents. Without a token, the inspector answers only requests to this machine's own
+names. With a token, it answers everyone who has the token.
 """
 
 from hmac import compare_digest

@@ -79,7 +79,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
-    """Return groups of panels as plain values (`groups`), and the same panels by their keys (`charts`)."""
+    """Return the panels as plain values, in groups (`groups`) and by their keys (`charts`)."""
     plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
     return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 
@@ -211,7 +211,7 @@ def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
 
 
 def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
-    """Add a curve for each metric whose name begins and ends so, labelled by the part between.
+    """Add a curve for each metric whose name has this beginning and end, labelled by the part between.
 
     There are at most as many curves as colours.
     """

@@ -134,7 +134,7 @@ class Tile(NamedTuple):
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """Make the tiles that answer the questions of `OVERVIEW`, and the one that names the run's limit.
+    """Make the tiles that answer the questions of `OVERVIEW`, and the tile that names the run's limit.
 
     A run of sft has tiles for held-out loss and cost.
     """
@@ -235,7 +235,7 @@ def _rows(metrics: Metrics) -> Tile:
 
 
 def setting(config: Config) -> str:
-    """What makes this run this run, in one line."""
+    """Describe in one line the settings that distinguish this run."""
     seed, target = stored(config, "run.seed", int), stored(config, "run.stop_at_success", float)
     environment, data = stored(config, "environment.name", str), stored(config, "sft.data", str)
     learned = f"{data}, from {stored(config, 'model.path', str) or 'a new built-in model'}" if data else None

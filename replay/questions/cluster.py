@@ -48,7 +48,8 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
 
 
 def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
-    """Whether workers collect the run. Engines prove nothing: those of a single training process report as well."""
+    """True if workers collect the run. Reported engines are no proof, because a single training process reports its
+    own, too."""
     if stored_setting(run.config, "collection.by", str) == "workers":
         return True
     with store.reading() as connection:

@@ -158,7 +158,7 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """List the kept episodes on the held-out task whose hash begins so, oldest first. Damaged messages are None."""
+    """List kept episodes on the held-out task with this beginning of its hash, oldest first. Damaged messages: None."""
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)

@@ -129,7 +129,7 @@ def _sort_values_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[
 def _search_messages(
     connection: sa.Connection, statement: sa.Select[Any], says: sa.ColumnElement[bool], limit: int, patience: Patience
 ) -> _Found:
-    """Find the first rows whose messages fit, as far as patience allows."""
+    """Find the first rows whose messages fit, until the time for searching is over."""
     ends = time.monotonic() + patience.seconds
     candidates = list(connection.scalars(statement.limit(patience.rows)))
     hits: list[str] = []

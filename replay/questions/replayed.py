@@ -49,10 +49,9 @@ def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
 def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
     """Compare consecutive fresh groups of a task, by whether rows of the task were replayed between them.
 
-    The answer has a line for each combination of `before` and `replayed`. `before` tells whether none, some or all of
-    the earlier group succeeded: tasks that are replayed because they succeed must not be compared with hard ones. A
-    line has the number of `pairs` of groups, the share of pairs whose success was `better`, and the mean changes of
-    `success` and `reward`.
+    The answer has a line for each combination of `before` and `replayed`. `before` says whether none, some or all of
+    the earlier group succeeded, so that easy tasks are not compared with hard ones. A line has the number of `pairs` of
+    groups, the share of pairs whose success was `better`, and the mean changes of `success` and `reward`.
 
     The numbers show what followed replay, not what it caused, because samplers choose tasks by their success. Updates
     that were made while the later group was collected count as made before it.

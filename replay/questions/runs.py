@@ -170,9 +170,10 @@ def metric_series(
 ) -> dict[str, list[tuple[int, float]]]:
     """Return metrics as ordered points (iteration, value), by name. Unknown values are left out.
 
-    The metrics are those of `names` and those that begin with one of `families`; without either, all. The points are of
-    iterations `within`. A point merges `merged` iterations and is named by the first; a point that is partly within is
-    returned whole. Its value is the mean of its iterations, or the largest of metrics named `..._max`.
+    Only metrics in `names`, or whose name begins with one of `families`, are returned; without either, all. The points
+    are of iterations `within`. A point merges `merged` iterations and is named by the first of them; a point that is
+    partly within is returned whole. Its value is the mean over its iterations, or their largest for metrics named
+    `..._max`.
     """
     iteration = metrics.c.iteration
     place: sa.ColumnElement[int] = iteration

@@ -44,11 +44,11 @@ _COUNTS = (
 
 
 def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit: int = 50) -> QueryResult:
-    """Return what is known of one task, in one run (None: in all). `hash_prefix` is the beginning of its hash.
+    """Return the facts about one task, in one run (None: in all). `hash_prefix` is the beginning of its hash.
 
     Attempts are the members of the task's groups when they were collected; groups that a resume undid do not count.
     `versions` has the success of stored rows by policy, `difficulty` the groups by their number of successes.
-    `trajectories` are the newest `limit` rows, and `more` tells whether there are others.
+    `trajectories` are the newest `limit` rows, and `more` says whether there are others.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)

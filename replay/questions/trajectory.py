@@ -108,7 +108,7 @@ def _children(connection: sa.Connection, id: str) -> list[str]:
 
 
 def _evicted_facts(connection: sa.Connection, id: str) -> QueryResult:
-    """Return the facts that are left of an evicted row. Its run, iteration and task are those of its group."""
+    """Return the remaining facts of an evicted row. Its run, iteration and task come from its group."""
     names = (*FACTS, "state_reason")
     row = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
     left = dict(zip(names, row, strict=True))
@@ -199,7 +199,8 @@ def _segment_facts(
 ) -> list[QueryResult]:
     """Return the facts of each segment: its length, why it begins, and where it differs from an earlier one.
 
-    The earlier one is the conversation's segment before it, or in a session the segment that begins most like it.
+    In a conversation the earlier one is the segment before it. In a session it is the segment with the longest common
+    beginning.
     """
     turns = turns_of(found, authors)
     earlier: list[Segment] = []
@@ -343,7 +344,7 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     """Return the short `prompt` and `answer` of each row whose messages are stored, by id.
 
     The prompt is the last user message before the policy's first reply. The answer is the policy's last reply, or its
-    tool calls if it has no text. None: there is no such message, or the messages are damaged.
+    tool calls if the reply has no text. A part is None if there is no such message, or the messages are damaged.
     """
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}

@@ -147,7 +147,7 @@ class Sampler(ABC):
         return 1.0
 
     def weigh(self, rows: Rows) -> tuple[Floats, Flags]:
-        """Return checked weights, and a mask of the rows whose priority is unknown."""
+        """Return checked weights, and a mask of the rows whose weight is unknown."""
         unknown = np.zeros(len(rows), np.bool_)
         for name in self.needs:
             unknown |= np.isnan(getattr(rows, name))

@@ -34,7 +34,7 @@ class TokenMeaning:
     """Tokenizer hashes of the run's policies, used where a run has no fingerprint."""
 
     def mismatch(self, other: TokenMeaning) -> int:
-        """Return the difference bits: those of RUN_FIELDS and `authors`."""
+        """Return the bits of what differs: one bit for each of RUN_FIELDS, and one for `authors`."""
         found = 0 if self.authors == other.authors else difference_bits(("authors",))
         mine, theirs = self.fingerprint, other.fingerprint
         if mine is None or theirs is None:

@@ -45,7 +45,7 @@ _CODES = ("run", "source", "task", "group")
 
 
 class Codes:
-    """Small numbers that stand for texts, in the order in which the texts first came."""
+    """Small numbers in place of texts, in the order in which the texts first came."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -63,9 +63,9 @@ class Codes:
 
 
 class EligibleIndex:
-    """The eligible rows that a run may draw: its own, imported ones, and those of the runs `others`.
+    """The eligible rows that a run may draw: its own, imported ones, and rows of the runs `others`.
 
-    The order of rows depends on their content alone, so that a draw depends on neither clocks nor earlier refreshes.
+    The order of rows depends only on their content, so that a draw depends neither on clocks nor on earlier refreshes.
     Rows of other runs come first, by run. Within a run, rows are ordered by iteration, slot and id. New rows of the
     drawing run are therefore appended at the end.
     """
@@ -87,7 +87,7 @@ class EligibleIndex:
 
     @property
     def is_new(self) -> bool:
-        """Whether no refresh was made yet. The first one reads all rows."""
+        """True before the first refresh, which reads all rows."""
         return self._last < 0
 
     def position(self, id: str) -> int | None:

@@ -144,9 +144,9 @@ class MaxVarianceGroupSampler(Sampler):
 class AdvantageSampler(Sampler):
     """A row weighs |advantage|^exponent: prioritised experience replay (Schaul et al. 2016, arXiv:1511.05952).
 
-    Its loss is multiplied by (N probability)^-beta, over the largest such factor of the draw. The factor is exact for
-    draws with replacement; a draw of a small share of the buffer is close to one. No signal: rows of advantage 0 are
-    never drawn.
+    The row's loss is multiplied by (N probability)^-beta, divided by the largest such factor of the draw. The factor is
+    exact for draws with replacement; a draw of a small share of the buffer is close to one with replacement. No signal:
+    rows of advantage 0 are never drawn.
     """
 
     name = "advantage"
@@ -212,7 +212,7 @@ class EntropySampler(RankedSampler):
 class FreshnessSampler(Sampler):
     """A row weighs exp(-staleness / tau) times another sampler's weight: a priority that ages (freshness-aware PER).
 
-    Unknown: rows of other runs, and rows that are unknown to the other sampler. No signal: as with the other sampler.
+    Unknown: rows of other runs, and rows whose weight the other sampler does not know. No signal: as the other sampler.
     """
 
     name = "freshness"

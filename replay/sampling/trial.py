@@ -35,7 +35,7 @@ class TrialDraw:
         return self._weights.weights > 0.0
 
     def available(self) -> Availability:
-        """Count what a draw could take. Raises ReplayError for a named source that can't be compared with the run."""
+        """Count the rows that a draw could take. Raises ReplayError for a named source without a comparable row."""
         self._eligible.refuse_incomparable(self._request)
         return _count_available(self.index, self._weights, self._request.limits)
 
@@ -53,9 +53,9 @@ class TrialDraw:
         return [*found, ("sampler", int(np.count_nonzero(self.drawable)))]
 
     def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
-        """Return a sentence for each source that can give no row.
+        """Return a sentence for each source that has no row to draw.
 
-        The sources are those of `replay.sources`, or else those of all rows, and those `named`. The run's own sources
+        Checked are the sources of `replay.sources`, or else of all rows, and the sources `named`. The run's own sources
         are left out while they are empty, because the run may still collect rows.
         """
         codes = self.index.codes["source"].names

@@ -184,7 +184,8 @@ def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple
 def match_sources(
     index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)
 ) -> Mask:
-    """Return a mask of the rows whose source, or whose other run, is named. `self` means the drawing run alone."""
+    """Return a mask of the rows whose source is named, or whose run is named if it is another run. `self` means only
+    the drawing run."""
     columns, own = index.columns, index.codes["source"].get("self")
     source = columns["source"][rows]
     found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])

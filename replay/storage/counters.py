@@ -28,7 +28,7 @@ def next_number(connection: sa.Connection, counter: Counter) -> int:
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
-    """The value of a counter. Raises DamagedDatabase if it is missing or no valid number."""
+    """The value of a counter. Raises DamagedDatabase if the value is missing or no valid number."""
     value = execute(connection, _LAST, counter=counter).scalar_one_or_none()
     if type(value) is not int or not 0 <= value <= 2**62:
         raise DamagedDatabase(f"{value!r} in buffer_state.value of {counter!r}")

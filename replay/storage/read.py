@@ -1,4 +1,4 @@
-"""Reading whole trajectories, and finding those that are damaged."""
+"""Reads whole trajectories, and finds damaged ones."""
 
 import json
 import struct
@@ -105,8 +105,8 @@ def _whole(
     messages_of_rows: Mapping[str, Sequence[Any]] | None,
     authors: Callable[[str], AuthorTable],
 ) -> Trajectory:
-    """The trajectory of a row, whose tokens are in `segments` or in `nodes`. `messages_of_rows` is None if messages are
-    not wanted. Raises BlobError if the row is not what was written."""
+    """Return the trajectory of a row, whose tokens are in `segments` or in `nodes`. `messages_of_rows` is None if
+    messages are not wanted. Raises BlobError if the row differs from what was written."""
     *values, checksum, _ = row
     # A person who changes a row on purpose removes its checksum: docs/running-the-buffer.md.
     is_checked = checksum is not None
@@ -139,7 +139,7 @@ def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
 
 
 def author_table(connection: sa.Connection, run: str) -> AuthorTable:
-    """The author table of a run. Raises ReplayError if it is not the one that was written."""
+    """The author table of a run. Raises ReplayError if it differs from what was written."""
     row = connection.execute(sa.select(runs.c.authors, runs.c.authors_hash).where(runs.c.id == run)).one_or_none()
     if row is None:
         raise ReplayError(f"run must be a stored one, got {run!r}. See which rows name it: agentloop replay verify")

@@ -132,8 +132,8 @@ def restore(connection: sa.Connection, run: str, iteration: int) -> None:
 def chosen_rows(
     connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """The rows to prune from `run`, or from every run: those that meet `rows`, or those over a capacity after the last
-    iteration. Rows that are reserved or still to be fresh are never among them."""
+    """The rows to prune from `run`, or from every run: rows that meet `rows`, or rows over a capacity after the last
+    iteration. Reserved rows, and rows that will still be fresh, are never among them."""
     if rows is not None:
         mine = sa.true() if run is None else _rows.run == run
         found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
@@ -175,7 +175,7 @@ def _kept(run: str) -> sa.ColumnElement[bool]:
 def _streamed(
     connection: sa.Connection, *conditions: sa.ColumnElement[bool], drawable_last: bool = False
 ) -> Iterator[StoredRow]:
-    """The rows that meet the conditions, the oldest first, with one page of them in memory."""
+    """Yield the rows that meet the conditions, the oldest first, with one page of rows in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
     query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []

@@ -59,7 +59,7 @@ class Sessions:
         self._database, self._write = database, write
 
     def open(self, session: OpenSession) -> OpenSession | None:
-        """The session of that id, as it was first opened; None: it has ended, and is a trajectory."""
+        """Return the session with this id, as it was first opened. None: it has ended, and is a trajectory."""
 
         def work(connection: sa.Connection) -> OpenSession | None:
             found = _session(connection, session.id)

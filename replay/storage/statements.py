@@ -58,7 +58,7 @@ def rows_by_key(
     key: sa.Column[str],
     order_by: tuple[sa.Column[Any], ...] = (),
 ) -> Iterator[tuple[Any, ...]]:
-    """Values of `columns` for the rows whose `key` is one of `keys`, each given once."""
+    """Yield the values of `columns` for the rows whose `key` is one of `keys`. Each row comes once."""
     for chunk in chunked(keys):
         # The last key is repeated up to a power of two, so that few statements serve any number of keys.
         size = 1 << (len(chunk) - 1).bit_length()

@@ -22,7 +22,7 @@ _rows, _left = trajectories.c, reclaimed.c
 
 @dataclass(frozen=True)
 class Forgotten:
-    """How much content was removed, or would be."""
+    """Counts of the content that was removed, or would be."""
 
     trajectories: int
     derived: int
@@ -44,8 +44,8 @@ class Forgotten:
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run (or
-    ALL_RUNS) whose episodes of evaluations and sessions under way are removed too."""
+    """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run, or
+    ALL_RUNS: its evaluation episodes and its open sessions are removed too."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()
     facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
     gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))
@@ -135,7 +135,7 @@ def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> No
 
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """The reasons why rows were deleted, by id, for those of these rows that were."""
+    """The reasons why rows were deleted, by id. Ids of rows that were not deleted are left out."""
     return {row.id: row.state_reason for row in selected(connection, [_left.id, _left.state_reason], _left.id, ids)}
 
 

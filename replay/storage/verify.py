@@ -1,4 +1,4 @@
-"""Verification: whether all that is stored is still what was written, and every reference still names a row."""
+"""Verifies that all stored values equal what was written, and that every reference names a row."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -45,9 +45,9 @@ class Verification:
 def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
     """Read every row: its cells, its checksums and its content hash.
 
-    Rows are read in small batches, each as it is at that moment, and a table's cells at once: during a long snapshot a
-    database must keep everything that others write. `states` are those at the beginning. Rows written or evicted
-    meanwhile are skipped.
+    Rows are read in small batches, each at one moment, because during a long snapshot a database must keep everything
+    that others write. All cells of a table are read at once. `states` are the states at the beginning. Rows that others
+    write or evict meanwhile are skipped.
     """
     counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
     counts = database.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(counted)})

@@ -320,7 +320,7 @@ def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
-    """Return the oldest existing checkpoint whose weights have learned from that iteration."""
+    """Return the oldest existing checkpoint whose weights have learned from this iteration."""
     from agentloop.runs.run_folder import complete_checkpoints  # here, because other commands need no configuration
 
     found = [] if folder is None else complete_checkpoints(folder / "checkpoints")

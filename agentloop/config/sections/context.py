@@ -48,7 +48,7 @@ def _converted(option: str, value: Any, wanted: Any) -> Any:
 
 
 class AuthorSection(Section):
-    """An author besides the built-in ones, and the use of its tokens."""
+    """An author of the user's own, and the use of its tokens."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="Its name in messages: judge, subagent:planner.")
     action: bool = Field(False, description="Its replies replace the policy's: response_mask, no log-probs.")
@@ -57,9 +57,9 @@ class AuthorSection(Section):
 
 
 def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The table of the built-in authors and then the registered ones. Raises ValueError for a name that is taken.
+    """The table of the built-in authors, followed by the registered ones. Raises ValueError for a name that is taken.
 
-    `demonstration` is built in, for the warm-up. Registering it unchanged lets environments name it, too.
+    `demonstration` is built in, for the warm-up. If it is registered unchanged, environments can name it, too.
     """
     built_in = default_authors()
     rows = [*built_in.authors]
@@ -150,7 +150,7 @@ class ContextSection(ContextLength, Section):
         return author_table(self.registered_authors())
 
     def registered_authors(self) -> tuple[Author, ...]:
-        """The authors that an environment's messages may name besides the built-in ones."""
+        """The authors, beyond the built-in ones, that an environment's messages may name."""
         try:
             # The probability with which an author wrote a token is not known, so these tokens have no log-probs.
             return tuple(Author(row.name, row.action, row.trained, row.shown, behavior=False) for row in self.authors)

@@ -1,4 +1,4 @@
-"""What the configuration says about the loss: objectives, ratios and corrections of each kind of row."""
+"""The configuration of the loss: objectives, ratios and corrections of each kind of row."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -45,7 +45,7 @@ _REPLAY = {name: _section_of(each, "replay", each.replay_defaults) for name, eac
 
 
 def _alone(key: str) -> BeforeValidator:
-    """A text stands for a section with that key and all defaults."""
+    """A text is short for a section with that key and all defaults."""
     return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
 
 
@@ -64,7 +64,7 @@ def _built_in_or_own(sections: Iterable[type[Section]]) -> Any:
 
 
 class PlainMissing(ObjectiveSection):
-    """What is done about unknown behavior log-probs without another objective."""
+    """The ways to treat unknown behavior log-probs that don't change the objective."""
 
     name: Literal["reject", "recompute"] = "reject"
 

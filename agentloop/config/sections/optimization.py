@@ -104,5 +104,5 @@ class BatchSection(BatchSize, Section):
 
     @property
     def packs(self) -> bool | None:
-        """As `layout` says; None: auto."""
+        """True if `layout` is packed, False if it is padded, None if it is auto."""
         return {"auto": None, "padded": False, "packed": True}[self.layout]

@@ -57,7 +57,10 @@ class EpisodeCache:
         self._row_by_episode = {request.episode: row for row, request in enumerate(requests)}
 
     def narrow_to(self, requests: Sequence[GenerationRequest]) -> bool:
-        """Drop all other episodes, and cut each to the part that its new prompt repeats; False if any is new."""
+        """Drop the episodes that are not in `requests`, and cut each other row to the part that its new prompt repeats.
+
+        False if an episode is new to the cache.
+        """
         rows = [self._row_by_episode.get(request.episode) for request in requests]
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
@@ -119,7 +122,7 @@ class EpisodeCache:
         self._length[index] = part._length
 
     def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
-        """Feed some rows, and the others nothing; False where the model's layers can't."""
+        """Feed some rows, and nothing to the other rows. False: the model's layers can't do this."""
         part = self.part(rows) if self._states.layers else None
         if part is None:
             return False
@@ -195,7 +198,7 @@ class _PackedLayer(DynamicLayer):
         return part
 
     def rejoin(self, rows: Tensor, part: Self) -> None:
-        """Append the new columns of `part` to these rows; the other rows have zeros there."""
+        """Append the new columns of `part` to its rows; the other rows get zeros in them."""
         used, end = self.get_seq_length(), part.get_seq_length()
         self._grow(used, end)
         for block, states in zip(self._blocks, (part.keys, part.values), strict=True):

@@ -1,7 +1,7 @@
-"""Batched sampling from a model in this process, with a key-value cache that lives across the turns of an episode.
+"""Batched sampling from a model in this process, with a key-value cache that stays during an episode.
 
-All running episodes take their turns together. A turn feeds only what is new since the last one (the stop token,
-the tool result, the next header), and episodes that have ended are dropped.
+All running episodes take their turns together. A turn feeds only the new tokens since the last turn (the stop token,
+the tool result, the next header), and ended episodes are dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StopStrings:
 
 
 class LocalGenerator:
-    """Samples from `model` as it is now; `published()` counts its versions."""
+    """Samples from the current weights of `model`; `published()` counts its versions."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LocalGenerator:
         policy_version: int = 0,
         compute: ComputeSection | None = None,
     ) -> None:
-        """`compute` says in which type it multiplies; the rest of it is about scoring."""
+        """Of `compute` only `autocast` is used: the type to multiply in. The other settings are about scoring."""
         self.model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids

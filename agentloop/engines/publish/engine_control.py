@@ -189,7 +189,7 @@ class EngineControl(AbstractContextManager["EngineControl"]):
         )
 
     def _call(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
-        """Make a call and return the answer's JSON, None where it is not JSON. Raises EngineRefused."""
+        """Make a call and return the answer's JSON, or None if the answer is no JSON. Raises EngineRefused."""
         try:
             answer = self._client.request(method, path, json=body, params=params)
         except httpx2.HTTPError as error:

@@ -1,12 +1,12 @@
 """Tells from an engine's log-probs whether it has the new weights, the previous ones or others.
 
-An engine in 16 bits rounds at every layer, in an order of its own, so its log-probs have noise. The learner rounds its
+An engine in 16 bits rounds at every layer, in its own order, so its log-probs have noise. The learner rounds its
 weights as the engine does, but multiplies in float32, which adds no noise. `new` and `before` are the learner's
-log-probs with the new and the previous weights. With x = new - before and y = engine - before, the share is
-sum(x y) / sum(x x). It is 1 with the new weights and 0 with the previous ones, up to noise not correlated with x.
+log-probs with the new and the previous weights. With x = new - before and y = engine - before, the share is sum(x y) /
+sum(x x). It is 1 with the new weights and 0 with the previous ones, up to noise not correlated with x.
 
 Example: an update moves two tokens from -1.0 and -2.0 to -0.9 and -2.2 nats. An engine that gives -0.9 and -2.2 has
-share 1. An engine that still gives -1.0 and -2.0 has share 0: it is behind.
+share 1. An engine that still gives -1.0 and -2.0 has share 0: it still has the previous weights.
 """
 
 import math

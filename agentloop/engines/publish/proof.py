@@ -51,7 +51,7 @@ class Proof:
 
 
 def publish(engine: EngineControl, folder: Path) -> Proof:
-    """Load the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved."""
+    """Load the policy in `folder` into the engine and prove it. Raises UserError if the proof fails."""
     return bring_policy(engine, read_published(folder), folder, record=folder.parent / PROOFS)
 
 
@@ -88,7 +88,7 @@ def bring_policy(engine: EngineControl, policy: PublishedPolicy, source: Source,
 
 
 def _take_name(engine: EngineControl, policy: PublishedPolicy) -> None:
-    """Take the policy's name from weights that are not the policy's, before anything else is sampled."""
+    """Take the policy's name away from weights that are not the policy's, before anything else is sampled."""
     if policy.kind == "lora":
         engine.unload_adapter(policy.label)
     else:

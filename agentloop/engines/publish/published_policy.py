@@ -117,8 +117,8 @@ def newest_published(folder: Path) -> Path | None:
 def one_publisher(policies: Path, url: str) -> Iterator[None]:
     """Hold a lock: nobody else on this machine publishes to the engine at `url` from the folder `policies` meanwhile.
 
-    A learner and an engine's watcher both publish. At the same time, one's weights would get the other's name. The
-    newest policy must be looked up within the lock, too. A process that dies releases it.
+    A learner and an engine's watcher both publish. If they publish at once, the weights of one get the name of the
+    other. The newest policy must be looked up within the lock, too. A process that dies releases the lock.
     """
     policies.mkdir(parents=True, exist_ok=True)
     with (policies / f"publishing-{urlsplit(url).netloc.replace(':', '-')}.lock").open("w") as file:

@@ -34,7 +34,7 @@ class ServingUrls:
         """The version that was published last; None before the first publish."""
 
     def set_serving(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
-        """Note that the engines at `urls` were proved to serve this version; the others continue with theirs."""
+        """Note that the engines at `urls` were proved to serve this version; the other engines keep their versions."""
         for url in urls:
             self.versions[url][label] = version
             self.serving[url] = Weights(version, adapter)

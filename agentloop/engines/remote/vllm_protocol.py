@@ -104,7 +104,7 @@ def generate_body(
 
 
 def read_reply(answer: Any) -> WireReply:
-    """Read an answer's JSON. Raises EngineFault where it is not a reply of this route."""
+    """Read an answer's JSON. Raises EngineFault if it is no reply of this route."""
     try:
         (choice,) = answer["choices"]
         scored = (choice.get("logprobs") or {}).get("content") or []
@@ -142,10 +142,10 @@ def check_reply(
     weights: Weights,
     versions: Mapping[str, int] | None,
 ) -> Completion:
-    """Check a reply, and return it as a completion. Raises EngineFault where it may not be recorded.
+    """Check a reply, and return it as a completion. Raises EngineFault if it must not be recorded.
 
-    The request named `weights`. `versions` are the versions that the engine was proved for, by their label in spans;
-    None where nobody publishes to the engine.
+    The request named `weights`. `versions` are the versions that the engine was proved for, by their label in spans.
+    None: nobody publishes to the engine.
     """
     if reply.finish_reason == "abort":
         raise EngineFault(FaultKind.ABORTED, "the server gave the reply up")

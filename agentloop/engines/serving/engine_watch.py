@@ -39,12 +39,12 @@ class EngineWatch:
         self._published: Path | None = None
 
     def serve(self, process: EngineProcess, *, start_timeout_s: float) -> None:
-        """Watch an engine started here. Raises UserError where it does not start, EngineEnded where it dies."""
+        """Watch an engine started here. Raises UserError if it does not start, EngineEnded if it dies."""
         if process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
             self.stay(process)
 
     def stay(self, process: EngineProcess | None) -> None:
-        """Watch an engine until it ends. Without a `process`, somebody else starts the engine, and it may return."""
+        """Watch an engine until it ends. Without a `process` the engine is not ours: it may go and come back."""
         answers, answered_at = False, time.monotonic()
         while not self._stopped():
             if process is not None and process.exit_code is not None:

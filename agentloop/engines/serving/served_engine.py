@@ -28,7 +28,7 @@ class ServedEngine:
         self.options, self._process, self._control = options, process, control
 
     def check(self) -> None:
-        """Check that the engine is up. Raises EngineEnded where it has ended, or does not answer for a while."""
+        """Check that the engine is up. Raises EngineEnded if it has ended, or does not answer for a while."""
         end = time.monotonic() + _SILENT_S
         while not self._control.healthy():
             if self._process.exit_code is not None or time.monotonic() > end:
@@ -67,7 +67,7 @@ def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> 
 def served_engine(
     options: ServeOptions, *, key_variable: str, run: Path, note: Callable[[str], None]
 ) -> Iterator[ServedEngine]:
-    """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError where it does not."""
+    """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError if it does not answer."""
     key = read_key(key_variable)
     with (
         vllm_process(options, key, folder=run, say=note) as process,

@@ -113,7 +113,7 @@ def differentiate(
     operand: torch.dtype,
     spare: Tensor,
 ) -> Tensor:
-    """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.row_coefficients` says.
+    """The gradient of the chunk, [n, v] of type `operand`, with the coefficients of `Cotangents.row_coefficients`.
 
     Overwrites `logits` and `spare`, and may return either.
     """

@@ -96,7 +96,7 @@ class Head:
 
 @torch.no_grad()
 def _leaves_logits(model: PreTrainedModel) -> bool:
-    """Whether the head is one plain product whose result the model returns. The model is tried with two tokens."""
+    """True if the head is one plain product whose result the model returns. The model is tried with two tokens."""
     head: Any = model.get_output_embeddings()
     # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
     is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)

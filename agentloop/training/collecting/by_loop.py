@@ -22,7 +22,7 @@ from replay.storage.write import AppendReport
 
 
 class LoopCollection(Collection):
-    """Collects episodes of the present policy, one batch after another."""
+    """Collects episodes of the current policy, one batch after another."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
         super().__init__(components, state)

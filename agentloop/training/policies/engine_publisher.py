@@ -1,7 +1,7 @@
-"""Publishing to engines, which sample from the policy: each gets every new version, and must prove it.
+"""Publishes policies to engines, which sample from them. Each engine gets every new version, and must prove it.
 
 The proof: before and after an update, the learner scores the ends of some replies. An engine that has loaded the new
-version scores the same tokens. Its log-probs must be those of the new weights, not those of the old ones.
+version scores the same tokens. Its log-probs must match the new weights, not the old ones.
 """
 
 import hashlib

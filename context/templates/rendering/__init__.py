@@ -1,1 +1,1 @@
-"""The parts of `render`: whose words are where in a template's text, and where replies begin and end."""
+"""The parts of `render`: they find who wrote which part of a template's text, and where replies begin and end."""

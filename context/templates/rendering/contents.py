@@ -83,10 +83,10 @@ def first_place(text: str, content: str, start: int = 0) -> Span | None:
 
 
 def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span]:
-    """The place of each content, which is given with its message's number.
+    """Find the place of each content; contents are given with the number of their message.
 
-    A content stands behind those of the message before. The longest content of a message is looked for first, so that
-    a shorter one is not found within it.
+    A content comes after the contents of the message before. The longest content of a message is looked for first, so
+    that a shorter one is not found within it.
     """
     found: dict[int, Span] = {}
     at = start

@@ -1,11 +1,12 @@
-"""Conversations as their template writes them, with the places of what is the template's and what is said.
+"""Writes conversations with their template, and finds which parts of the text are the template's and which are
+contents.
 
     messages     user: Which code?
     text         <|user|>Which code?<|end|><|assistant|>
     controls     <|user|>, <|end|> and <|assistant|>, which the template wrote
     contents     characters 8 to 18 are the content of message 0
 
-A text that goes on from an earlier one is read from there on: an episode writes every message once more at each turn.
+An episode writes every message again at each turn. So a text that continues an earlier text is read from there on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ def passages_of(placed: Sequence[PlacedContent]) -> list[Passage]:
 
 
 class ConversationWriter:
-    """Has the template write conversations, and finds in the text what the template wrote and what is said."""
+    """Writes conversations with the template, and finds the template's parts and the contents in the text."""
 
     def __init__(self, template: ChatTemplate, codec: TokenCodec, *, allow_hidden: bool) -> None:
         self._template = template
@@ -90,7 +91,8 @@ class ConversationWriter:
         now: datetime | None = None,
         prompted: bool = True,
     ) -> Rendering:
-        """The text of a conversation. `after`: an earlier text of it, whose day is kept; `now`: the day without one."""
+        """The text of a conversation. With `after`, an earlier text of it, the day stays the same; else the day is
+        `now`."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
         shown, rows = [], []
         if after is not None and given[: len(after.given)] == after.given:
@@ -122,9 +124,9 @@ class ConversationWriter:
     def find_contents(
         self, rendering: Rendering, first: int = 0, start: int = 0, *, required: int = 0
     ) -> list[PlacedContent]:
-        """The contents from message `first` on, which stand from character `start` on.
+        """Find the contents from message `first` on, in the text from character `start` on.
 
-        Raises RenderError for a content of a message from `required` on that the template leaves out.
+        Raises RenderError if the template leaves out a content of message `required` or a later message.
         """
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]

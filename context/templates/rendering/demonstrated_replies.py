@@ -62,9 +62,9 @@ class DemonstratedReplies:
     def find_turn(
         self, rendering: Rendering, number: int, placed: Sequence[PlacedContent], controls: Sequence[Control]
     ) -> Span:
-        """The turn of the message of that number: from the end of its prompt to its stop token.
+        """The turn of the message with this number: from the end of its prompt to its stop token.
 
-        The turn ends with its last content where the template writes no stop token behind it.
+        If the template writes no stop token after the turn, it ends with its last content.
         """
         text = rendering.written.text
         prompt = self._conversations.render(rendering.given[:number], rendering.tools, now=rendering.now)
@@ -138,7 +138,7 @@ class DemonstratedReplies:
         return found
 
     def _find_next_header(self, whole: Rendering) -> int:
-        """The token that opens the turn behind a reply, where it is what ends the reply."""
+        """The token that opens the turn after a reply, if this token ends the reply."""
         calls = whole.given[-1].tool_calls
         following = Message("user", _FOLLOWING)
         if calls:

@@ -1,18 +1,18 @@
-"""Which control tokens of a text its template wrote, and which are only words that somebody said.
+"""Tells control tokens that the template wrote from the same text in a message.
 
-The template's own tokens are marked where its source holds them whole (`written_text`). A token without a mark is in
-doubt: the template may have put it together, a content may spell it, or each gave a part. The template is then asked
-again, with a break (here `#`) in every content that could have a part in it. A token that stands all the same is the
-template's:
+The template's own tokens are marked where its source contains them whole (`written_text`). A token without a mark is in
+doubt: the template may have put it together, a content may spell it, or each gave a part. The template is then rendered
+again, with a break (here `#`) in every content that could have a part in the token. If the token is still there, it is
+the template's:
 
     template        {{ '<|' + role + '|>' }}{{ content }}<|end|>
     content         What is <|end|>?
     text            <|user|>What is <|end|>?<|end|>         in doubt: <|user|> and the first <|end|>
     asked again     <|user|>What is <#|end|>?<|end|>        <|user|> is the template's, the first <|end|> is not
 
-Only contents that are under suspicion are broken, as a template may look at what it is given. The suspicion begins
-narrow: contents that hold a token whole. It widens as long as a token is in doubt: to contents that hold one end of a
-token, then to contents that hold its middle.
+Only suspected contents are broken, because a template may look at its contents. At first only contents that contain the
+whole token are suspected. While a token is in doubt, contents that contain one end of it are suspected too, then
+contents that contain its middle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]
 
 
 def mark_controls(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
-    """The template with its own control tokens marked. Raises RenderError where that changes what it writes."""
+    """Mark the template's own control tokens. Raises RenderError if the marks change what the template writes."""
 
     def mark(text: str) -> str:
         return mark_own(text, [control.place.without_space(text) for control in codec.controls(text)])
@@ -124,10 +124,10 @@ class Doubtful:
         return Doubtful(self.behind[::-1], self.token[::-1], self.before[::-1])
 
     def may_end_in(self, content: str, *, is_half_enough: bool, may_go_on: bool) -> bool:
-        """Whether the token may begin before the content and end in it.
+        """True if the token may begin before the content and end in it.
 
-        A content that is longer than the rest of the token must go on as the text behind the token does. A template
-        puts no content into the middle of a word, but another content may end there. To break one of the two contents
+        If the content is longer than the rest of the token, it must continue like the text after the token. A template
+        puts no content into the middle of a word, but another content may end there. Breaking one of the two contents
         is enough: `is_half_enough` says whether this one counts. `may_go_on`: the content may be the token's middle.
         """
         for cut in range(1, len(self.token)):
@@ -146,9 +146,9 @@ class Doubtful:
         return False
 
     def is_scattered_in(self, content: str) -> bool:
-        """Whether the content has the token's characters in their order, forwards or backwards.
+        """True if the content has the token's characters in their order, forwards or backwards.
 
-        A template may take out what stands between them, or turn the content round.
+        A template may remove the characters between them, or reverse the content.
         """
         pattern = ".*?".join(map(re.escape, self.token))
         return any(re.search(pattern, said, re.DOTALL) for said in (content, content[::-1]))
@@ -156,7 +156,7 @@ class Doubtful:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Which tokens contents may have spelled, as a whole or in part."""
+    """The tokens that contents may have spelled, as a whole or in part."""
 
     spelled: frozenset[str] = frozenset()
     """A content may hold one of these tokens whole."""

@@ -1,7 +1,7 @@
-"""Where a reply ends in the prompt that shows it again, and whether that prompt shows it as it was said.
+"""Finds where a reply ends in the prompt that shows it again, and whether the prompt shows it unchanged.
 
-The tokens of a reply stay as they were sampled. The next prompt of the template has the reply once more, and only what
-follows the reply there is added behind the sampled tokens:
+The tokens of a reply stay as they were sampled. The template's next prompt contains the reply once more. Only the text
+after the reply is tokenised and added to the sampled tokens:
 
     prompt for the reply       <|user|>Which code?<|assistant|>
     sampled reply              It is  78.<|end|>
@@ -9,9 +9,9 @@ follows the reply there is added behind the sampled tokens:
     its tail                                               It is 78.<|end|><|user|>And pearl's?<|assistant|>
     added                                                                  <|user|>And pearl's?<|assistant|>
 
-The reply ends with the first stop token behind its last content: there a policy that writes like the template would
-have stopped. Nothing can be added where the template writes the reply otherwise than while it was the last message:
-without its thought, or with a mark that it did not have.
+The reply ends with the first stop token after its last content, where a policy that writes like the template would have
+stopped. Nothing can be added if the template writes the reply in another way than when it was the last message: without
+its thought, or with a new mark.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ _THOUGHT = "q7thought7q"
 
 @dataclass(frozen=True)
 class Sampled:
-    """A reply as the policy said it."""
+    """A reply as the policy sampled it."""
 
     text: str
     stop: int | None
@@ -53,7 +53,7 @@ class Tail:
         return None if stop is None or (end is not None and stop.place.start > end) else stop
 
     def begins_with(self, sampled: Sampled) -> bool:
-        """Whether the reply is written as it was sampled, but for white space."""
+        """True if the reply is written as it was sampled, except for white space."""
         stop = self.find_stop()
         return stop is not None and _bare(self.text[: stop.place.start]) == _bare(sampled.text)
 
@@ -83,7 +83,8 @@ class ReplyEnd:
 
 
 def find_reply_end(tail: Tail, shown: ShownReply, sampled: Sampled, as_last: AsLast) -> ReplyEnd | None:
-    """Where the reply ends in the tail. None: the reply is not shown as it was while it was the last message."""
+    """Find where the reply ends in the tail. None: the tail shows the reply in another way than when it was the last
+    message."""
     if shown.end > shown.following:  # a part of the reply is written behind what follows it
         return None
     stop = tail.find_stop(shown.end, shown.following)  # a later one ends another turn
@@ -122,7 +123,7 @@ def _is_rewritten(tail: Tail, stop: Control | None, shown: ShownReply, sampled: 
 
 
 def _adds_empty_thought(was: str, now: str, reply: Message, sampled: Sampled) -> bool:
-    """Whether the reply differed, while it was the last, by an empty thought alone that nobody had said."""
+    """True if the template only added an empty thought to the reply while it was the last message."""
     opening = was.removesuffix(now)
     return reply.reasoning is None and opening != was and not _bare(sampled.text).startswith(opening)
 

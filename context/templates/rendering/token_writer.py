@@ -1,13 +1,13 @@
-"""Texts of a template as tokens, each with the author of its text.
+"""Turns texts of a template into tokens, each with the author of its text.
 
     text         <|user|>Which code?<|end|>
     passages     characters 8 to 18 are the user's
     tokens       <|user|>   Which   code   ?      <|end|>
     authors      template   user    user   user   template
 
-A text is cut at the control tokens that its template wrote, and nowhere else: the tokens are those that the tokenizer
-makes of the whole. A stretch between two cuts that spells a control token is encoded by a tokenizer that knows none. A
-token across the border of two authors belongs to the author of its first character.
+A text is cut only at the control tokens that its template wrote, so the tokenizer makes the same tokens as from the
+whole text. If the text between two cuts spells a control token, a tokenizer without control tokens encodes it. A token
+across the border of two authors belongs to the author of its first character.
 """
 
 from bisect import bisect_left, bisect_right
@@ -72,9 +72,9 @@ class TokenWriter:
         lead: Control | None = None,
         opens: bool = True,
     ) -> TokenSequence:
-        """The tokens from `start` on, or from behind `lead`, the control token before it.
+        """The tokens from `start` on, or from after `lead`, the control token before it.
 
-        `opens`: nothing stands before the text.
+        `opens`: the text is at the very beginning.
         """
         stretches = _cut(text, controls, start, lead)
         pieces = [self._encode(text, stretch, opens=opens) for stretch in stretches]

@@ -32,7 +32,7 @@ _NUMBERED = re.compile(f"{_NONCE}([be])([0-9]+)z")
 
 
 class Written:
-    """A text of a template, with the places of the control tokens that stand whole in the template's source."""
+    """A text of a template, with the places of the control tokens that the template's source contains whole."""
 
     def __init__(self, marked: str, before: Written | None = None) -> None:
         """`before`: an earlier text of the conversation, which this one may begin with."""
@@ -49,7 +49,7 @@ class Written:
         return tuple(Span(start, start + len(token)) for start, token in starts)
 
     def after(self, before: Written) -> Written | None:
-        """The text behind that of `before`. None: this text does not begin with it."""
+        """The part of the text after the text of `before`. None: this text does not begin with it."""
         if self.marked.startswith(before.marked):
             return Written(self.marked[len(before.marked) :])
         if not self.text.startswith(before.text):

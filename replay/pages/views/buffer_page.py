@@ -63,7 +63,7 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the filters that can be read together, and the others, each with its error."""
+    """Return the filters that can be read together, and the other filters, each with its error."""
     kept: list[str] = []
     mistakes = []
     for given in filters:

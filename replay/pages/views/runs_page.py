@@ -212,7 +212,7 @@ class OpenedRuns:
         return answer
 
     def app(self, name: str, made: Callable[[OpenBuffer], ASGIApp]) -> ASGIApp | None:
-        """Return the pages of the run in the folder of that name. None: there is no such run. Raises ReplayError."""
+        """Return the pages of the run in the folder with this name. None: there is no such run. Raises ReplayError."""
         with self._lock:
             if name not in self._apps and name in {folder.name for folder in run_folders(self.folder)}:
                 self._apps[name] = made(self._opened.enter_context(open_buffer(str(self.folder / name))))

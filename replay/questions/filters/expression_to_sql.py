@@ -295,10 +295,10 @@ def compare_field(field: Field, sign: str, values: Sequence[Value], known: Known
 
 
 def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Return the condition that `says` holds for some message of a row.
+    """Return the condition that `says` is true for some message of a row.
 
-    If there are few needles, only conversations that contain one of them are taken apart. Finding a text in the whole
-    conversation takes a tenth of the time of taking it apart.
+    If there are few needles, only conversations that contain one of them are split into messages. Searching the text of
+    the whole conversation takes a tenth of the time of splitting it.
     """
     mine = messages.c.trajectory == trajectories.c.id
     in_json = {json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)}

@@ -54,7 +54,7 @@ _ALL = (
     Field(
         "staleness",
         FieldKind.whole,
-        "publishes of its own run since its oldest token was sampled, unknown of imported rows",
+        "publishes of its own run since its oldest token was sampled; imported rows have none",
         STALENESS,
     ),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
@@ -62,18 +62,16 @@ _ALL = (
     Field(
         "token_gap_max",
         FieldKind.number,
-        "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats",
+        "largest absolute difference of a token's old and behavior log-prob in that update, in nats",
         TOKEN_GAP_MAX,
     ),
     Field("num_turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("num_user_turns", FieldKind.whole, "messages of a user after the first reply", _rows.num_user_turns),
-    Field("kept_turns", FieldKind.whole, "replies that it was restarted behind, not trained again", _rows.kept_turns),
+    Field("kept_turns", FieldKind.whole, "stored replies that its episode began after", _rows.kept_turns),
     Field("num_tool_calls", FieldKind.whole, "tool calls", _rows.num_tool_calls),
-    Field(
-        "num_tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", NUM_TOOL_ERRORS
-    ),
+    Field("num_tool_errors", FieldKind.whole, "failed tool calls, the policy's mistakes included", NUM_TOOL_ERRORS),
     Field("num_tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
-    Field("num_action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
+    Field("num_action_tokens", FieldKind.whole, "sampled tokens of all its segments", _rows.num_action_tokens),
     Field("num_bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
     Field("mean_entropy", FieldKind.number, "mean entropy per sampled token when sampled, in nats", _rows.mean_entropy),
     Field(
@@ -102,13 +100,13 @@ _ALL = (
     Field("state", FieldKind.text, "whether it may be drawn", _rows.state, choices=STATES),
     Field("state_reason", FieldKind.text, "why it has that state", _rows.state_reason),
     Field("stop_reason", FieldKind.text, "what ended the episode", _rows.stop_reason),
-    Field("error_kind", FieldKind.word, "kind of error of a tool call of it", _rows.error_kinds),
+    Field("error_kind", FieldKind.word, "kind of error of one of its tool calls", _rows.error_kinds),
     Field("tool", FieldKind.calls, "a tool it called"),
-    Field("agent", FieldKind.requests, "an agent that asked in its session", elsewhere=nodes.c.agent),
+    Field("agent", FieldKind.requests, "an agent that sent a request in its session", elsewhere=nodes.c.agent),
     Field(
         "fork",
         FieldKind.requests,
-        "why a request of its session did not go on from a reply",
+        "why a request of its session starts a branch",
         elsewhere=nodes.c.fork,
         choices=tuple(map(str, Fork)),
     ),
@@ -120,7 +118,7 @@ _ALL = (
         choices=tuple(map(str, Status)),
     ),
     Field("label", FieldKind.labels, "a label that somebody gave it", elsewhere=trajectory_labels.c.label),
-    Field("note", FieldKind.notes, "what a note on it says", elsewhere=trajectory_labels.c.note),
-    Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
+    Field("note", FieldKind.notes, "the text of a note on it", elsewhere=trajectory_labels.c.note),
+    Field("text", FieldKind.messages, "the text of one of its messages, reasoning included"),
 )
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}

@@ -63,10 +63,10 @@ def chosen(run: str | None, filter: str | None) -> RowCondition:
 
 
 def staleness(connection: sa.Connection, run: str | None) -> sa.ColumnElement[int]:
-    """Return an expression of the staleness of this run's rows (None: of all runs').
+    """Return an expression for the staleness of this run's rows (None: of all runs' rows).
 
-    It is NULL for rows of a run that has published nothing. The newest versions stand in it as constants: looking them
-    up row by row, as the field of filters does, takes three times as long.
+    It is NULL for rows of a run that has published nothing. The expression contains the newest versions as constants,
+    because looking them up row by row, as the filter's field does, takes three times as long.
     """
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
     query = sa.select(runs.c.id, sa.cast(newest, sa.BigInteger)).where(run_is(run, runs.c.id), newest.is_not(None))

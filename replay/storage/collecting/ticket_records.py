@@ -81,7 +81,7 @@ class EndedMember:
 
 @dataclass(frozen=True)
 class EndedGroup:
-    """A group whose members have all ended, and which the learner has not closed yet."""
+    """A group whose members have all ended, but that the learner has not closed yet."""
 
     number: int
     iteration: int

@@ -132,8 +132,8 @@ def stored_revision(connection: sa.Connection) -> str | None:
 
 
 def check_revision(revision: str | None, where: str, *, creates: bool) -> None:
-    """Raises DatabaseRefused for a database of another program or schema, and for an empty one unless it `creates`
-    tables."""
+    """Raises DatabaseRefused for a database of another program or schema. An empty database is accepted only if it
+    `creates` tables."""
     if revision == REVISION or (revision is None and creates):
         return
     if revision is None or not re.fullmatch(r"[0-9]{4}", revision):

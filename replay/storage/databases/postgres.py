@@ -1,8 +1,8 @@
-"""A buffer on a server: everything that is special about PostgreSQL.
+"""A buffer on a server: everything special to PostgreSQL.
 
-A write transaction begins with the buffer's lock. So writers run one after another, and each sees what the ones before
-committed (READ COMMITTED takes a snapshot per statement). Texts are compared by bytes whatever the server's collation,
-as SQLite and Python do.
+A write transaction begins with the buffer's lock. So writers run one after another, and each sees the commits of the
+writers before it (READ COMMITTED takes a snapshot per statement). Texts are compared by bytes whatever the server's
+collation, as in SQLite and Python.
 """
 
 import time
@@ -56,7 +56,7 @@ SECRETS = frozenset({"password", "sslpassword"})
 
 
 class PostgresDatabase(Database):
-    """A database of a server, or one schema of it (`?options=-csearch_path=NAME`)."""
+    """A database on a server, or one schema of it (`?options=-csearch_path=NAME`)."""
 
     path = None
     compresses_text = False

@@ -104,7 +104,8 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file to a write-ahead log. If two connections do so at once, SQLite refuses one: it tries again."""
+    """Switch the file to a write-ahead log. If two connections do so at once, SQLite refuses one of them, which tries
+    again."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

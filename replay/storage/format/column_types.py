@@ -49,7 +49,7 @@ class ExactText(sa.types.TypeDecorator[str]):
 
 
 def holds(column: sa.Column[Any], value: Any) -> bool:
-    """Whether a driver's value may stand in a column, which is no blob."""
+    """True if a column without blobs may contain this value of a driver."""
     if value is None:
         return bool(column.nullable)
     if isinstance(column.type, ExactText):
@@ -101,7 +101,7 @@ def from_storable(value: str | None) -> str | None:
 
 
 def is_storable(text: str) -> bool:
-    """Whether a column can hold the text as it is. A text that contains the mark is stored as JSON too."""
+    """True if a column can hold the text unchanged. A text that contains the mark is stored as JSON too."""
     if "\x00" in text or ESCAPE in text:
         return False
     try:

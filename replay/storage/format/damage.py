@@ -22,7 +22,7 @@ RAISED_BY_DAMAGE = (
 
 
 def first_damage(connection: sa.Connection) -> str | None:
-    """The first value found that this program can't have written, in words; None: there is none."""
+    """Describe the first value found that this program can't have written. None: there is no such value."""
     for table in metadata.sorted_tables:
         for _, names in misfits(connection, table):
             return f"a value that nobody can have written in {table.name}.{names[0]}"
@@ -32,7 +32,7 @@ def first_damage(connection: sa.Connection) -> str | None:
 
 
 def wrong_authors(connection: sa.Connection) -> Iterator[str]:
-    """A line for each run whose author table is not the one that was written."""
+    """Return a line for each run whose author table has been changed."""
     for row in connection.execute(sa.select(raw(runs.c.id), raw(runs.c.authors), raw(runs.c.authors_hash))):
         try:
             check_authors(*row)

@@ -1,8 +1,8 @@
-"""Arrays and texts as bytes: zstd frames with a checksum, arrays little-endian.
+"""Writes arrays and texts as bytes: zstd frames with a checksum, arrays little-endian.
 
-A header stands before a frame of arrays: two magic bytes, a kind, a format number, and the count of tokens. Before
-anything is decompressed, the size that a frame declares is compared with the header, or with a limit. A segment's four
-arrays share one frame, for opening a frame takes longer than reading it.
+A frame of arrays has a header: two magic bytes, a kind, a format number, and the count of tokens. Before anything is
+decompressed, the size that a frame declares is compared with the header, or with a limit. A segment's four arrays share
+one frame, because opening a frame takes longer than reading it.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def compress_text(text: str) -> bytes:
 
 
 def decompress_text(frame: bytes) -> str:
-    """The text of a frame of `compress_text`; raises BlobError for anything else."""
+    """Return the text of a frame made by `compress_text`; raises BlobError for anything else."""
     if not isinstance(frame, bytes):
         raise BlobError("text that is no frame")
     try:

@@ -72,7 +72,7 @@ def chunked(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
 
 
 def known(value: float | None) -> float | None:
-    """The value for a column: NaN becomes None, for an unknown number is NULL."""
+    """The value for a column: NaN becomes None, because an unknown number is stored as NULL."""
     return None if value is None or math.isnan(value) else value
 
 

@@ -17,7 +17,7 @@ STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
 
 
 def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
-    """A column of the draw by which an update used the row last: the one of the greatest iteration of any run."""
+    """A column of the draw by which an update last used the row: the draw with the greatest iteration of any run."""
     mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
     newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
     return newest.correlate(trajectories).scalar_subquery()
