@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         patch.chdir(folder)
         (folder / "examples").symlink_to(ROOT / "examples")
         make_data.main()
+        make_dialogues.main()
+        dialogues = [read_line(line, Counter()) for line in make_dialogues.DIALOGUES.open("rb")]
+    assert len(dialogues) == 128 and {len(dialogue.turns) for dialogue in dialogues} == {4, 5, 6, 7, 8}
     return {
         name: [json.loads(line) for line in (folder / make_data.FOLDER / f"{name}.jsonl").read_text().splitlines()]
         for name in ("train", "test", "demonstrations")
@@ -82,11 +84,3 @@ def test_service_desk_rewards_the_database_and_what_the_customer_was_told() -> N
     short = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_turns": len(whole[0])})})
     (row,) = collect(scripted_actors(desk, whole[:1]), [(tasks[0], 1)], short).trajectories
     assert (row.record.stop_reason, row.record.reward, row.record.success) == ("max_turns", 0.5, False)
-
-
-def test_dialogues_of_the_service_desk_can_be_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    make_dialogues.main()
-    read = [read_line(line, Counter()) for line in (tmp_path / make_dialogues.DIALOGUES).open("rb")]
-    assert len(read) == 128 and {len(dialogue.turns) for dialogue in read} == {4, 5, 6, 7, 8}
