@@ -68,7 +68,7 @@ class SimulatedUser:
     ) -> None:
         """`instructions` say who the user is and what it wants. `url` ends with `/v1`.
 
-        A line that is `stop` alone ends the episode with the policy's last reply. `api_key_env` names the variable of
+        A line that ends with `stop` ends the episode with the policy's last reply. `api_key_env` names the variable of
         the key. `options` are further parts of the request, such as a temperature.
         """
         self.costs = UserCosts()
@@ -99,7 +99,7 @@ class SimulatedUser:
         finally:
             self.costs.seconds += time.perf_counter() - began
         self.costs.replies += 1
-        return None if self._stop in map(str.strip, said.splitlines()) else said
+        return None if any(line.rstrip().endswith(self._stop) for line in said.splitlines()) else said
 
     async def _ask(self, messages: Sequence[Message]) -> Any:
         import httpx2  # imported here, because most environments need no network
