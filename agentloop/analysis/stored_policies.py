@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,24 +142,16 @@ def play_with(
     config = _config_to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
+    if respond is not None and any(one.agent for one in factory.all):
+        raise UserError("--as user must be given for an environment without an agent, got one with it. Leave it out.")
     if respond is not None:
-        factory = _answered_by(respond, factory)
+        factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
     saved = None if folder is None else stored_weights(folder, None)
     actors = sampling_actors(config, factory, first, saved=saved)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
     scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
     return scores.episodes[0], config
-
-
-def _answered_by(respond: Respond, environments: RunEnvironments) -> RunEnvironments:
-    """Let a function answer replies in every environment. Raises UserError where an agent has its own dialogue."""
-    if any(factory.agent for factory in environments.all):
-        raise UserError("--as user must be given for an environment without an agent, got one with it. Leave it out.")
-    kinds = {
-        name: type(one.where, (one.environment,), {"respond": respond}) for name, one in environments.by_name.items()
-    }
-    return RunEnvironments({name: replace(one, environment=kinds[name]) for name, one in environments.by_name.items()})
 
 
 def _config_to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
