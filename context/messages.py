@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from context.authors import INITIALIZATION, USER, AuthorTable
+from context.authors import ENV, INITIALIZATION, LLM, USER, AuthorTable
 from context.wording import visible_lines
 
 _INDENT = "    "
@@ -164,15 +164,25 @@ def _plain(value: Any) -> Any:
 
 
 def conversation_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """A conversation for a terminal: each `plain_message` as `assistant: ...`, with its calls below."""
+    """A conversation for a terminal: each `plain_message` as `assistant: ...`, with its calls below.
+
+    An author whom the role does not imply follows it, and the reward of a reply: `assistant (demonstration, reward 1)`.
+    """
     return "\n".join(map(_message_text, messages))
 
 
+_USUAL_AUTHORS = {"system": INITIALIZATION, "user": USER, "assistant": LLM, "tool": ENV}
+
+
 def _message_text(message: Mapping[str, Any]) -> str:
+    role, author, reward = message["role"], message["author"], message["reward"]
+    facts = [author] if author != _USUAL_AUTHORS.get(role) else []
+    facts += [] if reward is None else [f"reward {reward:g}"]
     name = f" {message['name']}" if message["name"] else ""
+    name += f" ({', '.join(facts)})" if facts else ""
     said = [message["reasoning"] and f"(thinking) {message['reasoning']}", message["content"], message["note"]]
     text = "\n".join(part for part in said if part)
-    lines = [f"{message['role']}{name}: {text}".rstrip().replace("\n", f"\n{_INDENT}")]
+    lines = [f"{role}{name}: {text}".rstrip().replace("\n", f"\n{_INDENT}")]
     for call in message["tool_calls"]:
         given = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call["arguments"].items())
         lines.append(f"{_INDENT}calls {call['name']}({', '.join(given)})")

@@ -1,7 +1,7 @@
 """Evaluates a stored policy, or lets it play one episode for people to read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
-from agentloop.environments import RunEnvironments, open_tasks
+from agentloop.environments import Environment, RunEnvironments, Task, open_tasks
 from agentloop.environments.task_source import TaskSource
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
@@ -24,6 +24,7 @@ from agentloop.runs.checkpoint import seed_process
 from agentloop.runs.display import ConsoleDisplay, showing_progress
 from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
+from context.messages import Message
 from replay.locate import newest_run_folder
 
 
@@ -125,15 +126,26 @@ def iteration_of(folder: RunFolder, weights: Path) -> int:
     return int(weights.name if weights.parent == folder.policies else weights.parent.name)
 
 
-def play_with(model: str, environment: str, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
+Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
+"""Takes the place of `Environment.respond`."""
+
+
+def play_with(
+    model: str, environment: str, overrides: Sequence[str], *, task: int, respond: Respond | None = None
+) -> tuple[Episode, RunConfig]:
     """Let the newest policy of the run in the folder `model`, or the model of that path or hub id, play a task.
 
     A run's own configuration is used, with the overrides over it. Raises UserError for a model that can't be loaded.
+    With `respond`, this function answers the policy's replies, and the environment does not.
     """
     folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
     config = _config_to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
+    if respond is not None and any(one.agent for one in factory.all):
+        raise UserError("--as user must be given for an environment without an agent, got one with it. Leave it out.")
+    if respond is not None:
+        factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
     saved = None if folder is None else stored_weights(folder, None)
     actors = sampling_actors(config, factory, first, saved=saved)

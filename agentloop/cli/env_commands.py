@@ -5,16 +5,16 @@ import math
 import random
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
-from agentloop.environments import EnvironmentFactory, Task, open_tasks
+from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import reward_now
 from agentloop.environments.row_environment import agent_function
 from agentloop.errors import UserError
@@ -22,12 +22,15 @@ from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
-from context.messages import Message, conversation_text, plain_message
+from context.messages import Message, canonical_json, conversation_text, plain_message
 from context.wording import visible_lines
 
 _DRAWN, _DEMONSTRATED = 100, 20
 """Number of tasks that are compared with each other, and of demonstrations that are judged."""
-_METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "state_key", "achieved", "demonstrate")
+_METHODS = (
+    *("make_task", "task_from_row", "start", "tools_for", "call_tool", "respond", "close"),
+    *("turn_rewards", "state_key", "achieved", "demonstrate"),
+)
 app = command_group(
     help="Look at an environment before anything is trained on it.",
     epilog="Example: agentloop env check examples/calculator.py:Calculator",
@@ -64,12 +67,36 @@ def play(
     ],
     overrides: Overrides = None,
     task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,
+    role: Annotated[
+        Literal["user"] | None,
+        typer.Option("--as", help="Answer the model yourself. An empty line ends the episode with its last reply."),
+    ] = None,
 ) -> None:
     """Let a model play one episode, and show what was said."""
     from agentloop.analysis.stored_policies import play_with
 
-    episode, config = play_with(model, environment, overrides or [], task=task)
-    print(conversation_text(map(plain_message, episode.messages)))
+    shown = 0
+
+    def show(messages: Sequence[Message]) -> None:
+        nonlocal shown
+        if messages[shown:]:
+            print(conversation_text(map(plain_message, messages[shown:])))
+        shown = len(messages)
+
+    def ask_person(instance: Environment, about: Task, messages: Sequence[Message]) -> str | None:
+        nonlocal shown
+        show(messages)
+        try:
+            said = input("user: ").strip()
+        except EOFError:
+            said = ""
+            print()
+        shown += bool(said)  # the person sees the line that was typed
+        return said or None
+
+    respond = None if role is None else ask_person
+    episode, config = play_with(model, environment, overrides or [], task=task, respond=respond)
+    show(episode.messages)
     reward = episode.environment_reward
     success = "a success" if reward >= config.rollout.success_reward else "no success"
     print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))
@@ -81,21 +108,26 @@ def _check_environment(config: RunConfig) -> dict[str, Any]:
     if len(environments.all) > 1:
         raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
     factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
-    tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
+    drawn = [source.train(index) for index in range(_DRAWN)]
+    tasks = {*map(factory.task_hash, drawn)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
-    can_demonstrate = factory.defines("demonstrate", "make_task")
+    shown: dict[str, Any] = {"demonstrated": None, "dialogue": []}
+    if factory.defines("demonstrate"):
+        shown = _demonstrate(factory, drawn[:_DEMONSTRATED], config)
+    ends = ["rewards_every_end"] if factory.environment.rewards_every_end else []
     found = {
         "environment": factory.where,
         "agent": factory.agent,
         "version": factory.version,
-        "tools": factory.tools,
-        "methods": [*filter(factory.defines, _METHODS)],
+        "tools": factory.tools_for(example),
+        "sets_of_tools": len({canonical_json(factory.tools_for(task)) for task in drawn}),
+        "methods": [*filter(factory.defines, _METHODS), *ends],
         "example": {"messages": [*map(plain_message, example.messages())], "payload": dict(example.payload)},
         "rows": source.summary,
         "different": len(tasks),
         "shared": sum(task in tasks for task in held_out),
         "empty_rewards": [_reward_empty_reply(factory, scorer, example) for _ in range(2)],
-        "demonstrated": _demonstrated_share(factory, config.rollout.success_reward) if can_demonstrate else None,
+        **shown,
     }
     return {**found, "remarks": [*_remarks(found, config)]}
 
@@ -109,13 +141,15 @@ def _reward_empty_reply(factory: EnvironmentFactory, scorer: RewardScorer, task:
     return episode.environment_reward
 
 
-def _demonstrated_share(factory: EnvironmentFactory, success: float) -> float:
-    """The share of demonstrations that are a success."""
-    rng, successes = random.Random(0), 0
-    for _ in range(_DEMONSTRATED):
-        with demonstrated(factory, rng) as (environment, task, messages):
-            successes += reward_now(environment, task, messages, factory.where) >= success
-    return successes / _DEMONSTRATED
+def _demonstrate(factory: EnvironmentFactory, tasks: Sequence[Task], config: RunConfig) -> dict[str, Any]:
+    """The share of demonstrations that are a success, and the first dialogue behind its opening."""
+    rng, rewards, dialogues = random.Random(0), [], []
+    for task in tasks:
+        with demonstrated(factory, task, rng) as (environment, messages):
+            rewards.append(reward_now(environment, task, messages, factory.where))
+            dialogues.append(messages[len(task.messages()) :])
+    share = sum(reward >= config.rollout.success_reward for reward in rewards) / len(rewards)
+    return {"demonstrated": share, "dialogue": [*map(plain_message, dialogues[0])]}
 
 
 def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
@@ -124,10 +158,10 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
         program = shlex.split(found["agent"])[0]
         if agent_function(found["agent"]) is None and shutil.which(program) is None:
             yield f"{program} is no program of this machine: install it, or give its path"
-    elif not found["tools"]:
+    elif not found["tools"] and found["sets_of_tools"] == 1:
         yield "there is no tool: the policy can only answer"
     for function in (tool["function"] for tool in found["tools"]):
-        properties = function["parameters"].get("properties", {})
+        properties = function.get("parameters", {}).get("properties", {})
         silent = ", ".join(name for name, schema in properties.items() if "description" not in schema)
         if silent:
             yield f"tool {function['name']} does not say what {silent} means: write Args: in its docstring"
@@ -138,7 +172,7 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     first, second = found["empty_rewards"]
     if first != second:
         yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
-    if found["demonstrated"] is None and config.model.path is None:
+    if not {"make_task", "demonstrate"} <= {*found["methods"]} and config.model.path is None:
         yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
     elif found["demonstrated"] == 0:
         yield f"none of {_DEMONSTRATED} demonstrations is a success"
@@ -146,9 +180,10 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
 
 def _as_text(found: Mapping[str, Any]) -> str:
     example = found["example"]
+    sets = "" if found["sets_of_tools"] == 1 else f" in this task; {found['sets_of_tools']} sets in {_DRAWN} tasks"
     own = [
         f"defines       {', '.join(('reward', *found['methods']))}",
-        f"tools         {len(found['tools'])}",
+        f"tools         {len(found['tools'])}{sets}",
         *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found["tools"]),
     ]
     lines = [
@@ -161,4 +196,5 @@ def _as_text(found: Mapping[str, Any]) -> str:
     ]
     if found["demonstrated"] is not None:
         lines.append(f"demonstrated  {found['demonstrated']:.0%} of demonstrations are a success")
+    lines += [f"  {line}" for line in conversation_text(found["dialogue"]).splitlines()]
     return "\n".join([*lines, *([f"note: {remark}" for remark in found["remarks"]] or ["nothing is missing"])])

@@ -8,9 +8,11 @@ before is what the model itself said. It is shown no system message, and tool ca
 import asyncio
 import json
 import os
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from agentloop.errors import NotJudged, one_line, shortened
@@ -66,7 +68,7 @@ class SimulatedUser:
     ) -> None:
         """`instructions` say who the user is and what it wants. `url` ends with `/v1`.
 
-        A line that is `stop` alone ends the episode with the policy's last reply. `api_key_env` names the variable of
+        A line that ends with `stop` ends the episode with the policy's last reply. `api_key_env` names the variable of
         the key. `options` are further parts of the request, such as a temperature.
         """
         self.costs = UserCosts()
@@ -74,7 +76,8 @@ class SimulatedUser:
             f"{instructions}\nYou are the user. Write only what the user says. When all is done, write {stop}"
         )
         self._url, self._stop, self._sees_tools, self._timeout_s = url, stop, sees_tools, timeout_s
-        self._headers = {} if api_key_env is None else {"authorization": f"Bearer {os.environ.get(api_key_env, '')}"}
+        key = {} if api_key_env is None else {"authorization": f"Bearer {os.environ.get(api_key_env, '')}"}
+        self._headers = {"content-type": "application/json", **key}
         self._body = {"max_tokens": max_tokens, **(options or {}), "model": model}
 
     async def respond(self, messages: Sequence[Message]) -> str | None:
@@ -96,17 +99,18 @@ class SimulatedUser:
         finally:
             self.costs.seconds += time.perf_counter() - began
         self.costs.replies += 1
-        return None if self._stop in map(str.strip, said.splitlines()) else said
+        return None if any(line.rstrip().endswith(self._stop) for line in said.splitlines()) else said
 
     async def _ask(self, messages: Sequence[Message]) -> Any:
         import httpx2  # imported here, because most environments need no network
 
         body = {**self._body, "messages": [{"role": "system", "content": self._system}, *self._seen(messages)]}
-        address, received = f"{self._url.rstrip('/')}/chat/completions", b""
+        # Written in ASCII: a model may have said halves of surrogate pairs, which UTF-8 lacks.
+        address, content, received = f"{self._url.rstrip('/')}/chat/completions", json.dumps(body), b""
         try:
             async with (
-                httpx2.AsyncClient(timeout=self._timeout_s) as client,
-                client.stream("POST", address, json=body, headers=self._headers) as answer,
+                httpx2.AsyncClient(timeout=self._timeout_s, verify=_trusted_context()) as client,
+                client.stream("POST", address, content=content, headers=self._headers) as answer,
             ):
                 async for part in answer.aiter_bytes():
                     received += part
@@ -119,7 +123,7 @@ class SimulatedUser:
             raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(said)}")
         try:
             return json.loads(received)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotJudged(f"the simulated user sent no JSON ({error})") from None
 
     def _read(self, answer: Any) -> str:
@@ -127,7 +131,7 @@ class SimulatedUser:
             (choice,) = answer["choices"]
             said, reason = choice["message"]["content"], choice.get("finish_reason")
             self.costs.tokens += int((answer.get("usage") or {}).get("completion_tokens") or 0)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise NotJudged(f"the simulated user sent no chat completion: {shortened(json.dumps(answer))}") from None
         if reason == "length":
             raise NotJudged(f"the simulated user did not end within max_tokens={self._body['max_tokens']}")
@@ -144,3 +148,9 @@ class SimulatedUser:
                 calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls]
                 seen.append({"role": "user", "content": "\n".join(calls) or f"(result) {message.content}"})
         return seen if seen and seen[0]["role"] == "user" else [{"role": "user", "content": _GREETING}, *seen]
+
+
+@cache
+def _trusted_context() -> ssl.SSLContext:
+    """Load the machine's trusted certificates, once: that takes 40 ms, in which no other episode goes on."""
+    return ssl.create_default_context()

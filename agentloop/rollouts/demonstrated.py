@@ -64,14 +64,14 @@ def _called(environment: Environment, tools: Tools, calls: Sequence[ToolCall]) -
 
 @contextmanager
 def demonstrated(
-    factory: EnvironmentFactory, rng: random.Random
-) -> Iterator[tuple[Environment, Task, tuple[Message, ...]]]:
-    """The block has a demonstration of a new task, with the instance that played it; the end closes the instance."""
-    environment, task = factory.create(), factory.make_task(rng)
+    factory: EnvironmentFactory, task: Task, rng: random.Random
+) -> Iterator[tuple[Environment, tuple[Message, ...]]]:
+    """The block has a demonstration of a task, with the instance that played it; the end closes the instance."""
+    environment = factory.create()
     with factory.connected(environment) as servers:
         servers.result()
         try:
-            yield environment, task, demonstrate(factory, environment, task, rng)
+            yield environment, demonstrate(factory, environment, task, rng)
         finally:
             close_now(environment, factory.where)
 
@@ -82,7 +82,8 @@ def demonstrations(
     """Yield demonstrations of new tasks without end, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
-        with demonstrated(factory, rng) as (_, task, messages):
+        task = factory.make_task(rng)
+        with demonstrated(factory, task, rng) as (_, messages):
             pass
         if strategy is not None and number % 2:
             opening = task.messages()

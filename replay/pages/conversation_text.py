@@ -15,23 +15,27 @@ MOST_SHOWN = 20_000
 """Most characters of one text on the page of a conversation. The page of the message has all."""
 
 
-_SHAPES = {
-    "llm": "◆",
-    "llm(do_not_train)": "◇",
-    "user": "●",
-    "env": "▲",
-    "memory": "■",
-    "initialization": "▼",
-    "template": "∙",
-    "demonstration": "★",
-    "history": "○",
+_LOOKS = {
+    "llm": ("◆", "policy"),
+    "llm(do_not_train)": ("◇", "policy, not trained"),
+    "user": ("●", "user"),
+    "env": ("▲", "environment"),
+    "memory": ("■", "memory"),
+    "initialization": ("▼", "opening of the task"),
+    "template": ("∙", "chat template"),
+    "demonstration": ("★", "demonstrator"),
+    "history": ("○", "earlier reply"),
 }
 
 
 def style_of(author: str) -> dict[str, str]:
-    """Return the look of an author: a shape, and the kind that sets the colour. The author's name is shown too."""
+    """Return the look of an author: a shape, a word that screen readers read, and the kind that sets the colour.
+
+    The author's name is shown too.
+    """
     name = author.removesuffix(DISCARD_SUFFIX)
-    return {"shape": _SHAPES.get(name, "▷"), "kind": name.partition("(")[0] if name in _SHAPES else "other"}
+    shape, word = _LOOKS.get(name, ("▷", "another author"))
+    return {"shape": shape, "word": word, "kind": name.partition("(")[0] if name in _LOOKS else "other"}
 
 
 class Folded(NamedTuple):
@@ -101,6 +105,6 @@ def shown_message(message: QueryResult, position: int) -> QueryResult:
     for call in message["tool_calls"]:
         given = json.dumps(call["arguments"], ensure_ascii=False)
         texts.append((f"calls {call['name']}", indent_json(given) or given))
-    named = {name: message[name] for name in ("author", "role", "name", "error_kind")}
+    named = {name: message[name] for name in ("author", "role", "name", "error_kind", "reward")}
     parts = [{"label": label, "shown": fold_text(text)} for label, text in texts]
     return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}

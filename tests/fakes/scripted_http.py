@@ -7,14 +7,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 
@@ -38,7 +38,10 @@ def running(server: uvicorn.Server, *, port: int = 0) -> Iterator[int]:
 
 
 class ScriptedServer:
-    """`answers` has a status and a JSON value for each path; any other path is 404."""
+    """`answers` has a status and a JSON value for each path; any other path is 404.
+
+    Bytes are sent as they are. A function of the body gives the value, or an iterator of parts that may never end.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
@@ -63,7 +66,11 @@ class ScriptedServer:
         while path in self.silent and not await request.is_disconnected():
             await asyncio.sleep(0.01)
         status, value = self.answers.get(path, (404, {"error": "Not Found"}))
-        return Response(json.dumps(value), status, media_type="application/json")
+        if callable(value):
+            value = value(self.asked[-1][1])
+        if isinstance(value, AsyncIterator):
+            return StreamingResponse(value, status)
+        return Response(value if isinstance(value, bytes) else json.dumps(value), status, media_type="application/json")
 
 
 @contextmanager

@@ -210,6 +210,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
             f"advantage {row['advantage']:+.3f}",
         ),
     ]
+    rewards = [said["reward"] for said in answer["messages"] if said["role"] == "assistant"]
+    if any(reward is not None for reward in rewards):
+        lines.append(("of replies", "rewards " + " ".join("-" if each is None else f"{each:g}" for each in rewards)))
     if answer["record"]:
         means, least = number(row["mean_behavior_log_prob"], 3), number(row["min_behavior_log_prob"], 3)
         entropy = number(row["mean_entropy"], 3)

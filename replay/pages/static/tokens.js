@@ -102,10 +102,14 @@ function drawBlock(block) {
 function beginStretch(block, index) {
   const { answer } = block;
   const name = answer.author_names[answer.authors[index]];
-  const style = styles[name] ?? { shape: "\u25b7", kind: "other" };
+  const style = styles[name] ?? { shape: "\u25b7", kind: "other", word: "another author" };
   const stretch = element("div", `stretch by-${style.kind}`);
   const who = element("div", "who");
-  who.append(element("span", "shape", style.shape), document.createTextNode(visibleText(name)));
+  const shape = element("span", "shape", style.shape);
+  shape.setAttribute("aria-hidden", "true");
+  who.append(shape, document.createTextNode(visibleText(name)));
+  stretch.setAttribute("role", "group");
+  stretch.setAttribute("aria-label", answer.turns[index] == null ? style.word : `${style.word}, ${unit} ${answer.turns[index]}`);
   if (answer.turns[index] != null) who.append(element("span", "turn-of", `${unit} ${answer.turns[index]}`));
   const line = element("div", "line");
   stretch.append(who, line);

@@ -1,5 +1,6 @@
 """`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
 
+import io
 import json
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
     assert lines[-1].startswith("note: there is no demonstrate: ")
     _, output, _ = shell.type(["env", "check", CALCULATOR, "--set", "model.path=mine"], tmp_path)
     assert "note: there is no demonstrate" not in output
+
+
+def test_check_plays_a_whole_dialogue_where_a_demonstrator_can(shell: Shell, tmp_path: Path) -> None:
+    desk = f"{ROOT / 'examples/shop_agent/service_desk.py'}:ServiceDesk"
+    lines = shell.type(["env", "check", desk], tmp_path)[1].splitlines()
+    assert lines[1] == "defines       reward, make_task, start, respond, demonstrate, rewards_every_end"
+    played = lines[lines.index("demonstrated  100% of demonstrations are a success") + 1 : -1]
+    assert [line.split(" ")[2] for line in played[:3]] == ["assistant:", "user:", "assistant:"]
+    assert any(line.startswith("  tool look_up_order: ") for line in played) and played[-1].startswith("  assistant: ")
 
 
 def test_check_as_json_says_the_same(shell: Shell, tmp_path: Path) -> None:
@@ -97,7 +107,9 @@ def raising(episode):
 
 def functions(folder: Path, reward: str) -> str:
     (folder / "functions.py").write_text(FUNCTIONS)
-    rows = [json.dumps({"prompt": f"Twice {number}?", "answer": str(2 * number)}) for number in range(40)]
+    offered: list[list[str]] = [["double"], []]  # not to every second row
+    asked = [{"prompt": f"Twice {number}?", "answer": str(2 * number)} for number in range(40)]
+    rows = [json.dumps({**row, "tools": offered[number % 2]}) for number, row in enumerate(asked)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     (folder / "train.yaml").write_text(
         f"environment: {{name: rows, tools: ['functions.py:double']}}\n"
@@ -107,8 +119,11 @@ def functions(folder: Path, reward: str) -> str:
 
 
 def test_functions_are_tried_by_the_file_of_their_run(shell: Shell, tmp_path: Path) -> None:
-    found = json.loads(shell.type(["env", "check", functions(tmp_path, "right"), "--json"], tmp_path)[1])
-    assert ([tool["function"]["name"] for tool in found["tools"]], found["empty_rewards"]) == (["double"], [0.0, 0.0])
+    config = functions(tmp_path, "right")
+    found = json.loads(shell.type(["env", "check", config, "--json"], tmp_path)[1])
+    names = [tool["function"]["name"] for tool in found["tools"]]
+    assert (names, found["sets_of_tools"], found["empty_rewards"]) == (["double"], 2, [0.0, 0.0])
+    assert "tools         1 in this task; 2 sets in 100 tasks\n" in shell.type(["env", "check", config], tmp_path)[1]
 
 
 TWO = "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: lookup_chain, share: 1}\n"
@@ -130,7 +145,9 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path, envir
     assert message in refusal and "--resume" not in refusal
 
 
-def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(
+    shell: Shell, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
     train(settings, display=SilentDisplay())
     config = tmp_path / functions(tmp_path, "right")
@@ -143,6 +160,11 @@ def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(shell: Shel
         assert lines[0].startswith("user: Say something of even length, number ") and " reward " in lines[-1]
         code, output, _ = shell.type(["env", "play", "train.yaml", "--model", model], tmp_path)
         assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
+    # A person answers once, and ends the episode with Ctrl-D.
+    monkeypatch.setattr("sys.stdin", io.StringIO("Again!\n"))
+    as_user = ["--as", "user", "--set", "context.stop_strings=[e,a,o]"]
+    output = shell.type(["env", "play", PARITY, "--model", qwen2, *as_user], tmp_path)[1]
+    assert [output.count(line) for line in ("user: ", "assistant:", "answered: reward ")] == [3, 2, 1]
     config.write_text(config.read_text() + "context: {max_tokens: 16}\n")
     refused = shell.refusal(["env", "play", "train.yaml", "--model", qwen2], tmp_path)
     assert refused.startswith("context.max_tokens must leave room for a reply, got a first prompt of ")

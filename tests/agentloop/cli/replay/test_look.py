@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentloop.cli.replay.token_view import token_view
 from context import TokenSequence, default_authors
+from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay.locate import is_folder_of_runs, newest_run_folder, place
 from replay.records import HINDSIGHT, TaskRecord
@@ -146,10 +147,11 @@ def test_show_without_a_tokenizer_prints_ids_and_of_a_row_that_went_its_numbers(
     with closing(iterated(path, 1)) as store:
         ((used,),) = sql(store, "select id from trajectories where slot = 0")
         segments = (Segment(tokens([41, 42], ["user", "llm"])), Segment(tokens([43], ["llm"]), "clipped"))
-        store.append(
-            [task("t2")], [group("g2", task="t2")], [trajectory("abc", segments=segments, group="g2", task="t2")]
-        )
+        said = (Message("assistant", "a", author="llm", reward=0.5), Message("user", "b"), Message("assistant", "c"))
+        row = trajectory("abc", segments=segments, group="g2", task="t2", messages=said)
+        store.append([task("t2")], [group("g2", task="t2")], [row])
         output = ask("show", "abc", path).output
+        assert "of replies  rewards 0.5 -\n" in output
         assert "42 [-0.50]" in output and "segment 1 (clipped)" in output and "no update used it" in output
         store.prune(rows=schema.trajectories.c.id == "abc", dry_run=False)
     assert "gone with the last row of the task" in ask("show", "abc", path).stdout

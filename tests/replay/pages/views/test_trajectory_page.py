@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
-from context.messages import Message, ToolCall
+from context.messages import Message, ToolCall, conversation_text, plain_message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.open_buffer import OpenBuffer, open_buffer
@@ -35,7 +35,7 @@ SAID = (
     Message("user", "\nWhere is the key?"),
     Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": float("nan")}),), reasoning="hm"),
     Message("tool", JSON, author="env", name="lookup"),
-    Message("assistant", "again", author="llm"),
+    Message("assistant", "again", author="llm", reward=0.25),
     Message("tool", LONG, author="env", name="lookup", error_kind="raised"),
     Message("assistant", "in the drawer", author="llm"),
 )
@@ -90,8 +90,19 @@ def test_conversation_is_shown_by_turns(page: Served) -> None:
         assert line in text
     assert "ended by final, tool errors: 2 raised, 1 malformed" in text
     assert re.findall(r'<span class="badge bad">(raised|malformed)</span>', shown) == ["raised"]
+    words = re.findall(r'<article class="said by-[a-z]+" aria-label="([a-z ]+)">', shown)
+    assert words == ["opening of the task", "user", *["policy", "environment"] * 2, "policy"]
+    assert text.count("reward 0.250") == 1 and "reward 0.250" in page.words("/trajectories/split/messages/4")
     # A line break at the beginning of <pre> is dropped by browsers: there is one more.
     assert "<pre>\n\nWhere is the key?</pre>" in shown
+
+
+def test_terminal_names_authors_whom_the_role_does_not_imply_and_rewards_of_replies() -> None:
+    others = Message("user", "Ring!", author="env"), Message("assistant", "Hm", author="demonstration", reward=1.0)
+    text = conversation_text(map(plain_message, [*SAID[:2], SAID[4], *others]))
+    assert [line.partition(":")[0] for line in text.splitlines() if ": " in line] == [
+        *("system", "user", "assistant (reward 0.25)", "user (env)", "assistant (demonstration, reward 1)"),
+    ]
 
 
 def test_long_result_is_folded_and_whole_on_its_own_page(page: Served) -> None:
