@@ -12,7 +12,7 @@ from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.simulated_user import UserCosts
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shortened
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
@@ -56,6 +56,8 @@ class Collector:
         everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, tried=tried))
         scores = self.scorer.score(everything)
         everything = scores.episodes
+        for problem in scores.problems.values():
+            self.actors.warnings.warn(f"reward.functions: {shortened(problem)}")
         # In a further round every episode may fail, because the first round's groups remain.
         kept = [episode for episode in everything if not episode.failed]
         episodes = kept if earlier else without_engine_failures(everything)

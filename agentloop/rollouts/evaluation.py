@@ -18,7 +18,6 @@ from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
-from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
@@ -110,10 +109,8 @@ class Evaluation:
         problems = Counter(one.problem for one in episodes if one.problem is not None)
         if 2 * problems.total() > count:
             remedy = "{1} of them: {0}".format(*problems.most_common(1)[0])
-        unsaid = problems[NO_REWARD]
         calls = f", {called} called a tool" if self.has_tools else ""
-        unjudged = f"{unsaid} had no reward, " if unsaid else ""
-        how = f"{count - len(cut) - unsaid} answered wrong, {unjudged}{len(cut)} did not come to an answer{calls}"
+        how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
         return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:

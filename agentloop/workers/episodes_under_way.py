@@ -109,11 +109,11 @@ class EpisodesUnderWay:
         if episode.problem is not None:
             run.actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")
         if episode.failed:
-            self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
+            self._results.append(EpisodeResult(claim, episode, problem=f"{episode.stop_reason}: {episode.problem}"))
             return
         if claim.ticket.purpose == EVALUATION:
             (judged,) = await run.scorer.judge_beside([episode])
-            unknown = "reward.functions: no number" if math.isnan(judged.environment_reward) else None
+            unknown = _why_unknown(judged, None) if math.isnan(judged.environment_reward) else None
             self._results.append(EpisodeResult(claim, judged, judged.environment_reward, unknown))
             return
         self._unscored.append((claim, episode))
@@ -128,6 +128,12 @@ class EpisodesUnderWay:
             for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None
                 if math.isnan(total):
-                    problem = f"reward.functions: {shortened(scores.problems.get(position, 'no number'))}"
+                    problem = _why_unknown(episode, scores.problems.get(position))
                     self._run.actors.warnings.warn(problem)
                 self._results.append(EpisodeResult(claim, episode, total, problem))
+
+
+def _why_unknown(episode: Episode, problem: str | None) -> str:
+    """Say why no reward function gave the episode a number; the learner counts those that nobody can judge."""
+    judge = episode.stop_reason if episode.failed else "reward.functions"
+    return f"{judge}: {shortened(problem or episode.problem or 'no number')}"

@@ -9,7 +9,6 @@ from fractions import Fraction
 import pytest
 
 from agentloop.cli.text_tables import evaluation_table
-from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
@@ -124,7 +123,6 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
         ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 3 called a tool. {_ROOM}"),
         ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 {_OPEN}. {_ROOM}"),
         ([_WRONG, *_CRASH], False, f"1 answered wrong, 3 {_OPEN}. 2 of them: exit code 3: no module"),
-        ([failed("answered", 0, NO_REWARD)] * 4, False, f"0 answered wrong, 4 had no reward, 0 {_OPEN}. 4 of them: it"),
     ],
 )
 def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:

@@ -116,6 +116,22 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     assert (len(found.trajectories), found.extra_metrics["rollout/reward_failures"]) == (1, 1.0)
 
 
+@pytest.mark.parametrize("judges", [False, True], ids=["beside the environment", "in its place"])
+def test_episode_that_a_function_can_not_judge_is_no_failure_of_the_policy(judges: bool) -> None:
+    asked = scorer(judges=judges, functions=[*named("picky"), *named("brief")])
+    scores = asked.score([episode("away"), FAILED, episode("good")])
+    assert [math.isnan(total) for total in scores.totals] == [True, True, False]
+    found = [(each.stop_reason, each.problem) for each in scores.episodes]
+    assert found == [("not_judged", "the judge is away"), ("engine_failure", None), ("answered", None)]
+    assert asked.judge([episode("away")])[0].failed == judges  # an evaluation asks the judge alone
+    factory = load_environment("lookup_chain", {})
+    actors = scripted_actors(factory, [["away"], ["ok"]])
+    config = run_config(reward={"functions": named("picky"), "on_error": "drop"}, context={"max_tokens": 4000})
+    rows = collect(actors, [(factory.make_task(random.Random(0)), 2)], config)
+    counted = (len(rows.trajectories), rows.not_judged, rows.extra_metrics["rollout/reward_failures"])
+    assert counted == (1, 1, 0.0)
+
+
 @pytest.mark.parametrize(("judges", "fails"), [(False, False), (True, True)])
 def test_evaluations_try_the_function_that_judges_alone(judges: bool, fails: bool) -> None:
     asked = scorer(judges=judges, functions=named("picky"))

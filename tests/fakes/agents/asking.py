@@ -5,11 +5,14 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-CALLS = count()
+CALLS, LOOKS = count(), count()
 
 
 def solve(task: dict[str, Any], base_url: str, api_key: str) -> Any:
@@ -20,9 +23,18 @@ def solve(task: dict[str, Any], base_url: str, api_key: str) -> Any:
         with urlopen(Request(base_url.removesuffix("/v1") + path, json.dumps(body).encode(), headers)) as answer:
             answer.read()
 
-    post("/v1/chat/completions", model="policy", messages=[{"role": "user", "content": task["prompt"]}])
-    further = {"hang": threading.Event().wait, "post": lambda **body: post("/reward", **body)}
+    def ask() -> None:
+        post("/v1/chat/completions", model="policy", messages=[{"role": "user", "content": task["prompt"]}])
+
+    ask()
+    further = {"hang": threading.Event().wait, "post": lambda **body: post("/reward", **body), "ask": ask}
+    further |= {"LOOKS": LOOKS, "exit": sys.exit, "tried": tried}
     return eval(task.get("then", "None"), further)  # noqa: S307  what a test wrote
+
+
+def tried(act: Callable[[], None]) -> None:
+    with suppress(HTTPError):
+        act()
 
 
 async def one_of_two(task: dict[str, Any], base_url: str, api_key: str) -> Any:
