@@ -143,7 +143,10 @@ def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | Non
         print(f"  {words:<{width}}  # {meaning}")
 
 
-@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE")
+@app.command(
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or another model on the same tasks: agentloop "
+    "evaluate runs/quickstart-001 --url http://127.0.0.1:8000/v1 --model-name NAME --json"
+)
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
@@ -162,6 +165,17 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field of the tasks' payload: success for each of its values.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Evaluate a served model in the policy's place: a base URL of OpenAI's form."),
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(metavar="NAME", help="With --url: the model's name there.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="With --url: the environment variable with the key.")
+    ] = None,
     environment_changed: EnvironmentChanged = False,
     as_json: AsJson = False,
 ) -> None:
@@ -172,18 +186,25 @@ def evaluate(
             "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
             "evaluate --config configs/model.yaml --model PATH"
         )
+    if (url is None) != (model_name is None) or (url and policy is not None):
+        raise UserError(
+            "--url must come with --model-name, and without --policy, got another mixture. Example: "
+            "agentloop evaluate runs/quickstart-001 --url http://127.0.0.1:8000/v1 --model-name NAME"
+        )
     from agentloop.analysis import stored_policies
     from agentloop.cli.text_tables import evaluation_table
 
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    served = None if url is None else stored_policies.ServedModel(url, str(model_name), key)
+    asked = stored_policies.Asked(tasks, samples, by, served)
     if config is not None:
-        asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
-        found = stored_policies.evaluate_model(config, asked, tasks=tasks, samples=samples)
+        sets = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
+        found = stored_policies.evaluate_model(config, sets, asked)
     else:
         found = stored_policies.evaluate_run(
             run or stored_policies.newest_trained_folder(),
+            asked,
             policy=policy,
-            tasks=tasks,
-            samples=samples,
             environment_changed=environment_changed,
         )
     print(json.dumps(found.to_json()) if as_json else evaluation_table(found))

@@ -184,14 +184,10 @@ def _user_costs(episodes: Sequence[Episode]) -> dict[str, float]:
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     """Return the episodes that count. Raises UserError if the engine or the environment failed all of them."""
     kept = [episode for episode in episodes if not episode.failed]
-    if episodes and not kept and episodes[0].stop_reason == StopReason.NOT_JUDGED:
-        raise UserError(
-            f"the environment must come to a verdict on at least one of {len(episodes)} episodes, got none "
-            f"({episodes[0].problem}). Mend it, its user or its judge."
-        )
     if episodes and not kept:
-        raise UserError(
-            f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
-            "Mend it."
-        )
+        whose, mends = "the engine must reply to", "it"
+        if episodes[0].stop_reason == StopReason.NOT_JUDGED:
+            whose, mends = "the environment must come to a verdict on", "it, its agent, its user or its judge"
+        problem = f"at least one of {len(episodes)} episodes, got none ({episodes[0].problem})"
+        raise UserError(f"{whose} {problem}. Mend {mends}.")
     return kept

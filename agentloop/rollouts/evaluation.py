@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import TaskSource
+from agentloop.environments import Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
@@ -22,7 +23,8 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
-from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
+from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, pass_hat_k, proportion
+from context.wording import suggest
 from replay.records import WHOLE_ENDS, HeldOutEpisode
 
 
@@ -46,6 +48,10 @@ class Attempts:
     outcomes: tuple[Outcome, ...]
     environment: str | None = None
     """Name of the task's environment in a run with several; None in a run with one."""
+    task: str = ""
+    """The task's hash; empty where workers have played it."""
+    category: str | None = None
+    """Value of the field of the payload by which success is reported; None without such a field."""
 
     @property
     def reward(self) -> float:
@@ -81,6 +87,8 @@ class Evaluation:
     has_tools: bool
     episodes: tuple[tuple[int, Episode], ...] = ()
     """The samples that count and that this process ran, each with its place."""
+    by: str | None = None
+    """The field of the payload that names a task's category; None: there are no categories."""
 
     @property
     def tasks(self) -> int:
@@ -91,9 +99,9 @@ class Evaluation:
         """pass@1: the share of samples that succeed, with equal weight for each task."""
         return self._mean(lambda task: task.successes / task.samples)
 
-    def pass_at(self, k: int) -> list[float]:
-        """Estimate pass@k for each task with at least k samples."""
-        return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
+    def pass_at(self, k: int, *, estimator: Callable[[int, int, int], float] = pass_at_k) -> list[float]:
+        """Estimate pass@k, or another figure of k samples, for each task with at least k samples."""
+        return [estimator(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     @property
     def why_none_succeeded(self) -> str | None:
@@ -124,13 +132,14 @@ class Evaluation:
             **{
                 f"environment/{name}/held_out_{figure}": value
                 for name in self.environments
-                for figure, value in self.restricted_to(name)._figures().items()
+                for figure, value in self.restricted_to(environment=name)._figures().items()
             },
         }
 
-    def restricted_to(self, name: str) -> Evaluation:
-        """Leave only the tasks of one of several environments."""
-        return replace(self, attempts=tuple(task for task in self.attempts if task.environment == name))
+    def restricted_to(self, **wanted: str) -> Evaluation:
+        """Leave only the tasks of one of several environments, or of one category."""
+        of = [task for task in self.attempts if all(getattr(task, name) == value for name, value in wanted.items())]
+        return replace(self, attempts=tuple(of))
 
     @property
     def environments(self) -> list[str]:
@@ -149,7 +158,7 @@ class Evaluated:
     """The policy that was evaluated, and the environment."""
 
     run: str
-    """Folder of a training run or of an sft run."""
+    """Folder of a training run or of an sft run, or name and address of a served model."""
     policy_version: int | None
     """Publishes before the checkpoint; None for an sft run."""
     checkpoint: str
@@ -169,27 +178,44 @@ class EvaluationReport:
     evaluated: Evaluated
     evaluation: Evaluation
     pass_at_k: Mapping[int, Estimate]
-    """pass@k for k = 1, 2, 4, ... and the number of samples."""
+    """pass@k, that one of k samples succeeds, for k = 1, 2, 4, ... and the number of samples."""
+    pass_hat_k: Mapping[int, Estimate]
+    """pass^k, that all k samples succeed, for the same k."""
     mean_reward: Estimate
     mean_turns: Estimate
     stop_reasons: Mapping[str, Estimate]
     """The share of samples with each stop reason, the most frequent first."""
     environments: Mapping[str, Estimate]
     """Success in each of several environments; empty where there is one."""
+    categories: Mapping[str, Estimate]
+    """Success in each category; empty where the evaluation has none."""
 
     def to_json(self) -> dict[str, Any]:
-        facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
-        estimates = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
-        found = {name: to_jsonable_python(getattr(self, name)) for name in estimates}
-        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found}
+        facts = {
+            name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success", "by")
+        }
+        found = {field.name: to_jsonable_python(getattr(self, field.name)) for field in fields(self)[2:]}
+        attempts = self.evaluation.attempts
+        per_task = [{**asdict(task), "samples": task.samples, "successes": task.successes} for task in attempts]
+        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found, "per_task": per_task}
 
 
 def evaluate(
-    actors: Actors, source: TaskSource, config: RunConfig, *, scorer: RewardScorer, progress: Progress = lambda *_: None
+    actors: Actors,
+    source: TaskSource,
+    config: RunConfig,
+    *,
+    scorer: RewardScorer,
+    progress: Progress = lambda *_: None,
+    by: str | None = None,
 ) -> Evaluation:
-    """Run `evaluation.samples` episodes on each held-out task, without the buffer and the training tasks."""
+    """Run `evaluation.samples` episodes on each held-out task, without the buffer and the training tasks.
+
+    `by` names the field of the payload with a task's category. Raises UserError for a task without it.
+    """
     section = config.evaluation
     tasks = source.held_out(section.tasks)
+    categories = [None if by is None else _category(task, by) for task in tasks]
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     tried = partial(scorer.try_on, judges=True)
@@ -199,7 +225,12 @@ def evaluate(
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
     attempts = [
-        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), tasks[number].environment)
+        Attempts(
+            tuple(outcome_of(episode, config) for _, episode in samples),
+            tasks[number].environment,
+            actors.environments.task_hash(tasks[number]),
+            categories[number],
+        )
         for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
     ]
     if not attempts:
@@ -208,7 +239,14 @@ def evaluate(
             "Mend the first of them."
         )
     has_tools = bool(actors.environments.tools)
-    return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged))
+    return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged), by)
+
+
+def _category(task: Task, by: str) -> str:
+    if by not in task.payload:
+        raise UserError(f"--by must name a field that each task's payload has, got {by}. {suggest(by, task.payload)}")
+    value = task.payload[by]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def held_out_episode(
@@ -238,17 +276,22 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
     attempts = evaluation.attempts
     most = max(task.samples for task in attempts)
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
-    powers = [1 << power for power in range(most.bit_length())]
+    powers = sorted({*(1 << power for power in range(most.bit_length())), most})
     stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)
     return EvaluationReport(
         evaluated,
         evaluation,
-        {k: share_of(evaluation.pass_at(k)) for k in sorted({*powers, most})},
+        {k: share_of(evaluation.pass_at(k)) for k in powers},
+        {k: share_of(evaluation.pass_at(k, estimator=pass_hat_k)) for k in powers},
         bootstrap([task.reward for task in attempts], seed=seed),
         bootstrap([task.turns for task in attempts], seed=seed),
         {
             reason: share_of([sum(o.stop_reason == reason for o in task.outcomes) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
-        {name: share_of(evaluation.restricted_to(name).pass_at(1)) for name in evaluation.environments},
+        {name: share_of(evaluation.restricted_to(environment=name).pass_at(1)) for name in evaluation.environments},
+        {
+            name: share_of(evaluation.restricted_to(category=name).pass_at(1))
+            for name in sorted({task.category for task in attempts if task.category is not None})
+        },
     )

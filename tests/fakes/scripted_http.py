@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,10 +38,10 @@ def running(server: uvicorn.Server, *, port: int = 0) -> Iterator[int]:
 
 
 class ScriptedServer:
-    """`answers` has a status and a JSON value for each path; any other path is 404."""
+    """`answers` has a status and a JSON value for each path, or a function of the body; any other path is 404."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
+        self.answers: dict[str, tuple[int, Any] | Callable[[Any], tuple[int, Any]]] = {}
         self.silent: set[str] = set()
         """Paths that are never answered."""
         self.asked: list[tuple[str, Any]] = []
@@ -62,7 +62,8 @@ class ScriptedServer:
         self.keys.add(request.headers.get("Authorization"))
         while path in self.silent and not await request.is_disconnected():
             await asyncio.sleep(0.01)
-        status, value = self.answers.get(path, (404, {"error": "Not Found"}))
+        answer = self.answers.get(path, (404, {"error": "Not Found"}))
+        status, value = answer(self.asked[-1][1]) if callable(answer) else answer
         return Response(json.dumps(value), status, media_type="application/json")
 
 

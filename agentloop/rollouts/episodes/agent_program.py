@@ -138,7 +138,7 @@ async def run_agent(
         sandbox = environment.sandbox.around(command, address.local_url, Path(folder), timeout_s=timeout_s)
         async with sandbox as contained:
             variables = {**ENVIRONMENT, **inside}
-            end = await _run_program(contained.words, path, variables, timeout_s, fd=contained.status.fileno())
+            end = await _run_program(contained.words, path, variables, timeout_s, contained.status.fileno())
             if contained.is_lost:
                 end = replace(end, problem=f"the sandbox did not start, or was lost: {end.problem}", not_judged=True)
             return end
@@ -173,9 +173,9 @@ class _Tail(asyncio.Protocol):
 
 
 async def _run_program(
-    words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float, *, fd: int | None = None
+    words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float, *fds: int
 ) -> AgentEnd:
-    """Run a program to its end; it inherits the file descriptor `fd`."""
+    """Run a program to its end; it inherits the file descriptors `fds`."""
     before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
     said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
     # These pipes are made here, because asyncio's `wait` would also wait for other processes that hold its own.
@@ -186,15 +186,9 @@ async def _run_program(
             for end, kept in ((said_end, (said, output)), (output_end, (output,)))
         ]
         with task.open("rb") as given:
+            streams: dict[str, Any] = {"stdin": given, "stdout": stdout, "stderr": stderr, "pass_fds": fds}
             process = await asyncio.create_subprocess_exec(
-                *before,
-                *words,
-                stdin=given,
-                stdout=stdout,
-                stderr=stderr,
-                env=variables,
-                start_new_session=True,
-                pass_fds=() if fd is None else (fd,),
+                *before, *words, **streams, env=variables, start_new_session=True
             )
     finally:
         os.close(stdout)
