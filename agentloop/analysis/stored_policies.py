@@ -75,8 +75,7 @@ def evaluate_run(
     weights = stored_weights(folder, policy)
     version = iteration_of(folder, weights) if folder.environments else None  # sft has no policy versions
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
-    first = config.model.path or folder.start
-    return _evaluate_policy(config, (environments, source), (first, weights), whose, asked)
+    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose, asked)
 
 
 def evaluate_model(file: Path, overrides: Sequence[str] = (), asked: Asked = _AS_CONFIGURED) -> EvaluationReport:
@@ -86,7 +85,7 @@ def evaluate_model(file: Path, overrides: Sequence[str] = (), asked: Asked = _AS
         raise UserError(f"--model must be given where model.path of {file} is null, got neither. Add --model PATH.")
     environments, source = open_tasks(config)
     whose = Evaluated(model, None, model, environments.name, environments.version)
-    return _evaluate_policy(config, (environments, source), (model, None), whose, asked)
+    return _evaluate_policy(config, environments, source, (model, None), whose, asked)
 
 
 def _with_sizes(config: RunConfig, asked: Asked) -> RunConfig:
@@ -97,13 +96,13 @@ def _with_sizes(config: RunConfig, asked: Asked) -> RunConfig:
 
 def _evaluate_policy(
     config: RunConfig,
-    opened: tuple[RunEnvironments, TaskSource],
+    environments: RunEnvironments,
+    source: TaskSource,
     weights: tuple[Path | str, Path | None],
     whose: Evaluated,
     asked: Asked,
 ) -> EvaluationReport:
     """`weights` are the place of the first model, and of weights saved since."""
-    environments, source = opened
     display = ConsoleDisplay(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)

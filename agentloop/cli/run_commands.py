@@ -181,15 +181,11 @@ def evaluate(
 ) -> None:
     """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
     of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
-    if (of_run and config) or (of_model and not config):
+    of_url = url is not None and model_name is not None and policy is None
+    if (of_run and config) or (of_model and not config) or ((url or model_name) and not of_url):
         raise UserError(
-            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
-            "evaluate --config configs/model.yaml --model PATH"
-        )
-    if (url is None) != (model_name is None) or (url and policy is not None):
-        raise UserError(
-            "--url must come with --model-name, and without --policy, got another mixture. Example: "
-            "agentloop evaluate runs/quickstart-001 --url http://127.0.0.1:8000/v1 --model-name NAME"
+            "RUN must be given alone, or --config and perhaps --model and --set, with --url only --model-name and no "
+            "--policy, got a mixture. Example: agentloop evaluate --config configs/model.yaml --model PATH"
         )
     from agentloop.analysis import stored_policies
     from agentloop.cli.text_tables import evaluation_table
@@ -201,12 +197,8 @@ def evaluate(
         sets = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
         found = stored_policies.evaluate_model(config, sets, asked)
     else:
-        found = stored_policies.evaluate_run(
-            run or stored_policies.newest_trained_folder(),
-            asked,
-            policy=policy,
-            environment_changed=environment_changed,
-        )
+        folder = run or stored_policies.newest_trained_folder()
+        found = stored_policies.evaluate_run(folder, asked, policy=policy, environment_changed=environment_changed)
     print(json.dumps(found.to_json()) if as_json else evaluation_table(found))
 
 

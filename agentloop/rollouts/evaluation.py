@@ -132,14 +132,13 @@ class Evaluation:
             **{
                 f"environment/{name}/held_out_{figure}": value
                 for name in self.environments
-                for figure, value in self.restricted_to(environment=name)._figures().items()
+                for figure, value in self.restricted_to(name)._figures().items()
             },
         }
 
-    def restricted_to(self, **wanted: str) -> Evaluation:
-        """Leave only the tasks of one of several environments, or of one category."""
-        of = [task for task in self.attempts if all(getattr(task, name) == value for name, value in wanted.items())]
-        return replace(self, attempts=tuple(of))
+    def restricted_to(self, name: str) -> Evaluation:
+        """Leave only the tasks of one of several environments."""
+        return replace(self, attempts=tuple(task for task in self.attempts if task.environment == name))
 
     @property
     def environments(self) -> list[str]:
@@ -191,9 +190,8 @@ class EvaluationReport:
     """Success in each category; empty where the evaluation has none."""
 
     def to_json(self) -> dict[str, Any]:
-        facts = {
-            name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success", "by")
-        }
+        names = ("tasks", "samples", "engine_failures", "success", "by")
+        facts = {name: getattr(self.evaluation, name) for name in names}
         found = {field.name: to_jsonable_python(getattr(self, field.name)) for field in fields(self)[2:]}
         attempts = self.evaluation.attempts
         per_task = [{**asdict(task), "samples": task.samples, "successes": task.successes} for task in attempts]
@@ -209,13 +207,10 @@ def evaluate(
     progress: Progress = lambda *_: None,
     by: str | None = None,
 ) -> Evaluation:
-    """Run `evaluation.samples` episodes on each held-out task, without the buffer and the training tasks.
-
-    `by` names the field of the payload with a task's category. Raises UserError for a task without it.
-    """
+    """Run `evaluation.samples` episodes on each held-out task, without the buffer; `by` is the categories' field."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)
-    categories = [None if by is None else _category(task, by) for task in tasks]
+    about = [(task.environment, actors.environments.task_hash(task), _category(task, by)) for task in tasks]
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     tried = partial(scorer.try_on, judges=True)
@@ -225,12 +220,7 @@ def evaluate(
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
     attempts = [
-        Attempts(
-            tuple(outcome_of(episode, config) for _, episode in samples),
-            tasks[number].environment,
-            actors.environments.task_hash(tasks[number]),
-            categories[number],
-        )
+        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), *about[number])
         for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
     ]
     if not attempts:
@@ -242,7 +232,10 @@ def evaluate(
     return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged), by)
 
 
-def _category(task: Task, by: str) -> str:
+def _category(task: Task, by: str | None) -> str | None:
+    """Read the field of the payload that names the task's category. Raises UserError where there is none."""
+    if by is None:
+        return None
     if by not in task.payload:
         raise UserError(f"--by must name a field that each task's payload has, got {by}. {suggest(by, task.payload)}")
     value = task.payload[by]
@@ -277,6 +270,7 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
     most = max(task.samples for task in attempts)
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
     powers = sorted({*(1 << power for power in range(most.bit_length())), most})
+    categories = sorted({task.category for task in attempts if task.category is not None})
     stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)
     return EvaluationReport(
         evaluated,
@@ -289,9 +283,6 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
             reason: share_of([sum(o.stop_reason == reason for o in task.outcomes) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
-        {name: share_of(evaluation.restricted_to(environment=name).pass_at(1)) for name in evaluation.environments},
-        {
-            name: share_of(evaluation.restricted_to(category=name).pass_at(1))
-            for name in sorted({task.category for task in attempts if task.category is not None})
-        },
+        {name: share_of(evaluation.restricted_to(name).pass_at(1)) for name in evaluation.environments},
+        {name: share_of([a.successes / a.samples for a in attempts if a.category == name]) for name in categories},
     )

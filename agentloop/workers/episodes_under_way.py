@@ -113,7 +113,7 @@ class EpisodesUnderWay:
             return
         if claim.ticket.purpose == EVALUATION:
             (judged,) = await run.scorer.judge_beside([episode])
-            unknown = _why_unknown(judged, None) if math.isnan(judged.environment_reward) else None
+            unknown = "reward.functions: no number" if math.isnan(judged.environment_reward) else None
             self._results.append(EpisodeResult(claim, judged, judged.environment_reward, unknown))
             return
         self._unscored.append((claim, episode))
@@ -128,12 +128,7 @@ class EpisodesUnderWay:
             for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None
                 if math.isnan(total):
-                    problem = _why_unknown(episode, scores.problems.get(position))
+                    judge = episode.stop_reason if episode.failed else "reward.functions"
+                    problem = f"{judge}: {shortened(scores.problems.get(position, 'no number'))}"
                     self._run.actors.warnings.warn(problem)
                 self._results.append(EpisodeResult(claim, episode, total, problem))
-
-
-def _why_unknown(episode: Episode, problem: str | None) -> str:
-    """Say why no reward function gave the episode a number; the learner counts those that nobody can judge."""
-    judge = episode.stop_reason if episode.failed else "reward.functions"
-    return f"{judge}: {shortened(problem or episode.problem or 'no number')}"

@@ -115,8 +115,7 @@ async def run_agent(
 
     A function is called with the payload, the base URL and the key. A program gets the payload as a line of JSON on
     standard input and in the file AGENTLOOP_TASK. It reports its reward in a last line {"reward": number}, or the
-    rewards of its agents in {"rewards": {agent: number}}. A reward that is no finite number is not judged.
-    Raises NotJudged where a function does.
+    rewards of its agents in {"rewards": {agent: number}}. Raises NotJudged where a function does.
     """
     agent = environment.agent
     named = agent_function(agent)

@@ -68,7 +68,6 @@ def test_the_exit_code_of_a_program_is_told() -> None:
     assert [run(f"sh -c '{end}'").problem for end in ("exit 3", "kill -9 $$")] == ["exit code 3", "exit code 137"]
 
 
-NO_NUMBER = "the last line must give finite numbers, got {}"
 SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flush(); print('behind', file=sys.stderr)"
 
 
@@ -90,14 +89,13 @@ SAYS = "import sys; sys.stderr.write('no newline'); print('{}'); sys.stdout.flus
 def test_any_last_line_is_a_reward_or_a_problem(line: str, rewards: dict[str, float] | None, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
     end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
-    problem = None if rewards is not None else NO_NUMBER.format(line)
+    problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"
     assert (end.rewards, end.problem, end.not_judged) == (rewards or {}, problem, rewards is None)
     assert sorted(end.output) == sorted(f"no newline{line}\nbehind\n")
 
 
 FUNCTION, PROGRAM = f"{asking.__file__}:solve", f"{sys.executable} -S {asking.__file__}"
 AWAY = "(_ for _ in ()).throw(__import__('agentloop').NotJudged('the shop is away'))"
-SAYS_JSON = "__import__('json').dumps({})"
 
 
 @pytest.mark.parametrize(
@@ -118,12 +116,6 @@ SAYS_JSON = "__import__('json').dumps({})"
         (PROGRAM, "exit(75)", "not_judged", None, "exit code 75"),
         (PROGRAM, "exit(3)", "agent_failed", 0.0, "exit code 3"),
         (PROGRAM, "(post(reward=0.75), exit(75))", "answered", 0.75, "exit code 75"),
-        (PROGRAM, SAYS_JSON.format("{'reward': 0}"), "answered", 0.0, None),
-        (PROGRAM, SAYS_JSON.format("{'score': 1}"), "not_judged", None, NO_REWARD),
-        *(
-            (PROGRAM, SAYS_JSON.format(f"{{'reward': {said}}}"), "not_judged", None, "must give finite numbers, got")
-            for said in ("None", "float('nan')", "float('inf')")
-        ),
     ],
 )
 def test_a_reward_of_0_is_what_somebody_judged(
@@ -146,12 +138,9 @@ def test_what_nobody_judged_leaves_its_group_and_is_counted() -> None:
     assert [row.record.reward for row in found.trajectories] == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    "then", ["ask()", pytest.param("(tried(ask), hang())", marks=pytest.mark.slow)], ids=["crashes", "waits"]
-)
-def test_an_agent_that_its_engine_failed_does_not_count_against_the_policy(then: str) -> None:
+def test_an_agent_that_its_engine_failed_does_not_count_against_the_policy() -> None:
     replies = iter(["y", None])
-    (episode,), _ = play(FUNCTION, lambda prompt: next(replies), row={"then": then}, episode_timeout_s=3.0)
+    (episode,), _ = play(FUNCTION, lambda prompt: next(replies), row={"then": "ask()"})
     assert (episode.stop_reason, episode.num_turns, episode.problem) == ("engine_failure", 1, "HTTP 500")
     assert math.isnan(episode.environment_reward)
 

@@ -5,11 +5,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 CALLS, LOOKS = count(), count()
@@ -28,13 +25,8 @@ def solve(task: dict[str, Any], base_url: str, api_key: str) -> Any:
 
     ask()
     further = {"hang": threading.Event().wait, "post": lambda **body: post("/reward", **body), "ask": ask}
-    further |= {"LOOKS": LOOKS, "exit": sys.exit, "tried": tried}
+    further |= {"LOOKS": LOOKS, "exit": sys.exit}
     return eval(task.get("then", "None"), further)  # noqa: S307  what a test wrote
-
-
-def tried(act: Callable[[], None]) -> None:
-    with suppress(HTTPError):
-        act()
 
 
 async def one_of_two(task: dict[str, Any], base_url: str, api_key: str) -> Any:
