@@ -179,7 +179,7 @@ def evaluate(
     environment_changed: EnvironmentChanged = False,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    """Held-out success of a run's policy, or of any model: pass@k, pass^k, turns and stop reasons with intervals."""
     of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
     of_url = url is not None and model_name is not None and policy is None
     if (of_run and config) or (of_model and not config) or ((url or model_name) and not of_url):

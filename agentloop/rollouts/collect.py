@@ -185,9 +185,8 @@ def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     """Return the episodes that count. Raises UserError if the engine or the environment failed all of them."""
     kept = [episode for episode in episodes if not episode.failed]
     if episodes and not kept:
-        whose, mends = "the engine must reply to", "it"
+        of, got = f"{len(episodes)} episodes", f"got none ({episodes[0].problem}). Mend"
         if episodes[0].stop_reason == StopReason.NOT_JUDGED:
-            whose, mends = "the environment must come to a verdict on", "it, its agent, its user or its judge"
-        problem = f"at least one of {len(episodes)} episodes, got none ({episodes[0].problem})"
-        raise UserError(f"{whose} {problem}. Mend {mends}.")
+            raise UserError(f"the environment must come to a verdict on at least one of {of}, {got} it or its judge.")
+        raise UserError(f"the engine must reply to at least one of {of}, {got} it.")
     return kept

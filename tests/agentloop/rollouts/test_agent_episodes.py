@@ -114,7 +114,6 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
 @pytest.mark.parametrize(
     ("text", "output", "stop_reason", "problem"),
     [
-        ("print('the end'); sys.exit(75)", "exit code 75\nthe end\n", "not_judged", "exit code 75: the end"),
         ("print('the end'); sys.exit(2)", "exit code 2\nthe end\n", "agent_failed", "exit code 2: the end"),
         (
             "print('{\"reward\": 1}'); sys.exit(3)",
@@ -123,7 +122,7 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
             'exit code 3: {"reward": 1}',
         ),
     ],
-    ids=["is not judged", "fails", "fails with a reward"],
+    ids=["fails", "fails with a reward"],
 )
 def test_output_and_problem_of_an_agent_end_its_episode(
     text: str, output: str, stop_reason: str, problem: str, tmp_path: Path
