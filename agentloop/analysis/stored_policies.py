@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
@@ -12,7 +13,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.environments import Environment, RunEnvironments, Task, open_tasks
 from agentloop.environments.task_source import TaskSource
-from agentloop.errors import UserError
+from agentloop.errors import UserError, needing
 from agentloop.models.adapters import load_policy
 from agentloop.models.backbone_passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
@@ -28,6 +29,28 @@ from context.messages import Message
 from replay.locate import newest_run_folder
 
 
+class ServedModel(NamedTuple):
+    """A model behind an OpenAI-compatible address, which replies in the policy's place."""
+
+    url: str
+    name: str
+    key: str | None = None
+
+
+class Asked(NamedTuple):
+    """What is asked of an evaluation."""
+
+    tasks: int | None = None
+    """Held-out tasks; None: as many as configured, as for the samples."""
+    samples: int | None = None
+    by: str | None = None
+    """The field of the payload with a task's category."""
+    served: ServedModel | None = None
+
+
+_AS_CONFIGURED = Asked()
+
+
 def newest_trained_folder(runs: Path = Path("runs")) -> Path:
     """The folder with the newest checkpoint, of a run or of sft."""
     complete = list(runs.glob(f"*/checkpoints/*/{COMPLETE}"))
@@ -38,10 +61,9 @@ def newest_trained_folder(runs: Path = Path("runs")) -> Path:
 
 def evaluate_run(
     run: Path,
+    asked: Asked = _AS_CONFIGURED,
     *,
     policy: int | None = None,
-    tasks: int | None = None,
-    samples: int | None = None,
     environment_changed: bool = False,
 ) -> EvaluationReport:
     """Evaluate a run's policy, with the tasks and seed of training, so that figures can be compared.
@@ -49,29 +71,27 @@ def evaluate_run(
     Raises UserError where the environment's source has changed, unless `environment_changed`.
     """
     folder = open_run_folder(run)
-    config = _with_sizes(folder.config, tasks, samples)
+    config = _with_sizes(folder.config, asked)
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = stored_weights(folder, policy)
     version = iteration_of(folder, weights) if folder.environments else None  # sft has no policy versions
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
-    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose)
+    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose, asked)
 
 
-def evaluate_model(
-    config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
-) -> EvaluationReport:
+def evaluate_model(file: Path, overrides: Sequence[str] = (), asked: Asked = _AS_CONFIGURED) -> EvaluationReport:
     """Evaluate the model of a configuration on its held-out tasks, like the run would at its start."""
-    asked = _with_sizes(load_config(config, overrides), tasks, samples)
-    if (model := asked.model.path) is None:
-        raise UserError(f"--model must be given where model.path of {config} is null, got neither. Add --model PATH.")
-    environments, source = open_tasks(asked)
+    config = _with_sizes(load_config(file, overrides), asked)
+    if (model := config.model.path) is None:
+        raise UserError(f"--model must be given where model.path of {file} is null, got neither. Add --model PATH.")
+    environments, source = open_tasks(config)
     whose = Evaluated(model, None, model, environments.name, environments.version)
-    return _evaluate_policy(asked, environments, source, (model, None), whose)
+    return _evaluate_policy(config, environments, source, (model, None), whose, asked)
 
 
-def _with_sizes(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
+def _with_sizes(config: RunConfig, asked: Asked) -> RunConfig:
     values = to_plain(config)
-    values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
+    values["evaluation"] |= {name: getattr(asked, name) for name in ("tasks", "samples") if getattr(asked, name)}
     return load_plain(values, source="evaluate")
 
 
@@ -81,14 +101,22 @@ def _evaluate_policy(
     source: TaskSource,
     weights: tuple[Path | str, Path | None],
     whose: Evaluated,
+    asked: Asked,
 ) -> EvaluationReport:
     """`weights` are the place of the first model, and of weights saved since."""
     display = ConsoleDisplay(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)
         actors = sampling_actors(config, environments, weights[0], saved=weights[1])
-        progress = partial(display.phase, "evaluate")
-        found = evaluate(actors, source, config, scorer=open_scorer(config, environments), progress=progress)
+        if (served := asked.served) is not None:
+            with needing("gateway", "--url"):
+                from agentloop.gateway.text_upstream import TextUpstream
+            model = TextUpstream(served.url, key=served.key, model=served.name, renderer=actors.renderer)
+            actors = replace(actors, served=partial(model.play, temperature=config.evaluation.temperature))
+            named = f"{served.name} at {served.url}"
+            whose = replace(whose, run=named, policy_version=None, checkpoint=named)
+        scorer, progress = open_scorer(config, environments), partial(display.phase, "evaluate")
+        found = evaluate(actors, source, config, scorer=scorer, progress=progress, by=asked.by)
     return report(whose, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
 
 

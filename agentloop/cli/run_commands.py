@@ -143,7 +143,10 @@ def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | Non
         print(f"  {words:<{width}}  # {meaning}")
 
 
-@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE")
+@app.command(
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or another model on the same tasks: agentloop "
+    "evaluate runs/quickstart-001 --url http://127.0.0.1:8000/v1 --model-name NAME --json"
+)
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
@@ -162,30 +165,40 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field of the tasks' payload: success for each of its values.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Evaluate a served model in the policy's place: a base URL of OpenAI's form."),
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(metavar="NAME", help="With --url: the model's name there.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="With --url: the environment variable with the key.")
+    ] = None,
     environment_changed: EnvironmentChanged = False,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    """Held-out success of a run's policy, or of any model: pass@k, pass^k, turns and stop reasons with intervals."""
     of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
-    if (of_run and config) or (of_model and not config):
+    of_url = url is not None and model_name is not None and policy is None
+    if (of_run and config) or (of_model and not config) or ((url or model_name) and not of_url):
         raise UserError(
-            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
-            "evaluate --config configs/model.yaml --model PATH"
+            "RUN must be given alone, or --config and perhaps --model and --set, with --url only --model-name and no "
+            "--policy, got a mixture. Example: agentloop evaluate --config configs/model.yaml --model PATH"
         )
     from agentloop.analysis import stored_policies
     from agentloop.cli.text_tables import evaluation_table
 
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    served = None if url is None else stored_policies.ServedModel(url, str(model_name), key)
+    asked = stored_policies.Asked(tasks, samples, by, served)
     if config is not None:
-        asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
-        found = stored_policies.evaluate_model(config, asked, tasks=tasks, samples=samples)
+        sets = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
+        found = stored_policies.evaluate_model(config, sets, asked)
     else:
-        found = stored_policies.evaluate_run(
-            run or stored_policies.newest_trained_folder(),
-            policy=policy,
-            tasks=tasks,
-            samples=samples,
-            environment_changed=environment_changed,
-        )
+        folder = run or stored_policies.newest_trained_folder()
+        found = stored_policies.evaluate_run(folder, asked, policy=policy, environment_changed=environment_changed)
     print(json.dumps(found.to_json()) if as_json else evaluation_table(found))
 
 

@@ -84,7 +84,9 @@ _KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
 def evaluation_table(report: EvaluationReport) -> str:
     """A table with a line per figure: its value, its 95 % confidence interval, and the interval's kind."""
     shares = {f"pass@{k}": share for k, share in report.pass_at_k.items()}
+    shares |= {f"pass^{k}": share for k, share in report.pass_hat_k.items() if k > 1}
     shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
+    shares |= {f"pass@1, {report.evaluation.by}: {value}": share for value, share in report.categories.items()}
     ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}
     means = {"mean turns": report.mean_turns, "mean reward": report.mean_reward}
     rows = []

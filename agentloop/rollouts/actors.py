@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
-from agentloop.engines import ConcurrentGenerator, Generator
+from agentloop.engines import Completion, ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, needing
@@ -23,6 +23,7 @@ from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
+from context.templates.rendering.conversation_writer import Rendering
 from context.tokens.loss_mask import TrainingControl
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Actors:
     """The server at which agents ask the policy; None: no environment has an agent."""
     memory: ToolMemory | None = None
     """Answers of deterministic tools; None: every call is run."""
+    served: Callable[[Rendering, int], Awaitable[Completion]] | None = None
+    """A model elsewhere that replies in the policy's place in an evaluation; None: the policy replies itself."""
 
     def parser_for(self, task: Task) -> ReplyParser:
         """Return the parser of replies in a task."""
@@ -111,6 +114,8 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
     if not any(factory.agent for factory in actors.environments.all):
         yield actors
         return
+    if actors.served is not None:
+        raise UserError("--url must be for environments without an agent, got one. Give the agent the address itself.")
     with needing("gateway", "environment.agent"):
         from agentloop.gateway.run_gateway import run_gateway
     with run_gateway(config.gateway, agents_policy(config, actors.renderer)) as gateway:

@@ -12,7 +12,7 @@ from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.simulated_user import UserCosts
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shortened
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
@@ -56,6 +56,8 @@ class Collector:
         everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, tried=tried))
         scores = self.scorer.score(everything)
         everything = scores.episodes
+        for problem in scores.problems.values():
+            self.actors.warnings.warn(f"reward.functions: {shortened(problem)}")
         # In a further round every episode may fail, because the first round's groups remain.
         kept = [episode for episode in everything if not episode.failed]
         episodes = kept if earlier else without_engine_failures(everything)
@@ -182,14 +184,9 @@ def _user_costs(episodes: Sequence[Episode]) -> dict[str, float]:
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     """Return the episodes that count. Raises UserError if the engine or the environment failed all of them."""
     kept = [episode for episode in episodes if not episode.failed]
-    if episodes and not kept and episodes[0].stop_reason == StopReason.NOT_JUDGED:
-        raise UserError(
-            f"the environment must come to a verdict on at least one of {len(episodes)} episodes, got none "
-            f"({episodes[0].problem}). Mend it, its user or its judge."
-        )
     if episodes and not kept:
-        raise UserError(
-            f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
-            "Mend it."
-        )
+        of, got = f"{len(episodes)} episodes", f"got none ({episodes[0].problem}). Mend"
+        if episodes[0].stop_reason == StopReason.NOT_JUDGED:
+            raise UserError(f"the environment must come to a verdict on at least one of {of}, {got} it or its judge.")
+        raise UserError(f"the engine must reply to at least one of {of}, {got} it.")
     return kept

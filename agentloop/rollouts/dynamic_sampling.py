@@ -74,6 +74,7 @@ def _joined(
         trajectories=[row for group in groups for row in members[group.id]],
         rewrites=sum((round.rewrites for round in collected), Counter()),
         engine_failures=sum(round.engine_failures for round in collected),
+        not_judged=sum(round.not_judged for round in collected),
         rewards={id: value for round in collected for id, value in round.rewards.items()},
         kl_penalties={id: penalty for round in collected for id, penalty in round.kl_penalties.items()},
         extra_metrics=_mean_metrics(collected) | counts,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,16 +15,16 @@ from pydantic_core import to_jsonable_python
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import TaskSource
+from agentloop.environments import Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
-from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
-from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
+from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, pass_hat_k, proportion
+from context.wording import suggest
 from replay.records import WHOLE_ENDS, HeldOutEpisode
 
 
@@ -47,6 +48,10 @@ class Attempts:
     outcomes: tuple[Outcome, ...]
     environment: str | None = None
     """Name of the task's environment in a run with several; None in a run with one."""
+    task: str = ""
+    """The task's hash; empty where workers have played it."""
+    category: str | None = None
+    """Value of the field of the payload by which success is reported; None without such a field."""
 
     @property
     def reward(self) -> float:
@@ -82,6 +87,8 @@ class Evaluation:
     has_tools: bool
     episodes: tuple[tuple[int, Episode], ...] = ()
     """The samples that count and that this process ran, each with its place."""
+    by: str | None = None
+    """The field of the payload that names a task's category; None: there are no categories."""
 
     @property
     def tasks(self) -> int:
@@ -92,9 +99,9 @@ class Evaluation:
         """pass@1: the share of samples that succeed, with equal weight for each task."""
         return self._mean(lambda task: task.successes / task.samples)
 
-    def pass_at(self, k: int) -> list[float]:
-        """Estimate pass@k for each task with at least k samples."""
-        return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
+    def pass_at(self, k: int, *, estimator: Callable[[int, int, int], float] = pass_at_k) -> list[float]:
+        """Estimate pass@k, or another figure of k samples, for each task with at least k samples."""
+        return [estimator(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     @property
     def why_none_succeeded(self) -> str | None:
@@ -110,10 +117,8 @@ class Evaluation:
         problems = Counter(one.problem for one in episodes if one.problem is not None)
         if 2 * problems.total() > count:
             remedy = "{1} of them: {0}".format(*problems.most_common(1)[0])
-        unsaid = problems[NO_REWARD]
         calls = f", {called} called a tool" if self.has_tools else ""
-        unjudged = f"{unsaid} had no reward, " if unsaid else ""
-        how = f"{count - len(cut) - unsaid} answered wrong, {unjudged}{len(cut)} did not come to an answer{calls}"
+        how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
         return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:
@@ -152,7 +157,7 @@ class Evaluated:
     """The policy that was evaluated, and the environment."""
 
     run: str
-    """Folder of a training run or of an sft run."""
+    """Folder of a training run or of an sft run, or name and address of a served model."""
     policy_version: int | None
     """Publishes before the checkpoint; None for an sft run."""
     checkpoint: str
@@ -172,27 +177,40 @@ class EvaluationReport:
     evaluated: Evaluated
     evaluation: Evaluation
     pass_at_k: Mapping[int, Estimate]
-    """pass@k for k = 1, 2, 4, ... and the number of samples."""
+    """pass@k, that one of k samples succeeds, for k = 1, 2, 4, ... and the number of samples."""
+    pass_hat_k: Mapping[int, Estimate]
+    """pass^k, that all k samples succeed, for the same k."""
     mean_reward: Estimate
     mean_turns: Estimate
     stop_reasons: Mapping[str, Estimate]
     """The share of samples with each stop reason, the most frequent first."""
     environments: Mapping[str, Estimate]
     """Success in each of several environments; empty where there is one."""
+    categories: Mapping[str, Estimate]
+    """Success in each category; empty where the evaluation has none."""
 
     def to_json(self) -> dict[str, Any]:
-        facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
-        estimates = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
-        found = {name: to_jsonable_python(getattr(self, name)) for name in estimates}
-        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found}
+        names = ("tasks", "samples", "engine_failures", "success", "by")
+        facts = {name: getattr(self.evaluation, name) for name in names}
+        found = {field.name: to_jsonable_python(getattr(self, field.name)) for field in fields(self)[2:]}
+        attempts = self.evaluation.attempts
+        per_task = [{**asdict(task), "samples": task.samples, "successes": task.successes} for task in attempts]
+        return {**asdict(self.evaluated), **facts, "confidence": CONFIDENCE, **found, "per_task": per_task}
 
 
 def evaluate(
-    actors: Actors, source: TaskSource, config: RunConfig, *, scorer: RewardScorer, progress: Progress = lambda *_: None
+    actors: Actors,
+    source: TaskSource,
+    config: RunConfig,
+    *,
+    scorer: RewardScorer,
+    progress: Progress = lambda *_: None,
+    by: str | None = None,
 ) -> Evaluation:
-    """Run `evaluation.samples` episodes on each held-out task, without the buffer and the training tasks."""
+    """Run `evaluation.samples` episodes on each held-out task, without the buffer; `by` is the categories' field."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)
+    about = [(task.environment, actors.environments.task_hash(task), _category(task, by)) for task in tasks]
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     tried = partial(scorer.try_on, judges=True)
@@ -202,7 +220,7 @@ def evaluate(
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
     attempts = [
-        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), tasks[number].environment)
+        Attempts(tuple(outcome_of(episode, config) for _, episode in samples), *about[number])
         for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
     ]
     if not attempts:
@@ -211,7 +229,17 @@ def evaluate(
             "Mend the first of them."
         )
     has_tools = bool(actors.environments.tools)
-    return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged))
+    return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged), by)
+
+
+def _category(task: Task, by: str | None) -> str | None:
+    """Read the field of the payload that names the task's category. Raises UserError where there is none."""
+    if by is None:
+        return None
+    if by not in task.payload:
+        raise UserError(f"--by must name a field that each task's payload has, got {by}. {suggest(by, task.payload)}")
+    value = task.payload[by]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def held_out_episode(
@@ -241,12 +269,14 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
     attempts = evaluation.attempts
     most = max(task.samples for task in attempts)
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
-    powers = [1 << power for power in range(most.bit_length())]
+    powers = sorted({*(1 << power for power in range(most.bit_length())), most})
+    categories = sorted({task.category for task in attempts if task.category is not None})
     stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)
     return EvaluationReport(
         evaluated,
         evaluation,
-        {k: share_of(evaluation.pass_at(k)) for k in sorted({*powers, most})},
+        {k: share_of(evaluation.pass_at(k)) for k in powers},
+        {k: share_of(evaluation.pass_at(k, estimator=pass_hat_k)) for k in powers},
         bootstrap([task.reward for task in attempts], seed=seed),
         bootstrap([task.turns for task in attempts], seed=seed),
         {
@@ -254,4 +284,5 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
         {name: share_of(evaluation.restricted_to(name).pass_at(1)) for name in evaluation.environments},
+        {name: share_of([a.successes / a.samples for a in attempts if a.category == name]) for name in categories},
     )

@@ -14,7 +14,7 @@ from agentloop.config.sections.reward import OverlongSection, RewardFunctionSect
 from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.errors import UserCodeFailed, UserError, one_line
+from agentloop.errors import NotJudged, UserCodeFailed, UserError, one_line, shortened
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.user_code import load_function, users_code
 from context.strategies import CONTEXT_FULL
@@ -23,6 +23,8 @@ from replay.records import StopReason
 
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+Value = float | str | NotJudged
+"""What a reward function gives for an episode: a number, why it gave none, or that nobody can judge it."""
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
 
 
@@ -122,7 +124,7 @@ class RewardScorer:
         played = [episode for episode in episodes if not episode.failed]
         return self._scored(episodes, [await self._values(function, played) for function in self._functions])
 
-    def _scored(self, episodes: Sequence[Episode], given: Sequence[Sequence[float | str]]) -> Scores:
+    def _scored(self, episodes: Sequence[Episode], given: Sequence[Sequence[Value]]) -> Scores:
         """Put the parts of the rewards together; `given` has each function's values for the episodes played."""
         section = self._section
         places = [place for place, episode in enumerate(episodes) if not episode.failed]
@@ -131,12 +133,13 @@ class RewardScorer:
         own = ("environment", section.environment, [episode.environment_reward for episode in played])
         columns = [] if self._judges else [own]
         for function, values in zip(self._functions, given, strict=True):
-            scores.problems |= {at: value for at, value in zip(places, values, strict=True) if isinstance(value, str)}
-            numbers = [math.nan if isinstance(value, str) else value for value in values]
+            for place, value in zip(places, values, strict=True):
+                if not isinstance(value, float):
+                    scores.problems[place] = str(value)
+                if isinstance(value, NotJudged) or (self._judges and values is given[0]):
+                    scores.episodes[place] = _scored_by(scores.episodes[place], value)
+            numbers = [value if isinstance(value, float) else math.nan for value in values]
             columns.append((function.section.name, function.section.weight, numbers))
-        if self._judges:
-            for place, value in zip(places, given[0], strict=True):
-                scores.episodes[place] = _scored_by(episodes[place], value)
         if section.overlong.buffer is not None:
             costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in played]
             columns.append(("overlong", 1.0, costs))
@@ -148,7 +151,7 @@ class RewardScorer:
             scores.metrics = {f"reward/{name}": statistics.fmean(v[i] for i in known) for name, _, v in columns}
         return scores
 
-    async def _values(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[float | str]:
+    async def _values(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[Value]:
         """Call a function for each episode; a text explains a missing number where the episode is to be dropped."""
         places, thread = asyncio.Semaphore(self._section.parallel if function.waits else 1), WorkerThreads(1)
 
@@ -157,7 +160,7 @@ class RewardScorer:
                 try:
                     call, limit = function.call_of(episode), self._section.timeout_s
                     return await thread.ask(call, timeout_s=limit, setting="reward.timeout_s")
-                except (UserCodeFailed, UserError) as failed:  # raised or counted by `_value`
+                except (NotJudged, UserCodeFailed, UserError) as failed:  # raised or counted by `_value`
                     return failed
 
         try:
@@ -166,7 +169,9 @@ class RewardScorer:
             thread.close()
         return [self._value(function.section, a, episode) for a, episode in zip(answers, episodes, strict=True)]
 
-    def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
+    def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> Value:
+        if isinstance(answer, NotJudged):
+            return answer
         failed = isinstance(answer, BaseException)
         if not failed and math.isfinite(number := number_of(answer)):
             return number
@@ -201,9 +206,12 @@ def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScore
     return scorer
 
 
-def _scored_by(episode: Episode, value: float | str) -> Episode:
+def _scored_by(episode: Episode, value: Value) -> Episode:
     """Replace all rewards of the episode by a function's value; NaN where the function gave none."""
-    return replace(episode, environment_reward=math.nan if isinstance(value, str) else value, agent_rewards={})
+    if isinstance(value, NotJudged):
+        episode = replace(episode, stop_reason=StopReason.NOT_JUDGED, problem=shortened(str(value)))
+    reward = value if isinstance(value, float) else math.nan
+    return replace(episode, environment_reward=reward, agent_rewards={})
 
 
 def number_of(answer: Any) -> float:

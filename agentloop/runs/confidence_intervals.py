@@ -72,6 +72,14 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
     Chen et al. 2021, arXiv 2107.03374. Whole numbers are used, so nothing overflows.
     """
+    return 1.0 - pass_hat_k(samples, samples - successes, k)
+
+
+def pass_hat_k(samples: int, successes: int, k: int) -> float:
+    """Probability that all of k samples of a task succeed, pass^k: C(c, k) / C(n, k), unbiased for k <= n.
+
+    Yao et al. 2024, arXiv 2406.12045.
+    """
     if not 1 <= k <= samples:
         raise ValueError(f"k must be from 1 to the number of samples ({samples}), got {k}.")
-    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+    return math.comb(successes, k) / math.comb(samples, k)

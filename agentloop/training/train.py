@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentloop.algorithms.baselines.grpo import group_advantages
-from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.analysis.stored_policies import Asked, evaluate_run
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
@@ -88,7 +88,7 @@ class TrainResult:
 
     def evaluate(self, *, tasks: int | None = None, samples: int | None = None) -> EvaluationReport:
         """Evaluate the trained model on held-out tasks, with intervals, as `agentloop evaluate` does."""
-        return evaluate_run(self.folder, tasks=tasks, samples=samples)
+        return evaluate_run(self.folder, Asked(tasks, samples))
 
 
 def train(

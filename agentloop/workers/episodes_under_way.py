@@ -109,7 +109,7 @@ class EpisodesUnderWay:
         if episode.problem is not None:
             run.actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")
         if episode.failed:
-            self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
+            self._results.append(EpisodeResult(claim, episode, problem=f"{episode.stop_reason}: {episode.problem}"))
             return
         if claim.ticket.purpose == EVALUATION:
             (judged,) = await run.scorer.judge_beside([episode])
@@ -128,6 +128,7 @@ class EpisodesUnderWay:
             for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None
                 if math.isnan(total):
-                    problem = f"reward.functions: {shortened(scores.problems.get(position, 'no number'))}"
+                    judge = episode.stop_reason if episode.failed else "reward.functions"
+                    problem = f"{judge}: {shortened(scores.problems.get(position, 'no number'))}"
                     self._run.actors.warnings.warn(problem)
                 self._results.append(EpisodeResult(claim, episode, total, problem))

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,13 +38,14 @@ def running(server: uvicorn.Server, *, port: int = 0) -> Iterator[int]:
 
 
 class ScriptedServer:
-    """`answers` has a status and a JSON value for each path; any other path is 404.
+    """`answers` has a status and a value for each path, or a function of the body that gives both; others are 404.
 
-    Bytes are sent as they are. A function of the body gives the value, or an iterator of parts that may never end.
+    Bytes are sent as they are, other values as JSON. A value may be a function of the body, or an iterator of parts
+    that may never end.
     """
 
     def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
+        self.answers: dict[str, tuple[int, Any] | Callable[[Any], tuple[int, Any]]] = {}
         self.silent: set[str] = set()
         """Paths that are never answered."""
         self.asked: list[tuple[str, Any]] = []
@@ -65,7 +66,8 @@ class ScriptedServer:
         self.keys.add(request.headers.get("Authorization"))
         while path in self.silent and not await request.is_disconnected():
             await asyncio.sleep(0.01)
-        status, value = self.answers.get(path, (404, {"error": "Not Found"}))
+        answer = self.answers.get(path, (404, {"error": "Not Found"}))
+        status, value = answer(self.asked[-1][1]) if callable(answer) else answer
         if callable(value):
             value = value(self.asked[-1][1])
         if isinstance(value, AsyncIterator):

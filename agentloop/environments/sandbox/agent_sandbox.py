@@ -4,18 +4,37 @@ import asyncio
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from agentloop.environments.sandbox import one_address
-from agentloop.environments.sandbox.bubblewrap import SandboxLimits, contained, memory_group
+from agentloop.environments.sandbox.bubblewrap import MemoryGroup, SandboxLimits, contained, memory_group
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 
 INSIDE = "http://127.0.0.1:8000"
 """The gateway's address inside a sandbox."""
+
+
+@dataclass(frozen=True)
+class ContainedAgent:
+    """An agent's command in a sandbox."""
+
+    words: list[str]
+    status: BinaryIO
+    """A file, to be inherited, in which bubblewrap notes how its program ended."""
+    group: MemoryGroup | None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the command has ended before its program did: bubblewrap did not start, or somebody ended it."""
+        self.status.seek(0)
+        over_its_memory = self.group is not None and self.group.is_exceeded()  # bubblewrap ends with its program
+        return b"exit-code" not in self.status.read() and not over_its_memory
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,7 @@ class AgentSandbox:
     @asynccontextmanager
     async def around(
         self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
-    ) -> AsyncIterator[list[str]]:
+    ) -> AsyncIterator[ContainedAgent]:
         """The block has the words that start `command` in the sandbox, which shows `folder` of this episode."""
         interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
         server = await asyncio.start_unix_server(
@@ -46,8 +65,8 @@ class AgentSandbox:
         shown = [interpreter.prefix, *packages, *self.read, *filter(os.path.isfile, words), str(folder)]
         limits = replace(self.limits, seconds=timeout_s)
         inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]
-        with memory_group(limits.memory_mb) as group:
-            further = ["--ro-bind", str(users), "/etc/passwd"]
+        with memory_group(limits.memory_mb) as group, tempfile.TemporaryFile() as status:
+            further = ["--ro-bind", str(users), "/etc/passwd", "--json-status-fd", str(status.fileno())]
             whole = contained(inside, limits, shown=shown, further=further, cleared=False, memory="data")
             async with server:
-                yield whole if group is None else group.entered(whole)
+                yield ContainedAgent(whole if group is None else group.entered(whole), status, group)

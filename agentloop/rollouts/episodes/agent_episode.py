@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
+from agentloop.environments.sandbox.bubblewrap import SandboxFailed
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserCodeFailed, UserCodeLate, UserError, shortened
+from agentloop.errors import NotJudged, UserCodeFailed, UserCodeLate, UserError, shortened
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent, without_key
-from agentloop.rollouts.episodes.episode import AskAny, Episode
+from agentloop.rollouts.episodes.episode import FAILED_ENDS, AskAny, Episode
 from context import AuthorTable, Message
 from context.authors import ENV
 from context.tokens.session_nodes import Node
@@ -34,7 +35,7 @@ async def play_agent(
     config: RunConfig,
     threads: WorkerThreads,
 ) -> Episode:
-    """Play an episode to its end. If the policy got no request, or its engine failed, the episode does not count."""
+    """Play an episode to its end. One that the engine failed, or that nobody can judge, does not count."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
     address = AgentAddress(opened.url, opened.key, opened.local_url)
@@ -48,8 +49,9 @@ async def play_agent(
             end = running.result()
     except (TimeoutError, UserCodeLate):
         stop_reason = StopReason.OVERTIME
-    except (UserCodeFailed, UserError) as problem:
-        end = AgentEnd(problem=shortened(without_key(str(problem), opened.key)))
+    except (NotJudged, SandboxFailed, UserCodeFailed, UserError) as problem:
+        said, not_judged = str(problem) or type(problem).__name__, isinstance(problem, (NotJudged, SandboxFailed))
+        end = AgentEnd(problem=said, not_judged=not_judged)
     finally:
         for waited in both:
             waited.cancel()
@@ -57,10 +59,6 @@ async def play_agent(
         nodes = opened.close()
     if not over.cancelled():
         over.result()  # raises errors that end the run
-    if opened.rewards:
-        stop_reason = StopReason.ANSWERED  # a posted reward counts, however the agent ended afterwards
-    elif end.problem is not None:
-        stop_reason = StopReason.AGENT_FAILED
     judged = bool(config.reward.functions)
     return episode_of(task, nodes, opened, end, stop_reason, authors=authors, judged=judged)
 
@@ -78,45 +76,55 @@ def episode_of(
     """Make the episode of a closed session from its nodes; posted rewards take precedence over the rewards of `end`.
 
     An episode without a reward of its own gets the mean of its agents' rewards. `judged`: a reward function will
-    replace it.
+    replace it. `stop_reason` is `answered`, or `overtime` where the agent's time was over.
     """
     segments, last = segments_of(nodes, authors), end.output.strip().rpartition("\n")[2]
-    why = ": ".join(filter(None, (end.problem, last)))
+    wrong = None if end.problem is None else shortened(without_key(end.problem, opened.key))
+    why = ": ".join(filter(None, (wrong, last)))
     rewards = {**end.rewards, **opened.rewards}
-    problem = why if end.problem else None
-    if stop_reason == StopReason.ANSWERED and not (rewards or judged):
-        problem = NO_REWARD
+    problem = why if wrong else None
     own = {agent: reward for agent, reward in rewards.items() if agent}
     unknown = sorted(own.keys() - {node.agent for node in nodes if node.is_trained})
+    if not segments and (opened.problem or not end.not_judged):
+        stop_reason = StopReason.ENGINE_FAILURE
+        problem = opened.problem or f"the agent was given no reply of the policy: {why or 'it asked for none'}"
+    elif opened.rewards and segments:
+        stop_reason = StopReason.ANSWERED  # a posted reward counts, however the agent ended afterwards
+    elif end.not_judged:
+        stop_reason = StopReason.NOT_JUDGED
+    elif opened.problem and (wrong or stop_reason == StopReason.OVERTIME):
+        stop_reason, problem = StopReason.ENGINE_FAILURE, opened.problem
+    elif wrong:
+        stop_reason = StopReason.AGENT_FAILED
+    elif stop_reason == StopReason.ANSWERED and not (rewards or judged):
+        stop_reason, problem = StopReason.NOT_JUDGED, NO_REWARD
     if unknown and stop_reason == StopReason.ANSWERED:
         stop_reason = StopReason.AGENT_FAILED
         named = visible(without_key(unknown[0], opened.key))
         problem = f"rewards must be of agents that asked as policy/NAME, got one of {named}"
-    reward = rewards.get("", math.fsum(own.values()) / max(len(own), 1))
-    if not segments:
-        stop_reason, reward = StopReason.ENGINE_FAILURE, math.nan
-        problem = opened.problem or f"the agent was given no reply of the policy: {why or 'it asked for none'}"
+    counts = stop_reason == StopReason.ANSWERED
+    reward = rewards.get("", math.fsum(own.values()) / max(len(own), 1)) if counts else 0.0
     replies = [node.messages[-1] for node in nodes if node.num_sampled]
     said = [message for node in nodes for message in node.messages]
-    ending = "\n".join(filter(None, (end.problem, end.output)))
+    ending = "\n".join(filter(None, (wrong, end.output)))
     return Episode(
         task,
         segments,
         (*said, *([Message("tool", ending, author=ENV, name=PROGRAM)] if ending else [])),
-        reward if stop_reason == StopReason.ANSWERED else math.nan if not segments else 0.0,
+        math.nan if stop_reason in FAILED_ENDS else reward,
         stop_reason,
         None if problem is None else shortened(problem),
         num_turns=len(replies),
         num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
         entropies=tuple(opened.entropies),
         nodes=nodes,
-        agent_rewards=own if stop_reason == StopReason.ANSWERED else {},
+        agent_rewards=own if counts else {},
     )
 
 
 NO_REWARD = (
-    'it said no reward, which counts as 0. Let the agent end with a line {"reward": NUMBER}, return or post it, or set '
-    "reward.functions"
+    'it said no reward, so nobody judged it. Let the agent end with a line {"reward": NUMBER}, return or post it, or '
+    "set reward.functions"
 )
 PROGRAM = "agent"
 """Name of the message with an agent's output, which follows the messages of its session."""

@@ -22,10 +22,12 @@ from agentloop.environments.row_environment import AgentEnvironment, agent_funct
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.sandbox.bubblewrap import ENVIRONMENT
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, shortened
+from agentloop.errors import shortened
 from agentloop.rollouts.rewards import number_of
 from agentloop.user_code import load_function
 
+NOT_JUDGED = os.EX_TEMPFAIL
+"""The exit code 75, with which an agent says that nobody can judge its episode."""
 _TAIL = 4_000
 """Number of last characters of a program's output that are stored."""
 _LAST_WORDS_S = 1.0
@@ -100,6 +102,8 @@ class AgentEnd:
     """Rewards that the agent reported, by agent name; the empty name is the whole episode."""
     problem: str | None = None
     """What went wrong, in words; None: nothing did."""
+    not_judged: bool = False
+    """True if the agent's own surroundings failed, or if it said so: nobody can judge the policy."""
     output: str = ""
     """The last characters that the agent printed."""
 
@@ -111,7 +115,7 @@ async def run_agent(
 
     A function is called with the payload, the base URL and the key. A program gets the payload as a line of JSON on
     standard input and in the file AGENTLOOP_TASK. It reports its reward in a last line {"reward": number}, or the
-    rewards of its agents in {"rewards": {agent: number}}.
+    rewards of its agents in {"rewards": {agent: number}}. Raises NotJudged where a function does.
     """
     agent = environment.agent
     named = agent_function(agent)
@@ -121,8 +125,7 @@ async def run_agent(
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
         rewards = {} if given is None else _rewards(given)
         if rewards is None:
-            rule = "return a finite number, numbers by agent, or None"
-            raise UserError(f"environment.agent must {rule}, got {given!r} from {agent}. Mend it.")
+            return AgentEnd(problem=f"{agent} must return finite numbers, got {given!r}", not_judged=True)
         return AgentEnd(rewards)
     with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
         path = Path(folder) / "task.json"
@@ -132,8 +135,12 @@ async def run_agent(
             return await _run_program(command, path, {**os.environ, **variables}, timeout_s)
         inside = replace(address, url=INSIDE + urlsplit(address.local_url).path).variables(path)
         sandbox = environment.sandbox.around(command, address.local_url, Path(folder), timeout_s=timeout_s)
-        async with sandbox as words:
-            return await _run_program(words, path, {**ENVIRONMENT, **inside}, timeout_s)
+        async with sandbox as contained:
+            variables = {**ENVIRONMENT, **inside}
+            end = await _run_program(contained.words, path, variables, timeout_s, contained.status.fileno())
+            if contained.is_lost:
+                end = replace(end, problem=f"the sandbox did not start, or was lost: {end.problem}", not_judged=True)
+            return end
 
 
 def without_key(text: str, key: str) -> str:
@@ -164,7 +171,10 @@ class _Tail(asyncio.Protocol):
         self.ended.set_result(None)
 
 
-async def _run_program(words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float) -> AgentEnd:
+async def _run_program(
+    words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float, *fds: int
+) -> AgentEnd:
+    """Run a program to its end; it inherits the file descriptors `fds`."""
     before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
     said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
     # These pipes are made here, because asyncio's `wait` would also wait for other processes that hold its own.
@@ -175,8 +185,9 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
             for end, kept in ((said_end, (said, output)), (output_end, (output,)))
         ]
         with task.open("rb") as given:
+            streams: dict[str, Any] = {"stdin": given, "stdout": stdout, "stderr": stderr, "pass_fds": fds}
             process = await asyncio.create_subprocess_exec(
-                *before, *words, stdin=given, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
+                *before, *words, **streams, env=variables, start_new_session=True
             )
     finally:
         os.close(stdout)
@@ -198,7 +209,7 @@ async def _run_program(words: list[str], task: Path, variables: Mapping[str, str
     problem = f"the last line must give finite numbers, got {shortened(last)}" if rewards is None else None
     if process.returncode != 0:
         problem = f"exit code {process.returncode}"
-    return AgentEnd(rewards or {}, problem, shown[-_TAIL:])
+    return AgentEnd(rewards or {}, problem, rewards is None or process.returncode == NOT_JUDGED, shown[-_TAIL:])
 
 
 def _said_rewards(last: str) -> dict[str, float] | None:

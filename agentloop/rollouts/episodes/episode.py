@@ -28,7 +28,8 @@ from context.strategies import CONTEXT_FULL
 from context.tokens.session_nodes import Node
 from replay.records import WHOLE_ENDS, StopReason
 
-_FAILED = (StopReason.ENGINE_FAILURE, StopReason.NOT_JUDGED)
+FAILED_ENDS = (StopReason.ENGINE_FAILURE, StopReason.NOT_JUDGED)
+"""Stop reasons of episodes that say nothing about the policy: their reward is unknown, and they are left out."""
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
@@ -89,7 +90,7 @@ class Episode:
     @property
     def failed(self) -> bool:
         """True if the engine or the environment failed, so that the episode says nothing about the policy."""
-        return self.stop_reason in _FAILED
+        return self.stop_reason in FAILED_ENDS
 
     @property
     def answer(self) -> str:

@@ -14,7 +14,7 @@ from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
-from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.episodes.episode import Ask, AskAny, Episode, EpisodeHooks, rollout
 from agentloop.rollouts.episodes.restart import Restart
 from context import ContextManager
 
@@ -197,7 +197,9 @@ async def play_episode(
             tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, memory)
             kept = len(task.turns) if isinstance(task, Restart) else 0
             context = new_context(actors, config, task, untrained=kept)
-            episode = await rollout(hooks, context, tools=tools, ask=partial(ask, number))
+            served, own_ask = actors.served, partial(ask, number)
+            reply: Ask = own_ask if served is None else lambda _, most: served(context.prompt, most)
+            episode = await rollout(hooks, context, tools=tools, ask=reply)
     finally:
         if own is not threads:
             own.close()

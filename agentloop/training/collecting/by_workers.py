@@ -15,7 +15,7 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import DrawRequest
-from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, Trajectory, group_of
+from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, StopReason, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
 from replay.storage.write import AppendReport
@@ -69,14 +69,16 @@ class WorkerCollection(Collection):
             self._go_on_to_next(planned.tasks)
             self._components.display.note(f"batch {turn} was forgotten before its update: its tasks come again")
             raise BatchForgotten
+        reasons = [member.reason for group in groups for member in group.members if member.reason is not None]
         if not drawn.rows:
-            reasons = (member.reason for group in groups for member in group.members if member.reason is not None)
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{next(reasons, 'all are late or damaged')}. Mend that and --resume."
+                f"{next(iter(reasons), 'all are late or damaged')}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._describe_collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
+        not_judged = sum(reason.startswith(f"{StopReason.NOT_JUDGED}: ") for reason in reasons)
+        failed = episodes - len(drawn.rows) - drawn.late - not_judged
+        return self._describe_collected(drawn.rows, late=drawn.late, failed=failed, not_judged=not_judged)
 
     def _close_groups(self, groups: list[EndedGroup], version: int) -> None:
         """Store the advantages of whole groups, computed together because some algorithms compare the whole batch."""
@@ -94,7 +96,7 @@ class WorkerCollection(Collection):
         self._penalties |= {row.id: penalty for row, penalty in zip(missing, found, strict=True)}
         return [self._penalties[row.id] for row in rows]
 
-    def _describe_collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
+    def _describe_collected(self, drawn: list[BatchRow], *, late: int, failed: int, not_judged: int) -> Collected:
         rows = [row.trajectory for row in drawn]
         charged = self._measure_penalties(rows)
         groups: dict[str, list[Trajectory]] = {}
@@ -105,6 +107,7 @@ class WorkerCollection(Collection):
             groups=[group_of(members) for members in groups.values()],
             trajectories=rows,
             engine_failures=failed,
+            not_judged=not_judged,
             rewards={row.id: reward for row, reward in zip(rows, penalised_rewards(rows, charged), strict=True)},
             kl_penalties={row.id: penalty for row, penalty in zip(rows, charged, strict=True)},
             extra_metrics={

@@ -242,7 +242,8 @@ def test_evaluate_repeats_the_evaluations_of_training_and_takes_other_tasks(
     facts |= {"environment": "parity.py:Parity", "environment_version": "1"}
     assert {name: result.pop(name) for name in facts} == facts
     single = {"success", "tasks", "samples", "engine_failures", "confidence"}
-    assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments"}
+    several = {"pass_at_k", "pass_hat_k", "mean_reward", "mean_turns", "stop_reasons", "environments", "categories"}
+    assert set(result) == {*single, *several, "by", "per_task"}
     asked = ["evaluate", "--tasks", "3", "--samples", "6"]
     _, output, _ = shell.type(asked, standing)
     first, success, titles, *lines = output.splitlines()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.analysis.stored_policies import Asked, evaluate_run
 from agentloop.config import RunConfig
 from agentloop.config.sections.environments import TasksSection
 from agentloop.environments import open_tasks
@@ -195,7 +195,7 @@ def test_run_resumes_bit_for_bit_on_its_own_rows_alone(tmp_path: Path, qwen2: Pa
     assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)
 
     assert "tasks: 13 to train on, 3 held out" in display.notes
-    assert evaluate_run(result.folder, tasks=100).evaluation.tasks == 3
+    assert evaluate_run(result.folder, Asked(tasks=100)).evaluation.tasks == 3
 
 
 def test_rows_as_they_stand_come_in_that_order_in_every_epoch(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentloop.analysis.stored_log_probs import check_log_probs, load_weights, weights_of_run
-from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.analysis.stored_policies import Asked, evaluate_run
 from agentloop.config import ModelSection, RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
@@ -157,7 +157,7 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes(lora: tuple[P
     assert same_bits(adapters(resumed.folder), adapters(whole.folder))
     # A snapshot is a model of its own, from wherever it is loaded; a run knows what lies below it.
     loaded = trained(load_model(ModelSection(), policies[-1]).model)
-    assert evaluate_run(whole.folder, policy=3, tasks=2).evaluation.tasks == 2
+    assert evaluate_run(whole.folder, Asked(tasks=2), policy=3).evaluation.tasks == 2
     store = ReplayStore.open(whole.folder / "replay.sqlite", read_only=True)
     with closing(store):
         folder = open_run_folder(whole.folder)

@@ -2,17 +2,18 @@
 
 import json
 import math
+import os
 import re
+import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.episode import Episode
 from tests.fakes.agents import looking_up
 from tests.fakes.agents.played import play
@@ -70,9 +71,8 @@ def script(tmp_path: Path, text: str) -> str:
         ({"rewards": {"scout": 0.25, "cook": 0.75}}, "answered", 0.5, {"scout": 0.25, "cook": 0.75}),
         ({"rewards": {"": 1, "scout": 0.25}}, "answered", 1.0, {"scout": 0.25}),
         ({"rewards": {"nobody": 0.25}}, "agent_failed", 0.0, {}),
-        ({"rewards": {"scout": "much"}}, "agent_failed", 0.0, {}),
     ],
-    ids=["the mean", "under no name", "of nobody", "no number"],
+    ids=["the mean", "under no name", "of nobody"],
 )
 def test_agents_of_an_episode_may_have_rewards_of_their_own(
     rewards: dict[str, Any], stop_reason: str, reward: float, kept: dict[str, float], tmp_path: Path
@@ -114,7 +114,6 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
 @pytest.mark.parametrize(
     ("text", "output", "stop_reason", "problem"),
     [
-        ("print('the end')", "the end\n", "answered", NO_REWARD),
         ("print('the end'); sys.exit(2)", "exit code 2\nthe end\n", "agent_failed", "exit code 2: the end"),
         (
             "print('{\"reward\": 1}'); sys.exit(3)",
@@ -123,7 +122,7 @@ def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_pat
             'exit code 3: {"reward": 1}',
         ),
     ],
-    ids=["no reward", "fails", "fails with a reward"],
+    ids=["fails", "fails with a reward"],
 )
 def test_output_and_problem_of_an_agent_end_its_episode(
     text: str, output: str, stop_reason: str, problem: str, tmp_path: Path
@@ -131,8 +130,7 @@ def test_output_and_problem_of_an_agent_end_its_episode(
     (episode,), _ = play(script(tmp_path, text), lambda prompt: "y")
     last = episode.messages[-1]
     assert (last.role, last.name, last.content) == ("tool", "agent", output)
-    assert (episode.stop_reason, episode.environment_reward, episode.problem) == (stop_reason, 0.0, problem)
-    assert episode.num_turns == 1
+    assert (episode.stop_reason, episode.problem, episode.num_turns) == (stop_reason, problem, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +187,14 @@ def contained(
     episode_timeout_s: float = 60.0,
     gateway: Mapping[str, Any] = {},
     says: Callable[[str], str] = lambda prompt: "It is 78.",
+    read: Sequence[str] = (),
     **row: Any,
 ) -> Episode:
     """Play an episode of a program that sends one request in a sandbox and then runs `then`."""
     (folder / "agent.py").write_text(CONTAINED)
     (folder / "shown").write_text("seen")
     row = {"then": then, "shown": str(folder / "shown"), "project": __file__, **row}
-    options = {"sandbox": "bubblewrap", "limits": {"memory_mb": 200}, "read": [row["shown"]]}
+    options = {"sandbox": "bubblewrap", "limits": {"memory_mb": 200}, "read": [row["shown"], *read]}
     agent, limit = f"/usr/bin/python3 {folder / 'agent.py'}", episode_timeout_s
     (episode,), _ = play(agent, says, options=options, row=row, gateway=gateway, episode_timeout_s=limit)
     return episode
@@ -219,7 +218,8 @@ def test_a_contained_agent_reaches_the_gateway_and_nothing_else(folder: Path, mo
 
 
 def test_a_contained_agent_asks_on_this_machine_whatever_others_take_for_the_address(folder: Path) -> None:
-    episode = contained("", folder, gateway={"public_url": "https://trainer.invalid/agents"})
+    rewarded = "print(json.dumps({'reward': 1}))"
+    episode = contained(rewarded, folder, gateway={"public_url": "https://trainer.invalid/agents"})
     assert (episode.stop_reason, episode.num_turns) == ("answered", 1)
 
 
@@ -233,6 +233,23 @@ def test_the_key_of_an_episode_is_on_no_command_line_of_its_sandbox(folder: Path
     contained("", folder, says=looks)
     started = [line for line in lines if str(folder / "agent.py").encode() in line]
     assert started and not [line for line in started if re.search(b"[0-9a-f]{64}", line)]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["killed", "not started"])
+def test_a_sandbox_that_is_lost_says_nothing_of_the_policy(asked: bool, folder: Path) -> None:
+    def kills(prompt: str) -> str:
+        def is_ours(one: Path) -> bool:
+            first, *words = (one / "cmdline").read_bytes().split(b"\0")
+            return first.endswith(b"bwrap") and str(folder / "agent.py").encode() in words
+
+        os.kill(min(processes(is_ours)), signal.SIGKILL)
+        return "It is 78."
+
+    read = [] if asked else [str(folder / "gone")]
+    episode = contained("", folder, says=kills, read=read)
+    assert (episode.stop_reason, episode.num_turns) == ("not_judged", int(asked))
+    assert math.isnan(episode.environment_reward)
+    assert str(episode.problem).startswith("the sandbox did not start, or was lost: exit code ")
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,18 @@ from fractions import Fraction
 import pytest
 
 from agentloop.cli.text_tables import evaluation_table
-from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, report
-from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
+from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, pass_hat_k, proportion, wilson
 
 
 @pytest.mark.parametrize("samples", range(1, 9))
-def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples: int) -> None:
+def test_pass_at_k_and_pass_hat_k_are_shares_of_subsets(samples: int) -> None:
     for successes, k in itertools.product(range(samples + 1), range(1, samples + 1)):
         outcomes = [True] * successes + [False] * (samples - successes)
         subsets = list(itertools.combinations(outcomes, k))
-        share = Fraction(sum(any(subset) for subset in subsets), len(subsets))
-        assert pass_at_k(samples, successes, k) == pytest.approx(float(share), rel=1e-12, abs=1e-15)
+        for estimator, rule in ((pass_at_k, any), (pass_hat_k, all)):
+            share = Fraction(sum(rule(subset) for subset in subsets), len(subsets))
+            assert estimator(samples, successes, k) == pytest.approx(float(share), rel=1e-12, abs=1e-15)
 
 
 def test_pass_at_k_of_large_and_of_too_few_numbers() -> None:
@@ -95,9 +95,10 @@ def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has()
     assert not any("succeeded" in line for line in lines)  # failures are explained only where none succeeded
     assert lines[0] == "held-out success: 41.7 % (3 tasks, 4 samples each, 1 more lost to the engine)"
     kinds = {line[:18].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
-    rows = ("pass@1", "pass@2", "pass@4", "mean turns", "mean reward")
+    rows = ("pass@1", "pass@2", "pass@4", "pass^2", "pass^4", "mean turns", "mean reward")
     assert list(kinds) == [*rows, "ended: answered", "ended: truncated", "ended: max_turns"]
     assert kinds.pop("pass@4") == "Wilson"  # both tasks agree
+    assert {k: one.value for k, one in found.pass_hat_k.items()} == pytest.approx({1: 1.25 / 3, 2: 1 / 3, 4: 0.5})
     assert set(kinds.values()) == {"bootstrap over tasks"}
 
 
@@ -124,7 +125,6 @@ _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tok
         ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 {_OPEN}, 3 called a tool. {_ROOM}"),
         ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 {_OPEN}. {_ROOM}"),
         ([_WRONG, *_CRASH], False, f"1 answered wrong, 3 {_OPEN}. 2 of them: exit code 3: no module"),
-        ([failed("answered", 0, NO_REWARD)] * 4, False, f"0 answered wrong, 4 had no reward, 0 {_OPEN}. 4 of them: it"),
     ],
 )
 def test_where_none_succeeded_why_is_said_with_what_helps(outcomes: list[Outcome], has_tools: bool, said: str) -> None:

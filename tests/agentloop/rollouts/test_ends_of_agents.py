@@ -2,20 +2,27 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentloop.environments import Task
+from agentloop.environments import Task, load_environment
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import TrainingStopped
+from agentloop.rollouts.episodes.agent_episode import NO_REWARD
 from agentloop.rollouts.episodes.agent_program import AgentAddress, AgentEnd, run_agent
+from context import Message
+from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.agents import asking
-from tests.fakes.agents.played import play
+from tests.fakes.agents.played import ROW, Policy, play
+from tests.fakes.batch_rows import run_config
 from tests.fakes.processes import processes, stat, until
+from tests.fakes.scripted import scripted_actors
 
 
 @pytest.mark.parametrize(("agent", "tasks"), [("solve", 1), ("one_of_two", 2)], ids=["at once", "gathered"])
@@ -83,23 +90,58 @@ def test_any_last_line_is_a_reward_or_a_problem(line: str, rewards: dict[str, fl
     (tmp_path / "agent.py").write_text(SAYS.replace("{}", line))
     end = run(f"{sys.executable} -S {tmp_path / 'agent.py'}")
     problem = None if rewards is not None else f"the last line must give finite numbers, got {line}"
-    assert (end.rewards, end.problem) == (rewards or {}, problem)
+    assert (end.rewards, end.problem, end.not_judged) == (rewards or {}, problem, rewards is None)
     assert sorted(end.output) == sorted(f"no newline{line}\nbehind\n")
 
 
+FUNCTION, PROGRAM = f"{asking.__file__}:solve", f"{sys.executable} -S {asking.__file__}"
+AWAY = "(_ for _ in ()).throw(__import__('agentloop').NotJudged('the shop is away'))"
+
+
 @pytest.mark.parametrize(
-    ("then", "stop_reason", "reward"),
+    ("agent", "then", "stop_reason", "reward", "problem"),
     [
-        ("True", "answered", 1.0),
-        ("__import__('numpy').float32(0.5)", "answered", 0.5),
-        ("{'': __import__('numpy').float32(0.5)}", "answered", 0.5),
-        ("'1'", "agent_failed", 0.0),
-        ("float('inf')", "agent_failed", 0.0),
+        (FUNCTION, "True", "answered", 1.0, None),
+        (FUNCTION, "__import__('numpy').float32(0.5)", "answered", 0.5, None),
+        (FUNCTION, "{'': __import__('numpy').float32(0.5)}", "answered", 0.5, None),
+        (FUNCTION, "0", "answered", 0.0, None),
+        (FUNCTION, "None", "not_judged", None, NO_REWARD),
+        (FUNCTION, AWAY, "not_judged", None, "the shop is away"),
+        (FUNCTION, "'1'", "not_judged", None, f"{FUNCTION} must return finite numbers, got '1'"),
+        (FUNCTION, "float('nan')", "not_judged", None, f"{FUNCTION} must return finite numbers, got nan"),
+        (FUNCTION, "{'': None}", "not_judged", None, f"{FUNCTION} must return finite numbers, got {{'': None}}"),
+        (FUNCTION, "1 / 0", "agent_failed", 0.0, "ZeroDivisionError: division by zero at"),
+        (FUNCTION, f"(post(reward=0.75), {AWAY})", "answered", 0.75, "the shop is away"),
+        (PROGRAM, "exit(75)", "not_judged", None, "exit code 75"),
+        (PROGRAM, "exit(3)", "agent_failed", 0.0, "exit code 3"),
+        (PROGRAM, "(post(reward=0.75), exit(75))", "answered", 0.75, "exit code 75"),
     ],
 )
-def test_a_function_returns_what_functions_of_rewards_do(then: str, stop_reason: str, reward: float) -> None:
-    (episode,), _ = play(f"{asking.__file__}:solve", lambda prompt: "y", row={"then": then})
-    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
+def test_a_reward_of_0_is_what_somebody_judged(
+    agent: str, then: str, stop_reason: str, reward: float | None, problem: str | None
+) -> None:
+    (episode,), _ = play(agent, lambda prompt: "y", row={"then": then})
+    assert (episode.stop_reason, episode.failed) == (stop_reason, reward is None)
+    assert math.isnan(episode.environment_reward) if reward is None else episode.environment_reward == reward
+    assert (episode.problem is None) if problem is None else problem in str(episode.problem)
+
+
+def test_what_nobody_judged_leaves_its_group_and_is_counted() -> None:
+    factory = load_environment("agent", {"agent": FUNCTION}, row=ROW)
+    actors = replace(scripted_actors(factory, []), generator=Policy(lambda prompt: "y"))
+    ends = ["1.0", AWAY, "float('nan')", "1.0", "0.0", "1.0", "1 / 0", "1.0"]
+    each = Task((Message("user", "x"),), {**ROW, "then": f"eval({ends!r}[next(LOOKS)])"})
+    found = collect(actors, [(each, 8)], run_config(rollout={"parallel": 1}))
+    assert (len(found.trajectories), found.not_judged, found.engine_failures) == (6, 2, 0)
+    assert found.metrics()["rollout/not_judged"] == 2
+    assert [row.record.reward for row in found.trajectories] == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_an_agent_that_its_engine_failed_does_not_count_against_the_policy() -> None:
+    replies = iter(["y", None])
+    (episode,), _ = play(FUNCTION, lambda prompt: next(replies), row={"then": "ask()"})
+    assert (episode.stop_reason, episode.num_turns, episode.problem) == ("engine_failure", 1, "HTTP 500")
+    assert math.isnan(episode.environment_reward)
 
 
 @pytest.mark.slow

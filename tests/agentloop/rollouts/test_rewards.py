@@ -102,7 +102,7 @@ def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: 
 
 def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     factory = load_environment("lookup_chain", {})
-    scripts = [["bad"], [call("lookup", '{"key": "a"}'), "ok"]]
+    scripts = [["bad"], [call("lookup", '{"key": "a"}'), "ok"], ["away"]]
     actors = scripted_actors(factory, scripts)
     config = run_config(reward={"functions": named("picky")}, context={"max_tokens": 4000})
     task = factory.make_task(random.Random(0))
@@ -111,8 +111,19 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     assert isinstance(actors.generator, ScriptedGenerator)
     assert len(actors.generator.prompts[1]) < len(scripts[1])
     config = run_config(reward={"functions": named("picky"), "on_error": "drop"}, context={"max_tokens": 4000})
-    found = collect(scripted_actors(factory, scripts), [(task, 2)], config)
-    assert (len(found.trajectories), found.extra_metrics["rollout/reward_failures"]) == (1, 1.0)
+    found = collect(scripted_actors(factory, scripts), [(task, 3)], config)
+    counted = (found.extra_metrics["rollout/reward_failures"], found.not_judged, found.engine_failures)
+    assert (len(found.trajectories), *counted) == (1, 1.0, 1, 0)
+
+
+@pytest.mark.parametrize("judges", [False, True], ids=["beside the environment", "in its place"])
+def test_episode_that_a_function_can_not_judge_is_no_failure_of_the_policy(judges: bool) -> None:
+    asked = scorer(judges=judges, functions=[*named("picky"), *named("brief")])
+    scores = asked.score([episode("away"), FAILED, episode("good")])
+    assert [math.isnan(total) for total in scores.totals] == [True, True, False]
+    found = [(each.stop_reason, each.problem) for each in scores.episodes]
+    assert found == [("not_judged", "the judge is away"), ("engine_failure", None), ("answered", None)]
+    assert asked.judge([episode("away")])[0].failed == judges  # an evaluation asks the judge alone
 
 
 @pytest.mark.parametrize(("judges", "fails"), [(False, False), (True, True)])

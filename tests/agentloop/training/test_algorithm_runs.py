@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.analysis.stored_policies import Asked, evaluate_run
 from agentloop.cli.text_tables import evaluation_table
 from agentloop.config import RunConfig
 from agentloop.training.train import TrainResult, train
@@ -172,7 +172,7 @@ def test_each_environment_has_its_own_figures(finished: TrainResult) -> None:
 
 
 def test_evaluation_tells_each_environment_apart(finished: TrainResult) -> None:
-    report = evaluate_run(finished.folder, tasks=6)
+    report = evaluate_run(finished.folder, Asked(tasks=6))
     assert list(report.environments) == ["one", "two", "three"]
     assert "pass@1 in two" in evaluation_table(report)
     assert report.evaluated.environment == "one, two, three"

@@ -118,7 +118,9 @@ def test_tickets_of_agents_that_left_and_of_a_gateway_that_was_killed_are_played
     assert (run.counts.done, run.counts.rows) == (total, total)
 
 
-def test_an_episode_that_never_ends_is_over_in_time_however_often_its_agent_asks(tmp_path: Path, qwen2: Path) -> None:
+def test_an_episode_that_never_ends_is_over_in_time_with_the_reward_that_its_agent_posted(
+    tmp_path: Path, qwen2: Path
+) -> None:
     buffer = tmp_path / "replay.sqlite"
     with serving(qwen2) as server:
         config = worker_config(tmp_path / "runs", qwen2, server, buffer, rollout={"episode_timeout_s": 10.0})
@@ -129,7 +131,7 @@ def test_an_episode_that_never_ends_is_over_in_time_however_often_its_agent_asks
                 reply(episode)
                 until(lambda: end(episode, reward=1.0, end=False) == 403)
                 run.until(lambda counts: counts.done == 1, desk)
-    assert rows(buffer, "select stop_reason, reward from trajectories") == [("overtime", 0.0)]
+    assert rows(buffer, "select stop_reason, reward from trajectories") == [("answered", 1.0)]
 
 
 def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: IssuedRun) -> None:

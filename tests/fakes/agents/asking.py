@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 from urllib.request import Request, urlopen
 
-CALLS = count()
+CALLS, LOOKS = count(), count()
 
 
 def solve(task: dict[str, Any], base_url: str, api_key: str) -> Any:
@@ -20,8 +20,12 @@ def solve(task: dict[str, Any], base_url: str, api_key: str) -> Any:
         with urlopen(Request(base_url.removesuffix("/v1") + path, json.dumps(body).encode(), headers)) as answer:
             answer.read()
 
-    post("/v1/chat/completions", model="policy", messages=[{"role": "user", "content": task["prompt"]}])
-    further = {"hang": threading.Event().wait, "post": lambda **body: post("/reward", **body)}
+    def ask() -> None:
+        post("/v1/chat/completions", model="policy", messages=[{"role": "user", "content": task["prompt"]}])
+
+    ask()
+    further = {"hang": threading.Event().wait, "post": lambda **body: post("/reward", **body), "ask": ask}
+    further |= {"LOOKS": LOOKS, "exit": sys.exit}
     return eval(task.get("then", "None"), further)  # noqa: S307  what a test wrote
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentloop import Task, tool
+from agentloop import NotJudged, Task, tool
 from agentloop.rollouts.episodes.episode import Episode
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ async def crowd(episode: Episode) -> float:
 def picky(episode: Episode) -> float:
     if episode.messages[-1].content == "bad":
         raise ConnectionError("no\nanswer")
+    if episode.messages[-1].content == "away":
+        raise NotJudged("the judge is away")
     return 1.0
 
 
