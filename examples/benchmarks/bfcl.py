@@ -5,13 +5,14 @@ episodes share, and are given calls that were made from parsed JSON.
 """
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from agentloop import Environment, Message, NotJudged, Observation, Task, ToolCall
@@ -20,9 +21,8 @@ from agentloop.environments.sandbox.bubblewrap import contained
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 from agentloop.errors import UserError
 
-PACKAGES = {"bfcl_eval": "bfcl-eval==2026.3.23", "mpmath": "mpmath"}
-LIMITS = SandboxLimits(seconds=9.0)
-"""One question to the process may take these seconds, and so may all CPU time of an episode."""
+PACKAGES = ("bfcl_eval", "mpmath")
+LIMITS = SandboxLimits(seconds=9.0)  # for each answer of a process, and for all of its CPU time
 MORE = "{functions}\nI have updated some more functions you can choose from. What about now?"
 """What BFCL tells models that read functions in their prompt when it hands out those that it held back."""
 
@@ -32,14 +32,12 @@ import json, os, sys
 from collections import defaultdict
 from types import ModuleType, SimpleNamespace
 sys.path[:0] = sys.argv[1:]
-models = ModuleType("bfcl_eval.constants.model_config")
+models = sys.modules["bfcl_eval.constants.model_config"] = ModuleType("models")
 models.MODEL_CONFIG_MAPPING = defaultdict(lambda: SimpleNamespace(underscore_to_dot=False))
-sys.modules[models.__name__] = models
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 def check_calls(row, calls):
-    from bfcl_eval.constants.enums import Language
-    from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker
+    from bfcl_eval.eval_checker.ast_eval.ast_checker import Language, ast_checker
     given = row["function"], calls, row["ground_truth"], Language.PYTHON, row["category"], "agentloop"
     return ast_checker(*given)["valid"]
 def call(row, written):
@@ -54,8 +52,7 @@ for line in sys.stdin:
         answer = [globals()[name](*given), None]
     except Exception as error:
         answer = [None, type(error).__name__ + ": " + str(error)[:200]]
-    answers.write(json.dumps(answer) + "\\n")
-    answers.flush()
+    print(json.dumps(answer), file=answers, flush=True)
 """
 
 
@@ -69,19 +66,17 @@ class World:
         if sandbox == "bubblewrap":
             python = usable_interpreter()
             words = contained([python.executable, *ends], LIMITS, shown=[python.prefix, *folders])
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(words, text=True, **pipes)
+        self._process = Popen(words, text=True, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
 
     def ask(self, name: str, *given: Any) -> Any:
         """Return what a function of the process returned. Raises NotJudged if it raised, took too long or is gone."""
         timer = threading.Timer(LIMITS.seconds, self._process.kill)
         timer.start()
         try:
-            self._process.stdin.write(json.dumps([name, given]) + "\n")
-            self._process.stdin.flush()
+            print(json.dumps([name, given]), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
-        except OSError as gone:
-            raise NotJudged(f"BFCL's process must run, got {gone}") from gone
+        except OSError:  # the process has ended
+            line = ""
         finally:
             timer.cancel()
         value, error = json.loads(line) if line.endswith("\n") else (None, "a process that has ended")
@@ -99,9 +94,8 @@ class Bfcl(Environment):
 
     def __init__(self, *, sandbox: SandboxKind = "bubblewrap") -> None:
         self.sandbox = sandbox
-        for name, wanted in PACKAGES.items():
-            if find_spec(name) is None:
-                raise UserError(f"BFCL needs {wanted}, got none. Run pip install --no-deps {wanted}.")
+        if not all(map(find_spec, PACKAGES)):
+            raise UserError("BFCL needs its package, got none. Run pip install --no-deps bfcl-eval==2026.3.23 mpmath.")
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         return Task(tuple(Message(said["role"], said["content"]) for said in row["question"][0]), row)
@@ -111,11 +105,8 @@ class Bfcl(Environment):
 
     def judged(self, checker: str, *given: Any) -> float:
         """Ask one of BFCL's checkers, in a process that no episode has used."""
-        world = World(self.sandbox)
-        try:
+        with closing(World(self.sandbox)) as world:
             return float(world.ask(checker, *given))
-        finally:
-            world.close()
 
 
 class SingleTurn(Bfcl):
@@ -149,12 +140,12 @@ class MultiTurn(Bfcl):
         """Return the row's functions, and of those that are held back the names alone."""
         later = {"description": "Not available yet.", "parameters": {"type": "dict", "properties": {}}}
         held_back = chain.from_iterable(held_back_by(task.payload).values())
-        return [*super().tools_for(task), *(tool_of({**function, **later}) for function in held_back)]
+        return super().tools_for(task) + [tool_of({**function, **later}) for function in held_back]
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        for turn, functions in held_back_by(self.row).items():
-            if self.turn < turn and any(function["name"] == name for function in functions):
-                raise ValueError(f"{name} is not available yet")
+        later = (functions for turn, functions in held_back_by(self.row).items() if turn > self.turn)
+        if any(function["name"] == name for function in chain.from_iterable(later)):
+            raise ValueError(f"{name} is not available yet")
         return self.world.ask("call", self.row, written(ToolCall(name, arguments)))
 
     def respond(self, task: Task, messages: Sequence[Message]) -> str | None:
@@ -174,7 +165,7 @@ class MultiTurn(Bfcl):
             elif message.role == "assistant":
                 turns[-1].append([])
                 waiting = list(message.tool_calls)
-            elif waiting and (call := waiting.pop(0)) and message.error_kind is None:
+            elif waiting and (call := waiting.pop(0)) and message.error_kind is None:  # the call was made
                 turns[-1][-1].append(written(call))
         made = [[step for step in turn if step] for turn in turns]
         whole = len(made) == len(task.payload["question"])
@@ -199,14 +190,11 @@ def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
     schema["type"] = kinds.get(described["type"], described["type"])
     if "properties" in described:
         schema["properties"] = {name: json_schema(each) for name, each in described["properties"].items()}
-    if "items" in described:
-        schema["items"] = json_schema(described["items"])
-    return schema
+    return schema | ({"items": json_schema(described["items"])} if "items" in described else {})
 
 
 def written(call: ToolCall) -> str:
     """Write a call as BFCL's programs read it: Python, made of a known name, names of arguments, and their values."""
-    for name in call.arguments:
-        if not name.isidentifier():
-            raise ValueError(f"{call.name} has no argument {name!r}")
+    if not all(name.isidentifier() for name in call.arguments):
+        raise ValueError(f"{call.name} has other arguments")
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"

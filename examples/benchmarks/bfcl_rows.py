@@ -7,7 +7,8 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,16 +22,24 @@ CATEGORIES = (
     *("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance"),
     *("live_simple", "live_multiple", "live_irrelevance", *DIALOGUES),
 )
+NO_CALL = "None of these functions helps."
 
 
 def known_calls(row: Mapping[str, Any]) -> list[ToolCall]:
-    """Return BFCL's known answer to a single question, with the first of the accepted values of each argument."""
+    """Return BFCL's known answer to a single question: required arguments, and others that may not be left out."""
+    required = {function["name"]: function["parameters"]["required"] for function in row["function"]}
     calls = []
-    for answer in row["ground_truth"]:
+    for answer in row.get("ground_truth", ()):
         for name, accepted in answer.items():
-            arguments = {argument: first_of_each(value) for argument, value in first_of(accepted).items()}
-            calls.append(ToolCall(name, arguments))
+            arguments = first_of(accepted, required[name])
+            calls.append(ToolCall(name, {argument: first_of_each(value) for argument, value in arguments.items()}))
     return calls
+
+
+def first_of(accepted: Mapping[str, Any], required: Collection[str] = ()) -> dict[str, Any]:
+    """Choose the first value that is accepted for each argument. An empty text says that it may be left out."""
+    needed = {name: values for name, values in accepted.items() if values and (name in required or "" not in values)}
+    return {name: next((value for value in values if value != ""), "") for name, values in needed.items()}
 
 
 def first_of_each(value: Any) -> Any:
@@ -38,12 +47,6 @@ def first_of_each(value: Any) -> Any:
     if isinstance(value, list):
         return [first_of(each) if isinstance(each, dict) else each for each in value]
     return first_of(value) if isinstance(value, dict) else value
-
-
-def first_of(accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the first value of each list. An empty text stands for an argument that may be left out."""
-    chosen = {name: next((value for value in values if value != ""), "") for name, values in accepted.items()}
-    return {name: value for name, value in chosen.items() if value != ""}
 
 
 def read_rows(category: str) -> list[dict[str, Any]]:
@@ -60,7 +63,7 @@ def demonstration(row: Mapping[str, Any]) -> dict[str, Any]:
     """Write the known answer to a single question as a conversation."""
     said = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in known_calls(row)]
     calls = [{"type": "function", "id": str(number), "function": each} for number, each in enumerate(said)]
-    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    answer = {"role": "assistant", "content": "" if calls else NO_CALL, "tool_calls": calls}
     return {"messages": [*row["question"][0], answer], "tools": [tool_of(function) for function in row["function"]]}
 
 
@@ -68,12 +71,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write train.jsonl, test.jsonl (a fifth) and demonstrations.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("categories", nargs="+", choices=CATEGORIES)
-    parser.add_argument("--demonstrations", type=int, default=0, help="number of questions of train.jsonl")
+    parser.add_argument("--demonstrations", type=int, default=0, help="how many single questions of train.jsonl")
     given = parser.parse_args()
     rows = [row for category in given.categories for row in read_rows(category)]
     rows.sort(key=lambda row: hashlib.sha256(row["id"].encode()).digest())
     test, train = rows[: len(rows) // 5], rows[len(rows) // 5 :]
-    shown = [demonstration(row) for row in train[: given.demonstrations]]
+    single = (row for row in train if row["category"] not in DIALOGUES)
+    shown = [demonstration(row) for row in islice(single, given.demonstrations)]
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, lines in (("test", test), ("train", train), ("demonstrations", shown)):
         write_lines(given.folder / f"{name}.jsonl", lines)
