@@ -60,12 +60,11 @@ class World:
     """A process with the simulated APIs of one episode and BFCL's checkers. All that it holds ends with it."""
 
     def __init__(self, sandbox: SandboxKind) -> None:
-        folders = [str(Path(find_spec(name).origin).parent) for name in PACKAGES]
-        ends = ["-I", "-c", _PROGRAM, *(str(Path(folder).parent) for folder in folders)]
-        words = [sys.executable, *ends]
+        folders = [Path(find_spec(name).origin).parent for name in PACKAGES]
+        python = usable_interpreter() if sandbox == "bubblewrap" else sys
+        words = [python.executable, "-I", "-c", _PROGRAM, *(str(folder.parent) for folder in folders)]
         if sandbox == "bubblewrap":
-            python = usable_interpreter()
-            words = contained([python.executable, *ends], LIMITS, shown=[python.prefix, *folders])
+            words = contained(words, LIMITS, shown=[python.prefix, *map(str, folders)])
         self._process = Popen(words, text=True, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
 
     def ask(self, name: str, *given: Any) -> Any:
@@ -85,8 +84,10 @@ class World:
         return value
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        try:  # the program ends with its input, and a kill while bubblewrap begins would leave a process behind
+            self._process.communicate(timeout=LIMITS.seconds)
+        finally:
+            self._process.kill()
 
 
 class Bfcl(Environment):
@@ -121,10 +122,9 @@ class SingleTurn(Bfcl):
         replies = messages[len(task.messages()) :]
         if "ground_truth" not in task.payload:
             return float(self.stop_reason == "answered" and len(replies) == 1 and not replies[0].tool_calls)
-        calls = [call for reply in replies[:1] for call in reply.tool_calls]
-        if not calls or not all(isinstance(call.arguments, dict) for call in calls):
-            return 0.0
-        return self.judged("check_calls", task.payload, [{call.name: call.arguments} for call in calls])
+        calls = [{call.name: call.arguments} for reply in replies[:1] for call in reply.tool_calls]
+        readable = calls and all(isinstance(arguments, dict) for call in calls for arguments in call.values())
+        return self.judged("check_calls", task.payload, calls) if readable else 0.0
 
 
 class MultiTurn(Bfcl):
