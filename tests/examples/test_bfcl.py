@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,11 +95,9 @@ def damaged(calls: Sequence[ToolCall], rng: random.Random) -> list[ToolCall]:
 
 
 def test_damaged_answers_have_the_verdict_of_the_checker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = ModuleType("bfcl_eval.constants.model_config")
-    models.MODEL_CONFIG_MAPPING = defaultdict(lambda: SimpleNamespace(underscore_to_dot=False))
-    monkeypatch.setitem(sys.modules, models.__name__, models)
-    from bfcl_eval.constants.enums import Language
-    from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker
+    models = SimpleNamespace(MODEL_CONFIG_MAPPING=defaultdict(lambda: SimpleNamespace(underscore_to_dot=False)))
+    monkeypatch.setitem(sys.modules, "bfcl_eval.constants.model_config", models)
+    from bfcl_eval.eval_checker.ast_eval.ast_checker import Language, ast_checker
 
     rng, verdicts = random.Random(0), []
     for category in ("simple_python", "multiple", "parallel", "parallel_multiple", "live_simple", "live_multiple"):
@@ -133,6 +131,12 @@ def test_damaged_dialogues_have_the_verdict_of_the_checker_alone(category: str) 
         assert episode.environment_reward == alone, row["id"]
         verdicts.append(alone)
     assert len(verdicts) == 20 and 0 < sum(verdicts) < 20
+
+
+def test_arguments_whose_names_are_code_are_never_evaluated() -> None:
+    script = [call("ls", json.dumps({"a=print(1), **": {}})), "Done."]
+    (episode,) = play(read_rows("multi_turn_base")[:1], [script], max_turns=2)
+    assert (episode.error_kinds, shown(episode)) == (("raised",), ['{"error": "ValueError: ls has other arguments"}'])
 
 
 @pytest.mark.soak
