@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -137,6 +137,7 @@ def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
     assert factory.example is not None
     assert factory.example.prompt == "Reach G.\n\nS(red)FFF\nFHFH\nFFFH\nHFFG"
     [tool] = factory.tools_for(factory.example)
+    assert RunEnvironments.from_factory(factory).tools == (tool,)  # the run's parser reads calls of it
     assert tool["function"]["name"] == "act"
     assert tool["function"]["parameters"] == {
         "type": "object",
