@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentloop.environments.environment import Environment, Observation, Task
+from agentloop.environments.environment import Environment, Task
+from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.errors import NotJudged
 from context.messages import Message
 
 LARGEST_SEED = 2**31 - 1
@@ -20,13 +22,11 @@ class Adapter(Environment):
     """What opens the prompt."""
     plain_text = False
     """True: a reply is an action, and there is no tool."""
+    part = "action"
+    """Name of the tool's argument that a reply stands for."""
 
     def reset(self, asked: Any) -> str:
         """Begin an episode with the value in a task's payload, and return the first observation for the policy."""
-        raise NotImplementedError
-
-    def act(self, reply: str) -> Observation | str:
-        """Take a whole reply as an action; a text says why it is none."""
         raise NotImplementedError
 
     def task_of(self, key: str, asked: Any) -> Task:
@@ -45,8 +45,15 @@ class Adapter(Environment):
         function = {"name": name, "description": " ".join(description.split()), "parameters": parameters}
         return [*tools_of(type(self)), *([] if self.plain_text else [{"type": "function", "function": function}])]
 
-    def respond(self, task: Task, messages: Sequence[Message]) -> Observation | str | None:
-        return self.act(messages[-1].content.strip()) if self.plain_text else None
+    def respond(self, task: Task, messages: Sequence[Message]) -> Any:
+        if not self.plain_text:
+            return None
+        try:
+            return self.call_tool("", {self.part: messages[-1].content.strip()})
+        except ToolFailed as error:
+            if error.kind == CRASHED:
+                raise NotJudged(str(error.problem or error)) from error
+            return str(error)
 
 
 def as_text(value: Any) -> str:

@@ -52,13 +52,10 @@ class GymnasiumText(Adapter):
         return self.offered("act", {**fixed, "properties": {"action": action}}, WHAT_IT_DOES)
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Observation | str:
-        return self.act(arguments["action"])
-
-    def act(self, reply: str) -> Observation | str:
-        names = self._names(self._made)
-        if names is not None and reply not in names:
+        names, action = self._names(self._made), arguments["action"]
+        if names is not None and action not in names:
             return f"That is no action. The actions are: {', '.join(names)}."
-        action = reply if names is None else names.index(reply)
+        action = action if names is None else names.index(action)
         observation, reward, ended, cut_short, _ = self._made.step(action)
         return Observation(self._shown(observation), float(reward), over=bool(ended or cut_short))
 

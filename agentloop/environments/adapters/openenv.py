@@ -10,7 +10,7 @@ from typing import Any
 from agentloop.environments.adapters.adapter import LARGEST_SEED, WHAT_IT_DOES, Adapter, as_text
 from agentloop.environments.environment import Observation, Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
-from agentloop.errors import NotJudged, UserError, needing, one_line
+from agentloop.errors import UserError, needing, one_line
 
 _MOST_BYTES = 8 << 20
 _NEVER_SHOWN = ("metadata",)
@@ -50,7 +50,13 @@ class OpenEnv(Adapter):
     def reset(self, asked: Mapping[str, Any]) -> str:
         import httpx2
 
-        _action_schema(self._url, self._timeout_s)  # before all else, for its errors are about the URL
+        required = _action_schema(self._url, self._timeout_s)["required"]
+        self.part = required[0] if required else ""
+        if self.plain_text and len(required) != 1:
+            raise UserError(
+                "environment.options.plain_text must be false for actions with other than one required part, got "
+                f"{', '.join(required) or 'none'}."
+            )
         address = f"ws{self._url.removeprefix('http').rstrip('/')}/ws"
         limits: dict[str, Any] = {"max_message_size_bytes": _MOST_BYTES, "keepalive_ping_interval_seconds": None}
         self._session = httpx2.websocket(address, timeout=self._timeout_s, **limits)
@@ -65,11 +71,6 @@ class OpenEnv(Adapter):
 
     def tools_for(self, task: Task) -> list[str | Mapping[str, Any]]:
         schema = dict(_action_schema(self._url, self._timeout_s))
-        if self.plain_text and len(schema["required"]) != 1:
-            raise UserError(
-                "environment.options.plain_text must be false for actions with other than one required part, got "
-                f"{', '.join(schema['required']) or 'none'}."
-            )
         description = schema.pop("description", "") or WHAT_IT_DOES
         return self.offered("step", schema, description)
 
@@ -78,15 +79,6 @@ class OpenEnv(Adapter):
             raise ToolFailed(_ENDED, kind=CRASHED)
         result = self._ask("step", arguments)
         return Observation(self._shown(result), result.get("reward"), over=bool(result.get("done")))
-
-    def act(self, reply: str) -> Observation | str:
-        (part,) = _action_schema(self._url, self._timeout_s)["required"]
-        try:
-            return self.call_tool("step", {part: reply})
-        except ToolFailed as error:
-            if error.kind == CRASHED:
-                raise NotJudged(f"{self._url}: {error.problem or error}") from error
-            return str(error)
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request and return its answer. Raises ToolFailed if the session refuses, or has ended."""

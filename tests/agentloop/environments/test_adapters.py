@@ -16,7 +16,7 @@ from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from tests.fakes.openenv_server import GuessServer, served
-from tests.fakes.scripted import call, scripted_actors, shown
+from tests.fakes.scripted import call, scripted_actors
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,14 @@ def ends(episodes: list[Episode]) -> list[tuple[str, float]]:
     return [(episode.stop_reason, episode.environment_reward) for episode in episodes]
 
 
-def answers(episode: Episode) -> list[str]:
-    """What was said to replies in plain text."""
-    return [message.content for message in episode.messages[1:] if message.role == "user"]
+def shown(episode: Episode) -> list[str]:
+    """What calls and replies were answered."""
+    return [message.content for message in episode.messages[1:] if message.role != "assistant"]
 
 
 def test_action_schema_of_the_server_is_the_tool_of_each_task(url: str) -> None:
     factory = load_environment("openenv", {"url": url})
-    assert factory.example is not None
-    [tool] = factory.tools_for(factory.example)
+    [tool] = factory.tools_for(factory.example or Task(""))
     function = tool["function"]
     assert (function["name"], function["description"]) == ("step", "Guess the number.")
     assert function["parameters"]["properties"] == {"number": {"type": "integer", "minimum": 0, "maximum": 9}}
@@ -57,7 +56,7 @@ def test_action_schema_of_the_server_is_the_tool_of_each_task(url: str) -> None:
 @pytest.mark.parametrize("plain_text", [False, True])
 def test_episode_is_a_session_whose_rewards_add_up_to_its_end(url: str, plain_text: bool) -> None:
     options = {"url": url, "goal": "Guess.", "field": "text", "plain_text": plain_text}
-    factory = load_environment("openenv", options, row={"secret": 1})
+    factory = load_environment("openenv", options)
     task = factory.make_task(random.Random(3))
     secret = random.Random(task.payload["reset"]["seed"]).randrange(5)
     wrong = (secret + 1) % 5
@@ -65,7 +64,7 @@ def test_episode_is_a_session_whose_rewards_add_up_to_its_end(url: str, plain_te
     said = {number: f" {number}\n" if plain_text else {"number": number} for number in (wrong, secret)}
     tasks = (task, replace(task, payload={"reset": {"secret": wrong}}))
     won, other = play(factory, [said[wrong], said[secret]], [said[wrong]], tasks=tasks)
-    assert (answers(won) if plain_text else shown(won)) == ["wrong", "right"]
+    assert shown(won) == ["wrong", "right"]
     assert [message.reward for message in won.messages if message.author == "llm"] == [-0.25, 0.75]
     assert ends([won, other]) == [("ended", -0.25 + 0.75), ("ended", 0.75)]
 
@@ -78,30 +77,23 @@ def test_row_is_what_the_server_is_reset_by(url: str) -> None:
     assert [json.loads(text) for text in shown(episode)] == [{"text": "right"}]
 
 
-def test_faults_of_the_server_are_observations(url: str) -> None:
+def test_faults_of_the_server_are_observations_but_nobody_judges_plain_text_after_its_end(url: str) -> None:
     factory = load_environment("openenv", {"url": url, "field": "text"})
-    refused, *lost = play(
-        factory,
-        [{"number": "3"}, {"number": 8}, "I give up."],
-        *([{"number": last}, {"number": 1}, "I give up."] for last in (7, 9)),
-    )
+    scripts = [[{"number": first}, {"number": then}, "I give up."] for first, then in (("3", 8), (7, 1), (9, 1))]
+    refused, *lost = play(factory, *scripts)
     assert refused.error_kinds == ("bad_arguments", "raised")
     assert json.loads(shown(refused)[1]) == {"error": "no such door"}
     assert [episode.error_kinds for episode in lost] == [("crashed", "crashed")] * 2
     assert ends([refused, *lost]) == [("answered", 0.0)] * 3
-
-
-def test_faults_of_the_server_are_said_to_plain_text_and_its_end_is_not_judged(url: str) -> None:
-    factory = load_environment("openenv", {"url": url, "field": "text", "plain_text": True})
-    [episode] = play(factory, ["8", "7"])
-    assert (answers(episode), episode.stop_reason) == (["no such door"], "not_judged")
+    [episode] = play(load_environment("openenv", {"url": url, "field": "text", "plain_text": True}), ["8", "7"])
+    assert (shown(episode), episode.stop_reason) == (["no such door"], "not_judged")
 
 
 def test_server_without_a_free_session_and_settings_that_do_not_fit_are_one_error(url: str) -> None:
     with served(GuessServer(capacity=1)) as small:
         factory = load_environment("openenv", {"url": small})
         with pytest.raises(UserError, match="must have a session for each episode.*Server at capacity: 1/1"):
-            play(factory, [{"number": 8}] * 9, [{"number": 8}] * 9)
+            play(factory, *[[{"number": 8}] * 9] * 2)
     with pytest.raises(UserError, match="environment.options.url must be an OpenEnv server that runs, got"):
         load_environment("openenv", {"url": "http://127.0.0.1:9"})
     with pytest.raises(UserError, match="environment.options.field must be a field of the observations, got 'txt'"):
@@ -136,15 +128,10 @@ def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
     factory = load_environment("gymnasium", LAKE)
     assert factory.example is not None
     assert factory.example.prompt == "Reach G.\n\nS(red)FFF\nFHFH\nFFFH\nHFFG"
-    [tool] = factory.tools_for(factory.example)
-    assert RunEnvironments.from_factory(factory).tools == (tool,)  # the run's parser reads calls of it
-    assert tool["function"]["name"] == "act"
-    assert tool["function"]["parameters"] == {
-        "type": "object",
-        "required": ["action"],
-        "additionalProperties": False,
-        "properties": {"action": {"type": "string", "enum": MOVES}},
-    }
+    [tool] = RunEnvironments.from_factory(factory).tools  # the run's parser reads calls of it
+    action = {"action": {"type": "string", "enum": MOVES}}
+    fixed = {"type": "object", "required": ["action"], "additionalProperties": False}
+    assert (tool["function"]["name"], tool["function"]["parameters"]) == ("act", {**fixed, "properties": action})
 
 
 def test_return_of_the_episode_is_its_reward_and_the_environment_ends_it() -> None:
@@ -155,7 +142,7 @@ def test_return_of_the_episode_is_its_reward_and_the_environment_ends_it() -> No
     assert shown(won)[5].endswith("HFFG(red)") and left.error_kinds == ("bad_arguments",)
     assert ends([won, left]) == [("ended", 1.0), ("answered", 0.0)]
     [in_words] = play(load_environment("gymnasium", {**LAKE, "plain_text": True}), ["Down!", *moves])
-    assert answers(in_words) == ["That is no action. The actions are: left, down, right, up.", *shown(won)]
+    assert shown(in_words) == ["That is no action. The actions are: left, down, right, up.", *shown(won)]
     assert ends([in_words]) == [("ended", 1.0)]
 
 
@@ -165,7 +152,7 @@ def test_texts_are_actions_and_observations_as_they_are() -> None:
     factory = load_environment("gymnasium", {"id": "Echo-v0", "plain_text": True})
     assert factory.make_task(random.Random(1)).prompt == factory.make_task(random.Random(1)).prompt
     [episode] = play(factory, ["hello", "stop"])
-    assert (answers(episode), episode.environment_reward) == (["hello", "stop"], 0.5)
+    assert (shown(episode), episode.environment_reward) == (["hello", "stop"], 0.5)
 
 
 @pytest.mark.parametrize(
