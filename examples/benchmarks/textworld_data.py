@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, nargs="?", default=Path("examples/benchmarks/textworld.yaml"))
     parser.add_argument("--train", type=int, default=128, help="games to train on")
-    parser.add_argument("--held-out", type=int, default=64, help="games to be judged by")
+    parser.add_argument("--held-out", type=int, default=128, help="games to be judged by")
     parser.add_argument("--demonstrations", type=int, default=24, help="of the games to train on")
     given = parser.parse_args()
     config = load_config(given.config)
@@ -29,7 +29,8 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, ({"seed": seed} for seed in chosen))
     environments, tasks = open_tasks(config)  # makes every game
-    shown = (demonstration(environments.all[0], tasks.train(number)) for number in range(given.demonstrations))
+    last = range(given.train - given.demonstrations, given.train)  # a run begins with the first
+    shown = (demonstration(environments.all[0], tasks.train(number)) for number in last)
     write_lines(Path(str(config.sft.data)), shown)
 
 
