@@ -14,6 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
+from examples.benchmarks.textworld_data import demonstration
 from tests.fakes.runs import ROOT
 from tests.fakes.scripted import call, scripted_actors
 
@@ -42,18 +43,18 @@ def play(factory: EnvironmentFactory, scripts: Sequence[Sequence[str]], max_turn
     return list(run_episodes(scripted_actors(factory, scripts), tasks, config))
 
 
-def opened(games: Path, seed: int) -> tuple[Any, Any]:
-    """A game and its first state, without anything of ours but the file."""
-    (file,) = games.glob(f"*/rooms2-objects4-quests2-length2-seed{seed}/game.z8")
+def opened(games: Path, seed: int, factory: EnvironmentFactory) -> tuple[Any, Any]:
+    """A game and its first state; nothing of it is ours but its file."""
+    factory.task_from_row({"seed": seed}, "a row")
+    [file] = games.glob(f"*/rooms2-objects4-quests2-length2-seed{seed}/game.z8")
     game = textworld.start(str(file), INFOS)
     return game, game.reset()
 
 
-def random_commands(games: Path, seed: int) -> tuple[list[str], float]:
+def random_commands(games: Path, seed: int, factory: EnvironmentFactory) -> tuple[list[str], float]:
     """What a random player says, and the share of the points that the game then tells it when asked."""
-    rng, said = random.Random(seed), list[str]()
-    game, state = opened(games, seed)
-    over = False
+    rng, said, over = random.Random(seed), list[str](), False
+    game, state = opened(games, seed, factory)
     while not over and len(said) < 8:
         if rng.random() < 0.2:
             said.append(rng.choice(NO_COMMANDS))  # nothing that the game is told
@@ -69,9 +70,7 @@ def random_commands(games: Path, seed: int) -> tuple[list[str], float]:
 @pytest.mark.parametrize("count", MANY)
 def test_walkthroughs_win_their_games(games: Path, count: int) -> None:
     factory = loaded(games)
-    for seed in range(count):
-        factory.task_from_row({"seed": seed}, "a row")
-    scripts = [opened(games, seed)[1].policy_commands for seed in range(count)]
+    scripts = [opened(games, seed, factory)[1].policy_commands for seed in range(count)]
     for episode, script in zip(play(factory, scripts, 20), scripts, strict=True):
         assert (episode.stop_reason, episode.environment_reward, episode.num_turns) == ("ended", 1.0, len(script))
         assert sum(message.reward or 0 for message in episode.messages) == 1.0
@@ -79,12 +78,11 @@ def test_walkthroughs_win_their_games(games: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", MANY)
 def test_random_players_have_the_score_that_the_game_tells_in_words_and_by_calls(games: Path, count: int) -> None:
-    for seed in range(count):
-        loaded(games).task_from_row({"seed": seed}, "a row")
-    played = [random_commands(games, seed) for seed in range(count)]
+    factory = loaded(games)
+    played = [random_commands(games, seed, factory) for seed in range(count)]
     scripts = [[f"I think I will\n{command}" for command in said] for said, _ in played]
     calls = [[call("act", json.dumps({"command": command})) for command in said] for said, _ in played]
-    in_words = play(loaded(games), [[*said, *["look"] * 9] for said in scripts], 9)
+    in_words = play(factory, [[*said, *["look"] * 9] for said in scripts], 9)
     by_calls = play(loaded(games, as_tool=True), [[*said, "I give up."] for said in calls], 9)
     for words, tool, (said, score) in zip(in_words, by_calls, played, strict=True):
         assert words.environment_reward == tool.environment_reward == score
@@ -101,6 +99,13 @@ def test_what_is_no_command_never_reaches_the_game(
     listed = answers[0].partition("You can: ")[2]
     assert "examine " in listed and answers[1:-1] == [f"That is no command of this game.\n\nYou can: {listed}"] * 11
     assert answers[-1].startswith("-= ") and [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("as_tool", [False, True])
+def test_demonstrations_end_with_the_last_command(games: Path, as_tool: bool) -> None:
+    factory = loaded(games, as_tool=as_tool)
+    line = demonstration(factory, factory.task_from_row({"seed": 0}, "a row"))
+    assert (line["messages"][-1]["role"], len(line["tools"])) == ("assistant", as_tool)
 
 
 def _opening(folder: str) -> str:
