@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.environments import McpServerSection
-from agentloop.environments.adapters.adapter import Adapter
 from agentloop.environments.adapters.gymnasium_text import GymnasiumText
 from agentloop.environments.adapters.openenv import OpenEnv
 from agentloop.environments.check import (
@@ -285,8 +284,6 @@ def load_environment(
     found = rows_with_functions(tools, answers or {}) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
     options = check_options(environment, options, name)
-    if issubclass(environment, Adapter):
-        environment = environment.for_options(options)
     attached = None
     if servers:
         with needing("mcp", "environment.mcp_servers"):  # imported here, because the import takes over a second

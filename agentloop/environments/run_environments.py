@@ -60,8 +60,11 @@ class RunEnvironments:
         return content_hash({name: factory.source for name, factory in self.by_name.items()})
 
     @property
-    def tools(self) -> tuple[dict[str, Any], ...]:
-        return tuple({tool["function"]["name"]: tool for factory in self.all for tool in factory.tools}.values())
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools of all classes and tasks, one of each name."""
+        of_tasks = [factory.tools_for(task) for factory in self.all for task in factory.all_examples]
+        every = [*(factory.tools for factory in self.all), *of_tasks]
+        return tuple({tool["function"]["name"]: tool for tools in every for tool in tools}.values())
 
     def define(self, *methods: str) -> bool:
         return all(factory.defines(*methods) for factory in self.all)

@@ -60,7 +60,7 @@ class GuessServer:
                 secret = message["data"].get("secret", random.Random(message["data"].get("seed")).randrange(5))
                 await websocket.send_text(_observation(f"A number below {secret + 5}.", None, done=False))
                 continue
-            number = message["data"]["number"]
+            number = int(message["data"]["number"])  # as the data classes of OpenEnv read it
             if number == 7:
                 break
             if number == 8:

@@ -1,29 +1,29 @@
-"""The common base of adapters to other libraries' environments, whose options decide which tool they offer."""
+"""The common base of adapters to other libraries' environments: an action is a call of their one tool, or a reply."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
-
-from pydantic import TypeAdapter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentloop.environments.environment import Environment, Task
-from agentloop.environments.tools.tool_schema import ToolSpec, with_tools
+from agentloop.environments.tools.results import CRASHED, ToolFailed
+from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.errors import NotJudged
 from context.messages import Message
 
-OVER = "The episode is over. Answer to end it."
 LARGEST_SEED = 2**31 - 1
+WHAT_IT_DOES = "Act, and see what follows."
 
 
 class Adapter(Environment):
-    """Each tool call is a step; the reward of an episode is the sum of its steps' rewards."""
+    """Each action is a step of the other environment, which rewards the reply and says when the episode is over."""
 
-    def __init__(self, goal: str) -> None:
-        self.goal, self.total, self.over = goal, 0.0, False
-
-    @classmethod
-    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
-        """Make the class with the tool that these options ask for. Raises UserError."""
-        raise NotImplementedError
+    version = "2"
+    goal = ""
+    """What opens the prompt."""
+    plain_text = False
+    """True: a reply is an action, and there is no tool."""
+    part = "action"
+    """Name of the tool's argument that a reply stands for."""
 
     def reset(self, asked: Any) -> str:
         """Begin an episode with the value in a task's payload, and return the first observation for the policy."""
@@ -32,36 +32,28 @@ class Adapter(Environment):
     def task_of(self, key: str, asked: Any) -> Task:
         """Make the task whose payload is {key: asked}; its episodes call `reset(asked)`."""
         try:
-            shown = self.reset(asked)
+            return Task(f"{self.goal}\n\n{self.reset(asked)}".strip(), {key: asked})
         finally:
             self.close()
-        return Task(f"{self.goal}\n\n{shown}".strip(), {key: asked})
 
     def start(self, task: Task) -> None:
         (asked,) = task.payload.values()
         self.reset(asked)
 
-    def observed(self, text: str, reward: float | None, *, over: bool) -> str:
-        self.total += reward or 0.0
-        self.over = over
-        return f"{text}\n{OVER}" if over else text
+    def offered(self, name: str, parameters: Mapping[str, Any], description: str) -> list[str | Mapping[str, Any]]:
+        """Return what `tools_for` does: tools of MCP servers, and the tool whose calls are actions, if there is one."""
+        function = {"name": name, "description": " ".join(description.split()), "parameters": parameters}
+        return [*tools_of(type(self)), *([] if self.plain_text else [{"type": "function", "function": function}])]
 
-    def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        return self.total
-
-
-def with_tool(
-    environment: type[Adapter],
-    function: Callable[..., str],
-    *,
-    description: str,
-    parameters: Mapping[str, Any],
-    arguments: TypeAdapter[dict[str, Any]],
-) -> type[Any]:
-    """Make a class with one more tool, which is named after `function` and calls it with the environment first."""
-    name = function.__name__
-    schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-    return with_tools(environment, {name: ToolSpec(name, schema, False, False, arguments, function)})
+    def respond(self, task: Task, messages: Sequence[Message]) -> Any:
+        if not self.plain_text:
+            return None
+        try:
+            return self.call_tool("", {self.part: messages[-1].content.strip()})
+        except ToolFailed as error:
+            if error.kind == CRASHED:
+                raise NotJudged(str(error.problem or error)) from error
+            return str(error)
 
 
 def as_text(value: Any) -> str:

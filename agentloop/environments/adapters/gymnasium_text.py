@@ -3,45 +3,32 @@
 import random
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, with_config
-from typing_extensions import TypedDict
-
-from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
-from agentloop.environments.environment import Task
+from agentloop.environments.adapters.adapter import LARGEST_SEED, WHAT_IT_DOES, Adapter, as_text
+from agentloop.environments.environment import Observation, Task
 from agentloop.errors import UserError, needing, one_line
 
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
-_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class GymnasiumText(Adapter):
     """Tasks are seeds, and calls of `act` are steps. The policy sees `render`'s text, or else the observation."""
 
     def __init__(
-        self, id: str, arguments: dict[str, Any] | None = None, actions: list[str] | None = None, goal: str = ""
+        self,
+        id: str,
+        arguments: dict[str, Any] | None = None,
+        actions: list[str] | None = None,
+        goal: str = "",
+        *,
+        plain_text: bool = False,
     ) -> None:
-        """`arguments` go to `gymnasium.make`, `actions` names the choices in order, `goal` opens the prompt."""
-        super().__init__(goal)
+        """`arguments` go to `gymnasium.make`, `actions` names the choices in order. For the others see `Adapter`."""
+        self.goal, self.plain_text = goal, plain_text
         self._id, self._arguments, self._actions = id, arguments or {}, actions
         self._made: Any = None
-
-    @classmethod
-    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
-        environment = cls(**options)
-        names = environment._names()
-        environment.close()
-        kind: Any = str if names is None else Literal[tuple(names)]
-        schema = {"type": "string"} if names is None else {"type": "string", "enum": names}
-        parameters = {"type": "object", "properties": {"action": schema}, "required": ["action"]}
-        arguments = TypeAdapter(with_config(_STRICT)(TypedDict("act", {"action": kind})))  # type: ignore[operator]
-
-        def act(environment: GymnasiumText, /, action: str) -> str:
-            return environment._step(action if names is None else names.index(action))
-
-        return with_tool(cls, act, description="Act, and see what follows.", parameters=parameters, arguments=arguments)
 
     def make_task(self, rng: random.Random) -> Task:
         return self.task_of("seed", rng.randrange(LARGEST_SEED))
@@ -52,16 +39,25 @@ class GymnasiumText(Adapter):
         self._made = None
 
     def reset(self, asked: int) -> str:
-        self.close()
         self._made = self._make()
         observation, _ = self._made.reset(seed=asked)
         return self._shown(observation)
 
-    def _step(self, action: str | int) -> str:
-        if self.over:
-            return OVER
+    def tools_for(self, task: Task) -> list[str | Mapping[str, Any]]:
+        made = self._make()
+        made.close()
+        names = self._names(made)
+        action = {"type": "string"} if names is None else {"type": "string", "enum": names}
+        fixed = {"type": "object", "required": ["action"], "additionalProperties": False}
+        return self.offered("act", {**fixed, "properties": {"action": action}}, WHAT_IT_DOES)
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Observation | str:
+        names, action = self._names(self._made), arguments["action"]
+        if names is not None and action not in names:
+            return f"That is no action. The actions are: {', '.join(names)}."
+        action = action if names is None else names.index(action)
         observation, reward, ended, cut_short, _ = self._made.step(action)
-        return self.observed(self._shown(observation), float(reward), over=bool(ended or cut_short))
+        return Observation(self._shown(observation), float(reward), over=bool(ended or cut_short))
 
     def _shown(self, observation: Any) -> str:
         if self._made.render_mode != "ansi":
@@ -69,12 +65,11 @@ class GymnasiumText(Adapter):
         # Colours mark the player's place: in FrozenLake the letter there is red.
         return _COLOURED.sub(_with_colour, self._made.render()).strip("\n")
 
-    def _names(self) -> list[str] | None:
+    def _names(self, made: Any) -> list[str] | None:
         """Return the names of the actions; None where actions are free texts."""
         from gymnasium import spaces
 
-        self._made = self._make()
-        space = self._made.action_space
+        space = made.action_space
         if isinstance(space, spaces.Text):
             return None
         if not isinstance(space, spaces.Discrete):

@@ -4,12 +4,12 @@ import json
 import random
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Self
+from functools import cache
+from typing import Any
 
-from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
-from agentloop.environments.environment import Task
+from agentloop.environments.adapters.adapter import LARGEST_SEED, WHAT_IT_DOES, Adapter, as_text
+from agentloop.environments.environment import Observation, Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
-from agentloop.environments.tools.tool_schema import arguments_of
 from agentloop.errors import UserError, needing, one_line
 
 _MOST_BYTES = 8 << 20
@@ -27,27 +27,14 @@ class OpenEnv(Adapter):
         field: str | None = None,
         reset: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
+        *,
+        plain_text: bool = False,
     ) -> None:
-        """`goal` opens the prompt; `field` is the part of an observation to show; `reset` joins each seed or row."""
-        super().__init__(goal)
+        """`field` is the part of an observation to show; `reset` joins each seed or row. For others see `Adapter`."""
+        self.goal, self.plain_text = goal, plain_text
         self._url, self._field, self._asked, self._timeout_s = url, field, reset or {}, timeout_s
         self._session: AbstractContextManager[Any] | None = None
         self._socket: Any = None
-
-    @classmethod
-    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
-        with needing("openenv", "environment.name: openenv"):
-            import jsonschema  # noqa: F401
-            import wsproto  # noqa: F401
-        environment = cls(**options)
-        schema = environment._action_schema()
-
-        def step(environment: OpenEnv, /, **action: Any) -> str:
-            return environment._step(action)
-
-        description = schema.pop("description", "") or "Act, and see what follows."
-        fitting = arguments_of(schema, f"the action of {environment._url}")
-        return with_tool(cls, step, description=" ".join(description.split()), parameters=schema, arguments=fitting)
 
     def make_task(self, rng: random.Random) -> Task:
         return self.task_of("reset", {**self._asked, "seed": rng.randrange(LARGEST_SEED)})
@@ -63,28 +50,35 @@ class OpenEnv(Adapter):
     def reset(self, asked: Mapping[str, Any]) -> str:
         import httpx2
 
-        self.close()
-        address = httpx2.URL(self._url.rstrip("/") + "/ws")
-        address = address.copy_with(scheme={"http": "ws", "https": "wss"}.get(address.scheme, address.scheme))
+        required = _action_schema(self._url, self._timeout_s)["required"]
+        self.part = required[0] if required else ""
+        if self.plain_text and len(required) != 1:
+            raise UserError(
+                "environment.options.plain_text must be false for actions with other than one required part, got "
+                f"{', '.join(required) or 'none'}."
+            )
+        address = f"ws{self._url.removeprefix('http').rstrip('/')}/ws"
         limits: dict[str, Any] = {"max_message_size_bytes": _MOST_BYTES, "keepalive_ping_interval_seconds": None}
         self._session = httpx2.websocket(address, timeout=self._timeout_s, **limits)
         self._socket = self._session.__enter__()
         try:
             return self._shown(self._ask("reset", asked))
         except ToolFailed as error:
-            self.close()
             raise UserError(
                 f"{self._url} must have a session for each episode and reset it by {dict(asked)}, got: "
                 f"{error.problem or error}. Mend the server, let it have more sessions, or lower rollout.parallel."
             ) from error
 
-    def _step(self, action: Mapping[str, Any]) -> str:
-        if self.over:
-            return OVER
+    def tools_for(self, task: Task) -> list[str | Mapping[str, Any]]:
+        schema = dict(_action_schema(self._url, self._timeout_s))
+        description = schema.pop("description", "") or WHAT_IT_DOES
+        return self.offered("step", schema, description)
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Observation:
         if self._session is None:
             raise ToolFailed(_ENDED, kind=CRASHED)
-        result = self._ask("step", action)
-        return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
+        result = self._ask("step", arguments)
+        return Observation(self._shown(result), result.get("reward"), over=bool(result.get("done")))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request and return its answer. Raises ToolFailed if the session refuses, or has ended."""
@@ -116,17 +110,21 @@ class OpenEnv(Adapter):
             )
         return as_text(observation[self._field])
 
-    def _action_schema(self) -> dict[str, Any]:
-        import httpx2  # imported here, because most environments need no network
 
-        try:
-            answer = httpx2.get(f"{self._url.rstrip('/')}/schema", timeout=self._timeout_s)
-            answer.raise_for_status()
-            schema = dict(answer.json()["action"])
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"environment.options.url must be an OpenEnv server that runs, got {self._url!r} with "
-                f"{one_line(error)}. Start it, or mend the URL."
-            ) from error
-        properties = {name: part for name, part in schema.get("properties", {}).items() if name not in _NEVER_SHOWN}
-        return {**schema, "properties": properties, "required": schema.get("required", [])}
+@cache
+def _action_schema(url: str, timeout_s: float) -> Mapping[str, Any]:
+    with needing("openenv", "environment.name: openenv"):
+        import wsproto  # noqa: F401
+    import httpx2  # imported here, because most environments need no network
+
+    try:
+        answer = httpx2.get(f"{url.rstrip('/')}/schema", timeout=timeout_s)
+        answer.raise_for_status()
+        schema = dict(answer.json()["action"])
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"environment.options.url must be an OpenEnv server that runs, got {url!r} with {one_line(error)}. Start "
+            "it, or mend the URL."
+        ) from error
+    properties = {name: part for name, part in schema.get("properties", {}).items() if name not in _NEVER_SHOWN}
+    return {**schema, "properties": properties, "required": schema.get("required", [])}
