@@ -80,6 +80,13 @@ def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Message, ...]]:
     """Yield demonstrations of new tasks without end, every second one with the hints of the `strategy`."""
+    return (messages for _, messages in demonstrated_tasks(factory, seed=seed, strategy=strategy))
+
+
+def demonstrated_tasks(
+    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
+) -> Iterator[tuple[Task, tuple[Message, ...]]]:
+    """Yield the same demonstrations, each with its task."""
     rng = random.Random(seed)
     for number in itertools.count():
         task = factory.make_task(rng)
@@ -88,4 +95,4 @@ def demonstrations(
         if strategy is not None and number % 2:
             opening = task.messages()
             messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])
-        yield messages
+        yield task, messages

@@ -15,7 +15,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.loading import load_model, muted_libraries
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import make_parser
-from agentloop.rollouts.demonstrated import demonstrations
+from agentloop.rollouts.demonstrated import demonstrated_tasks, demonstrations
 from agentloop.runs.checkpoint import write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
@@ -71,9 +71,11 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
 
     def in_turn() -> Iterator[Sequence[TokenSequence]]:
         """Conversations of each environment in turn, as training sequences."""
-        played = [(one.tools, demonstrations(one, seed=seed, strategy=strategy)) for one in environments.all]
-        for tools, shown in itertools.cycle(played):
-            yield demonstrated_sequences(next(shown), renderer, parser=parser, tools=tools, strategy=strategy)
+        played = [(one, demonstrated_tasks(one, seed=seed, strategy=strategy)) for one in environments.all]
+        for factory, shown in itertools.cycle(played):
+            task, said = next(shown)
+            tools = factory.tools_for(task)
+            yield demonstrated_sequences(said, renderer, parser=parser, tools=tools, strategy=strategy)
 
     result = warm_up(
         Actor(loaded.model, compute=config.compute),
