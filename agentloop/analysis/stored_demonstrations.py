@@ -11,7 +11,7 @@ from context.messages import Message, to_template
 from context.tokens.session_segments import conversations_of
 from replay.exchange import ExportReport, export_file
 from replay.exchange.row_format import Bundle
-from replay.exchange.stored_rows import answered_with_known_tools
+from replay.exchange.stored_rows import whole_with_known_tools
 from replay.questions import RowCondition
 from replay.store import ReplayStore
 
@@ -48,7 +48,7 @@ def write_demonstrations(
         lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
         return "\n".join(map(json.dumps, lines)).encode()
 
-    asked = where & answered_with_known_tools(known)
+    asked = where & whole_with_known_tools(known)
     return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
 
 

@@ -16,11 +16,15 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import reward_now
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.row_environment import agent_function
+from agentloop.environments.said import said_by
+from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
+from agentloop.user_code import failing_as
 from context.authors import LLM
 from context.messages import Message, canonical_json, conversation_text, plain_message
 from context.wording import visible_lines
@@ -28,7 +32,7 @@ from context.wording import visible_lines
 _DRAWN, _DEMONSTRATED = 100, 20
 """Number of tasks that are compared with each other, and of demonstrations that are judged."""
 _METHODS = (
-    *("make_task", "task_from_row", "start", "tools_for", "call_tool", "respond", "close"),
+    *("reward", "make_task", "task_from_row", "start", "tools_for", "call_tool", "respond", "close"),
     *("turn_rewards", "state_key", "achieved", "demonstrate"),
 )
 app = command_group(
@@ -111,6 +115,7 @@ def _check_environment(config: RunConfig) -> dict[str, Any]:
     drawn = [source.train(index) for index in range(_DRAWN)]
     tasks = {*map(factory.task_hash, drawn)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
+    _try_respond(factory, example)
     shown: dict[str, Any] = {"demonstrated": None, "dialogue": []}
     if factory.defines("demonstrate"):
         shown = _demonstrate(factory, drawn[:_DEMONSTRATED], config)
@@ -119,7 +124,8 @@ def _check_environment(config: RunConfig) -> dict[str, Any]:
         "environment": factory.where,
         "agent": factory.agent,
         "version": factory.version,
-        "tools": factory.tools_for(example),
+        "tools": [*{tool["function"]["name"]: tool for task in drawn for tool in factory.tools_for(task)}.values()],
+        "tools_of_example": len(factory.tools_for(example)),
         "sets_of_tools": len({canonical_json(factory.tools_for(task)) for task in drawn}),
         "methods": [*filter(factory.defines, _METHODS), *ends],
         "example": {"messages": [*map(plain_message, example.messages())], "payload": dict(example.payload)},
@@ -141,6 +147,13 @@ def _reward_empty_reply(factory: EnvironmentFactory, scorer: RewardScorer, task:
     return episode.environment_reward
 
 
+def _try_respond(factory: EnvironmentFactory, task: Task) -> None:
+    """Ask the environment once what it says to an empty reply. Raises UserError for what it may not say."""
+    messages, name = (*task.messages(), Message("assistant", "", author=LLM)), f"{factory.where}.respond"
+    with factory.started(task) as environment, failing_as(f"{name} must answer any reply, got", " to ''. Mend it."):
+        said_by(run_hook(environment.respond, task, messages), name, quoted_task(task, messages))
+
+
 def _demonstrate(factory: EnvironmentFactory, tasks: Sequence[Task], config: RunConfig) -> dict[str, Any]:
     """The share of demonstrations that are a success, and the first dialogue behind its opening."""
     rng, rewards, dialogues = random.Random(0), [], []
@@ -158,7 +171,7 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
         program = shlex.split(found["agent"])[0]
         if agent_function(found["agent"]) is None and shutil.which(program) is None:
             yield f"{program} is no program of this machine: install it, or give its path"
-    elif not found["tools"] and found["sets_of_tools"] == 1:
+    elif not found["tools"]:
         yield "there is no tool: the policy can only answer"
     for function in (tool["function"] for tool in found["tools"]):
         properties = function.get("parameters", {}).get("properties", {})
@@ -173,16 +186,21 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     if first != second:
         yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
     if not {"make_task", "demonstrate"} <= {*found["methods"]} and config.model.path is None:
-        yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
+        missing = "demonstrate" if "demonstrate" not in found["methods"] else "make_task, which its tasks come from"
+        yield f"there is no {missing}: the built-in model can't be warmed up for it, so set model.path"
     elif found["demonstrated"] == 0:
         yield f"none of {_DEMONSTRATED} demonstrations is a success"
 
 
 def _as_text(found: Mapping[str, Any]) -> str:
     example = found["example"]
-    sets = "" if found["sets_of_tools"] == 1 else f" in this task; {found['sets_of_tools']} sets in {_DRAWN} tasks"
+    sets = ""
+    if found["sets_of_tools"] > 1:
+        sets = (
+            f", of which this task offers {found['tools_of_example']}; {found['sets_of_tools']} sets in {_DRAWN} tasks"
+        )
     own = [
-        f"defines       {', '.join(('reward', *found['methods']))}",
+        f"defines       {', '.join(found['methods'])}",
         f"tools         {len(found['tools'])}{sets}",
         *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found["tools"]),
     ]

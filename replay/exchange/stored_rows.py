@@ -20,6 +20,7 @@ from replay.records import (
     GroupRecord,
     PolicyRecord,
     RunRecord,
+    StopReason,
     Trajectory,
     TrajectoryRecord,
 )
@@ -54,15 +55,16 @@ def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement
     return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
 
 
-def answered_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.ColumnElement[bool]:
-    """A condition for rows that ended with an answer and whose tools are known.
+def whole_with_known_tools(environments: Iterable[tuple[str, str]]) -> sa.ColumnElement[bool]:
+    """A condition for rows whose tools are known, and that ended with an answer, by the environment or with a win.
 
     `environments` are the names and versions with known tools. A session's row holds its own tools.
     """
     known: list[sa.ColumnElement[bool]] = [_rows.id.in_(sa.select(nodes.c.trajectory))]
     for name, version in environments:
         known.append((_rows.environment == name) & (_rows.environment_version == version))
-    return sa.and_(_rows.stop_reason.in_(WHOLE_ENDS), sa.or_(*known))
+    won_at_last = sa.and_(_rows.success, _rows.stop_reason == StopReason.MAX_TURNS)
+    return sa.and_(_rows.stop_reason.in_(WHOLE_ENDS) | won_at_last, sa.or_(*known))
 
 
 def bundles(

@@ -24,6 +24,7 @@ from agentloop.errors import NotJudged, UserCodeFailed, UserError, shortened
 from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
+from context.authors import LLM
 from context.strategies import CONTEXT_FULL
 from context.tokens.session_nodes import Node
 from replay.records import WHOLE_ENDS, StopReason
@@ -94,7 +95,9 @@ class Episode:
 
     @property
     def answer(self) -> str:
-        """The policy's last message; empty if the episode did not end with an answer."""
+        """The policy's last message; empty if a limit or a failure ended the episode."""
+        if self.stop_reason == StopReason.ENDED:
+            return next((said.content for said in reversed(self.messages) if said.author == LLM), "")
         return self.messages[-1].content if self.stop_reason == StopReason.ANSWERED else ""
 
     @property

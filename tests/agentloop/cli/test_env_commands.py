@@ -60,7 +60,7 @@ def test_check_plays_a_whole_dialogue_where_a_demonstrator_can(shell: Shell, tmp
 
 def test_check_as_json_says_the_same(shell: Shell, tmp_path: Path) -> None:
     found = json.loads(shell.type(["env", "check", LIBRARY, "--json"], tmp_path)[1])
-    assert found["methods"] == ["make_task", "start", "close", "demonstrate"]
+    assert found["methods"] == ["reward", "make_task", "start", "close", "demonstrate"]
     assert (found["demonstrated"], found["empty_rewards"]) == (1.0, [0.0, 0.0])
     assert found["example"]["messages"][1]["content"] == "How many books are there?"
     assert found["different"] < 100
@@ -123,7 +123,7 @@ def test_functions_are_tried_by_the_file_of_their_run(shell: Shell, tmp_path: Pa
     found = json.loads(shell.type(["env", "check", config, "--json"], tmp_path)[1])
     names = [tool["function"]["name"] for tool in found["tools"]]
     assert (names, found["sets_of_tools"], found["empty_rewards"]) == (["double"], 2, [0.0, 0.0])
-    assert "tools         1 in this task; 2 sets in 100 tasks\n" in shell.type(["env", "check", config], tmp_path)[1]
+    assert "tools         1, of which this task offers 1; 2 sets in 100 tasks\n" in shell.type(["env", "check", config], tmp_path)[1]
 
 
 TWO = "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: lookup_chain, share: 1}\n"
