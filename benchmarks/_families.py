@@ -14,7 +14,7 @@ class Family(NamedTuple):
     of_data: Callable[[Path], Mapping[str, Any]]
     """Settings of its runs over those of the calculator, by where its data are."""
     without: tuple[str, ...]
-    """Arms that it cannot have: of one call, or without an `achieved`."""
+    """Arms that it cannot have: hindsight, without an `achieved`."""
     found: tuple[int, float] | None
     """Epochs and learning rate that the control was tuned to, and every arm has; None: it is not tuned yet."""
 
@@ -26,7 +26,7 @@ FAMILIES = {
         environment="examples/calculator_agent/agent.py:CalculatorAgent",
         max_tokens=512,
         of_data=lambda data: {},
-        without=("hindsight", "restarts"),
+        without=("hindsight",),
         found=(2, 2e-5),
     ),
     "lookups": Family(

@@ -58,7 +58,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
         "replay.shortfall": "shrink",
         "replay.hindsight.enable": True,
     },
-    "restarts": {"replay.fraction": 0.0, "replay.restarts.enable": True},
     **{f"tune_{epochs}_{rate:g}": {"replay.fraction": 0.0} for epochs, rate in TUNED},
 }
 TITLES = {
@@ -68,7 +67,6 @@ TITLES = {
     "replay_on_top": "a third replayed on top",
     "state_values": "on-policy, with state values",
     "hindsight": "hindsight",
-    "restarts": "half of the groups inside stored successes",
 }
 _FACTS = """
     select t.iteration, count(*), avg(t.success), sum(t.num_action_tokens),

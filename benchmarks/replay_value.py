@@ -72,7 +72,6 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "replay": ("replay", _REPLAY),
     "hindsight": ("hindsight", _HINDSIGHT),
     "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
-    "restarts": ("on_policy", {"replay.restarts.enable": True}),
     "state_values": ("on_policy", {"advantage.credit": "state"}),
     "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
 }

@@ -38,7 +38,7 @@ OF_VIEWS: dict[str, dict[str, str]] = {
     "v_groups": {"without_signal": "Whether all rewards are equal, so that there is nothing to compare."},
     "v_tasks": {
         "task": "Hash of the task.",
-        "num_groups": "Groups of its episodes from the start; not those of iterations that a resume undid.",
+        "num_groups": "Groups of its episodes; not hindsight, and not those of iterations that a resume undid.",
         "attempts": "Episodes of these groups.",
         "success_rate": "Share of successful attempts.",
         "reward_mean": "Mean reward of the attempts.",

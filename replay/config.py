@@ -1,7 +1,7 @@
 """The part of a run's configuration that decides about its buffer: all of `replay`, and a few other keys."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -78,17 +78,6 @@ class HindsightSection(Section):
     )
 
 
-class RestartSection(Section):
-    """A restart is an episode that begins inside a stored success of the run."""
-
-    enable: bool = Field(
-        False, description="Begin some fresh groups after the first replies of a stored success; see docs/replay.md."
-    )
-    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="Share of an iteration's fresh groups that are restarts."
-    )
-
-
 class ReplayConfig(LimitSection, MixSection):
     """The settings of replay: the mixing ratio, which rows are drawn, and what the buffer keeps."""
 
@@ -107,9 +96,6 @@ class ReplayConfig(LimitSection, MixSection):
     )
     hindsight: HindsightSection = Field(
         default_factory=HindsightSection, description="Rows of what failed episodes did solve; see docs/mixing.md."
-    )
-    restarts: RestartSection = Field(
-        default_factory=RestartSection, description="Episodes that begin inside stored successes; see docs/replay.md."
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
@@ -298,7 +284,7 @@ class StoredConfig(_RunSection):
         return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
-_EARLIER_KEYS = ("complete_zero_variance", "controller", "ess")
+_EARLIER_KEYS = ("complete_zero_variance", "controller", "ess", "restarts")
 """Keys of `replay` that only earlier versions know; their runs can be looked at all the same."""
 
 

@@ -39,8 +39,8 @@ class Regime:
 
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
 _MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
-_ESS, _RESTARTS = "actor/replay/ess", "restarts/groups"
-SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED, _RESTARTS)
+_ESS = "actor/replay/ess"
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0
 """Two evaluations differ clearly by this many standard errors. Among many evaluations, some differ by two."""
@@ -52,10 +52,9 @@ _SOME, _MOST = 0.1, 0.75
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """Why training goes wrong and what helps, in a few words; None if no metric clearly shows trouble."""
-    held_out, tasks, fresh, success, flat, ess, *moved, restarted = (finite(metrics, name) for name in SIGNS)
+    held_out, tasks, fresh, success, flat, ess, *moved = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
-    within = dict(restarted)  # restarted groups are left out of the success metric
-    groups = {iteration: rows / size - within.get(iteration, 0.0) for iteration, rows in fresh}
+    groups = {iteration: rows / size for iteration, rows in fresh}
     fall = _fall(held_out, dict(tasks)) or _end(success, groups)
     recent = success[-1][0] - _NEWEST if success else 0
     before = [value for _, value in success[:-1]]
@@ -115,8 +114,6 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
     if flat is not None and min(success, flat) > _MOST:
         return None
-    # The success metric leaves out episodes of restarts.
-    fresh -= (_mean(metrics, _RESTARTS) or 0.0) * (stored_setting(config, "batch.group_size", int) or 1)
     repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     expected = _count(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]

@@ -44,12 +44,8 @@ REMOVED_TASK = '{"removed":true}'
 
 HINDSIGHT = "hindsight"
 """Source of a row that holds the task which a failed episode, its `parent`, did solve."""
-RESTART = "restart"
-"""Source of an episode that began inside a stored success, its `parent`."""
-OWN_SOURCES = ("self", "gateway", HINDSIGHT, RESTART)
+OWN_SOURCES = ("self", "gateway", HINDSIGHT)
 """Sources of rows that a run collects itself; any other source is the name of an import."""
-NOT_FROM_THE_START = (HINDSIGHT, RESTART)
-"""Sources of rows that do not count in the success rate of their task."""
 
 RESERVED = "reserved"
 COMMITTED = "committed"
@@ -235,7 +231,7 @@ class TrajectoryRecord:
     attempt: Count = 0
     """The number of times that the run had been resumed when the row was collected."""
     source: Source = "self"
-    """self | gateway | hindsight | restart, or the name of an import"""
+    """self | gateway | hindsight, or the name of an import"""
     reward: Finite
     success: bool
     advantage: Finite
@@ -244,7 +240,7 @@ class TrajectoryRecord:
     error_kinds: Words | None = None
     """One word for each failed tool call, in order; None: no call failed, or it is unknown."""
     num_turns: Count
-    """Replies of the whole conversation. Replies kept from the parent count, here and in `num_tool_calls`."""
+    """Replies of the whole conversation."""
     num_tool_calls: Count
     num_user_turns: Count = 0
     """Messages of a user after the first reply."""
@@ -271,8 +267,6 @@ class TrajectoryRecord:
     """Hash of ids, authors, log-probs and versions; the store fills it in."""
     parent: str | None = None
     """The trajectory that this one was made from; None: all of it was sampled."""
-    kept_turns: Count | None = None
-    """The number of its parent's replies that it begins with. They are not trained again. None: it is no restart."""
     agent_rewards: AgentRewards | None = None
     """JSON for the agents of the session that have rewards of their own; None: all have the trajectory's."""
     state: str = ELIGIBLE

@@ -75,8 +75,6 @@ class Algorithm:
     """Agents of one episode may have rewards of their own."""
     greedy_episodes: bool = False
     """It needs one greedy episode per task."""
-    no_restarts: str | None = None
-    """Why its episodes can't begin inside stored ones; None: they can."""
 
     @property
     def needs_critic(self) -> bool:

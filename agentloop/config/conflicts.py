@@ -50,7 +50,6 @@ _ACTING: tuple[tuple[str, str, object], ...] = (
     ("lora.alpha lora.target_modules", "lora.rank", ABOVE_0),
     ("loss.hinted", "context.strategy", "hint"),
     ("loss.norm_length", "loss.aggregation", "seq-mean-token-sum-norm"),
-    ("replay.restarts.fraction", "replay.restarts.enable", True),
     ("optimizer.betas", "optimizer.name", ["adamw", "muon"]),
     ("optimizer.momentum", "optimizer.name", ["sgd", "muon"]),
     ("critic.optimizer.betas", "critic.optimizer.name", ["adamw", "muon"]),
@@ -98,11 +97,9 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
         yield "replay.baseline", "stored", *same, "No trajectory is compared with others: remove it."
     if each.greedy_episodes:
         yield "algorithm", _other_than(each.name), "collection.by", "workers", "Use grpo."
-    if each.no_restarts is not None:
-        yield "algorithm", _other_than(each.name), _RESTARTS, True, each.no_restarts
 
 
-_ROUNDS, _FUNCTION, _RESTARTS = "rollout.dynamic_sampling_rounds", "advantage.function", "replay.restarts.enable"
+_ROUNDS, _FUNCTION = "rollout.dynamic_sampling_rounds", "advantage.function"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
     ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
@@ -115,13 +112,6 @@ _RULES: tuple[Rule, ...] = (
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
     ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
-    ("collection.by", "loop", _RESTARTS, True, "Workers begin at the start."),
-    ("environment.agent", None, _RESTARTS, True, "A program of its own is not brought to where another one was."),
-    ("context.strategy", "linear", _RESTARTS, True, "Others may rewrite what was seen."),
-    ("replay.mode", "train", _RESTARTS, True, "Observed rows change nothing."),
-    ("replay.unit", ["any", "group"], _RESTARTS, True, "Others replay with tasks that come from the start."),
-    ("replay.baseline", "stored", _RESTARTS, True, "Only members of a group went on from the same place."),
-    ("replay.retire_solved", None, _RESTARTS, True, "Successes behind a prefix would count."),
     ("collection.by", "loop", "engine.serve", True, "Or start agentloop engine, and set engine.urls."),
     ("engine.urls", (), "engine.serve", True, "The run starts its own: remove one of them."),
     ("tasks.data", GIVEN, "environment.name", "rows", "Its rows are the tasks."),

@@ -1,6 +1,6 @@
 """Where the agent acts: environments with tasks, tools and rewards."""
 
-from agentloop.environments.environment import Achieved, Environment, Observation, StoredTask, Task, tool
+from agentloop.environments.environment import Achieved, Environment, Observation, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment, makes_tasks
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.run_environments import RunEnvironments, load_environments, open_tasks
@@ -19,7 +19,6 @@ __all__ = [
     "Observation",
     "ScriptedUser",
     "SimulatedUser",
-    "StoredTask",
     "Task",
     "TaskSource",
     "ToolLimits",

@@ -47,14 +47,6 @@ class Task:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTask(Task):
-    """A task that was read back from the buffer."""
-
-    hash: str
-    """The stored hash. It can't be computed again, because it depends on the hint, which is not stored."""
-
-
 @dataclass(frozen=True)
 class Observation:
     """What a tool or `respond` returns where a text alone does not say it all."""
@@ -203,13 +195,6 @@ class Environment:
         no user wrote. Nothing of it is trained. The method is not asked after the last turn of `rollout.max_turns`.
         """
         return None
-
-    def restore(self, task: Task, messages: Sequence[Message]) -> Awaitable[None] | None:
-        """Bring a started instance to the state after these messages of an earlier episode; may be `async def`.
-
-        `replay.restarts` needs this method unless all tools are deterministic: those are called again.
-        """
-        raise NotImplementedError
 
     def close(self) -> Awaitable[None] | None:
         """Free the resources of `start` and tools when a started episode has ended; may be `async def`.

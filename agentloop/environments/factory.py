@@ -26,7 +26,7 @@ from agentloop.environments.check import (
     reward_now,
     start_now,
 )
-from agentloop.environments.environment import Achieved, Environment, StoredTask, Task, observed_rewards, quoted_task
+from agentloop.environments.environment import Achieved, Environment, Task, observed_rewards, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.row_environment import (
     AGENT,
@@ -36,7 +36,6 @@ from agentloop.environments.row_environment import (
     agent_function,
     rows_with_functions,
 )
-from agentloop.environments.tools.tool_memory import repeats
 from agentloop.environments.tools.tool_schema import (
     ToolSpec,
     can_observe,
@@ -217,11 +216,6 @@ class EnvironmentFactory:
         specs = tools_of(self.environment).values()
         return bool(specs) and (self.environment.deterministic or any(spec.deterministic for spec in specs))
 
-    @property
-    def can_restore(self) -> bool:
-        """True if an episode can continue from a stored one: by the same calls, or by `restore`."""
-        return repeats(self.environment) or self.defines("restore")
-
     def tools_hash(self, max_chars: int) -> str:
         """Hash all that tool answers depend on besides task and calls; `max_chars` of an answer are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
@@ -250,8 +244,6 @@ class EnvironmentFactory:
 
     def task_hash(self, task: Task) -> str:
         """Hash all that defines a task: its environment, opening messages, payload, and its hint and tools, if any."""
-        if isinstance(task, StoredTask):
-            return task.hash
         return content_hash(
             {
                 "environment": self.name,

@@ -1,1 +1,1 @@
-"""Acting: episodes in environments, what they are rewarded with, and the trajectories they become."""
+"""Acting: episodes in environments, their rewards, the trajectories they become, and what is made of stored ones."""

@@ -14,10 +14,9 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.episodes.restart import Restart
 from context.authors import LLM
 from context.messages import Message, canonical_json
-from replay.records import RESTART, GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import summarised
 
 
@@ -61,27 +60,12 @@ class Collected:
     """Indices of the training tasks that dynamic sampling used beyond the planned ones."""
 
     def metrics(self) -> dict[str, float]:
-        """Average over the trajectories that begin at their task's start; restarted ones have metrics of their own."""
-        collected = [*self.trajectories, *self.unused]
-        if not collected:
-            return {}
-        return {
-            **_restart_metrics([row.record for row in collected if row.record.source == RESTART]),
-            **self._start_metrics([row for row in collected if row.record.source != RESTART]),
-            "rollout/engine_failures": self.engine_failures,
-            **({"rollout/not_judged": self.not_judged} if self.not_judged else {}),
-            **{f"context/rewrites/{kind}": count / len(collected) for kind, count in sorted(self.rewrites.items())},
-            **kl_metrics(self.kl_penalties.values()),
-            **self.extra_metrics,
-        }
-
-    def _start_metrics(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+        """Average over the trajectories, used or not."""
+        rows, groups = [*self.trajectories, *self.unused], [*self.groups, *self.unused_groups]
         if not rows:
             return {}
-        records = [row.record for row in rows]
-        stops, ids = Counter(record.stop_reason for record in records), {record.group for record in records}
-        groups, repeated = [*self.groups, *self.unused_groups], repeated_calls(rows)
-        groups = [group for group in groups if group.id in ids]
+        records, repeated = [row.record for row in rows], repeated_calls(rows)
+        stops = Counter(record.stop_reason for record in records)
         return {
             "rollout/groups_without_signal": statistics.fmean(group.reward_std == 0 for group in groups),
             **({} if repeated is None else {"tools/repeated": repeated}),
@@ -92,17 +76,12 @@ class Collected:
             "rollout/tool_errors": statistics.fmean(record.error_kinds is not None for record in records),
             "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
             **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
+            "rollout/engine_failures": self.engine_failures,
+            **({"rollout/not_judged": self.not_judged} if self.not_judged else {}),
+            **{f"context/rewrites/{kind}": count / len(rows) for kind, count in sorted(self.rewrites.items())},
+            **kl_metrics(self.kl_penalties.values()),
+            **self.extra_metrics,
         }
-
-
-def _restart_metrics(records: Sequence[TrajectoryRecord]) -> dict[str, float]:
-    if not records:
-        return {}
-    return {
-        "restarts/groups": float(len({record.group for record in records})),
-        "restarts/success": statistics.fmean(record.success for record in records),
-        "restarts/kept_turns": statistics.fmean(record.kept_turns or 0 for record in records),
-    }
 
 
 @dataclass(frozen=True)
@@ -126,7 +105,6 @@ def trajectory_of(
 ) -> Trajectory:
     """Make the record of an episode; its advantage is set later."""
     factory = actors.environments.factory_for(episode.task)
-    restart = episode.task if isinstance(episode.task, Restart) else None
     agents = {agent: (earned, 0.0) for agent, earned in episode.agent_rewards.items()}
     record = TrajectoryRecord(
         id=place.id,
@@ -152,9 +130,7 @@ def trajectory_of(
         mean_entropy=float(np.mean(episode.entropies)) if episode.entropies else None,
         environment=factory.name,
         environment_version=factory.version,
-        source="gateway" if episode.nodes else RESTART if restart else "self",
-        parent=restart.parent if restart else None,
-        kept_turns=len(restart.turns) if restart else None,
+        source="gateway" if episode.nodes else "self",
         agent_rewards=canonical_json(agents) if agents else None,
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
@@ -186,13 +162,12 @@ def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
 
 
 def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Count an iteration's fresh, unrestarted episodes in each of several environments, with success and reward."""
+    """Count an iteration's fresh episodes in each of several environments, with success and reward."""
     if len(environments.all) == 1:
         return {}
     metrics: dict[str, float] = {}
-    started = [row.record for row in rows if row.record.source != RESTART]
     for name in environments.by_name:
-        records = [record for record in started if record.environment == name]
+        records = [row.record for row in rows if row.record.environment == name]
         metrics[f"environment/{name}/episodes"] = float(len(records))
         if records:
             metrics[f"environment/{name}/success"] = statistics.fmean(record.success for record in records)

@@ -28,10 +28,9 @@ from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
-from agentloop.rollouts.stored.hindsight import Hindsight
-from agentloop.rollouts.stored.restarts import RestartFinder
-from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
+from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
@@ -71,8 +70,6 @@ class Components:
     estimator: AdvantageEstimator
     hindsight: Hindsight | None
     """Finds successes in failed episodes; None without hindsight."""
-    restarts: RestartFinder | None
-    """Finds successes in which episodes begin; None if all episodes begin at the start."""
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -200,7 +197,6 @@ def _connect_parts(
         collector=Collector(actors, config, acting.scorer, acting.estimator.advantages_for_groups, penalty),
         estimator=acting.estimator,
         hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
-        restarts=RestartFinder(acting.episodes, authors, held_out) if replay.restarts.enable else None,
         trainer=trainer,
         publisher=publisher,
         sinks=sinks,
@@ -248,8 +244,8 @@ def _checked_sampler(
 
 
 def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
-    """Hashes of held-out tasks, for parts that make training tasks from stored episodes; else none."""
-    if not (config.replay.hindsight.enable or config.replay.restarts.enable):
+    """Hashes of held-out tasks, which hindsight makes no rows of; none without hindsight."""
+    if not config.replay.hindsight.enable:
         return frozenset()
     return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
@@ -281,13 +277,6 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
             has_agent = any(one.agent for one in environments.all)
             advice = "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
             raise UserError(f"{rule} when the environment has no {method}, got {environments.where}. {advice}")
-    fixed = next((one for one in environments.all if not one.can_restore), None)
-    if config.replay.restarts.enable and fixed is not None:
-        raise UserError(
-            "replay.restarts.enable must be false when an environment can't be brought to where a stored episode was, "
-            f"got {fixed.where}. Say deterministic=True of each of its tools or of it, or write "
-            "def restore(self, task, messages)."
-        )
 
 
 def _make_trainer(

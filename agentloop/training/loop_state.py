@@ -115,8 +115,6 @@ class LoopState:
     """Number of tasks of the newest evaluation."""
     batches: int = 0
     """Number of workers' batches that were learned from or lost."""
-    unrepeatable: list[str] = field(default_factory=list)
-    """Stored successes in which no episode could begin, because repeating their first replies gave other results."""
 
     def has_ended(self, run: RunSection) -> bool:
         """Whether no iteration is left, or the success target was reached."""

@@ -7,13 +7,12 @@ import numpy as np
 
 from agentloop.config import RunConfig
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.episodes.restart import Restart
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
 from replay.mixing.batch_plan import BatchPlan, Mixer
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import FRESH, REPLAY, RESTART, BatchRow, Trajectory
+from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,9 @@ class IterationPlan:
 
     plan: BatchPlan
     tasks: tuple[int, ...]
-    """Index of the training task of each slot, except for the last slots, which `restarts` have."""
+    """Index of the training task of each slot."""
     available: Availability
     request: DrawRequest
-    restarts: tuple[Restart, ...] = ()
-    """Starting places of the last groups, which have no task in `tasks`."""
-    missing_restarts: int = 0
-    """Number of groups that were to begin inside a stored success, but found none."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +51,7 @@ class MixedBatch:
 
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
         """The tasks without any row in the batch, because an engine failed or a stored row was corrupt."""
-        collected = [*self.fresh.trajectories, *self.fresh.unused]
-        restarted = {row.record.group for row in collected if row.record.source == RESTART}
-        groups = [one for one in (*self.fresh.groups, *self.fresh.unused_groups) if one.id not in restarted]
+        groups = [*self.fresh.groups, *self.fresh.unused_groups]
         if len(groups) == len(self.tasks):
             return []
         there = {group.task for group in groups} | {row.trajectory.record.task for row in self.replayed_rows}
@@ -85,8 +78,6 @@ class MixedBatch:
             "replay/unknown_priority": self.planned.available.unknown_priority,
             "replay/incomparable": sum(self.planned.available.incomparable.values()),
         }
-        if config.replay.restarts.enable:
-            metrics["restarts/missing_groups"] = self.planned.missing_restarts
         for source, count in plan.planned_sources.items():
             found = sum(source in (row.trajectory.record.source, row.trajectory.record.run) for row in drawn)
             metrics |= {f"batch/planned_source/{source}": count, f"batch/source/{source}": found}

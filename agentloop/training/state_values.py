@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 
 from agentloop.records import TurnStates
 from replay.records import Trajectory
@@ -15,8 +14,7 @@ class StateValues:
     GiGPO (Feng et al. 2025, arXiv 2505.10978) and RTMC (arXiv 2604.11037) compare trajectories of one batch by states.
 
     The return of a trajectory of K turns from its turn k (0, 1, ..) on is gamma^(K-1-k) R, with R its stored reward.
-    If it passes a state twice, the first visit's return counts. A restarted trajectory does not count for the states
-    before its own first reply, because it did not choose its way there.
+    If it passes a state twice, the first visit's return counts.
 
     Bias: V is not the value of the present policy, because several policies made the trajectories, and equal states may
     have different histories. As a baseline V still adds no bias for fresh rows. The state is a function of the messages
@@ -41,8 +39,7 @@ class StateValues:
             young = {s: {id: v for id, v in passed.items() if v[0] >= oldest} for s, passed in self._visits.items()}
             self._visits = {state: passed for state, passed in young.items() if passed}
         for row, states in zip(rows, self._find_states(rows), strict=True):
-            passed = zip(states or (), self._returns(row, len(states or ())), strict=True)
-            for state, value in islice(passed, row.record.kept_turns or 0, None):
+            for state, value in zip(states or (), self._returns(row, len(states or ())), strict=True):
                 self._visits.setdefault(state, {}).setdefault(row.id, (iteration, value))
 
     def value(self, state: str, *, without: str) -> float | None:

@@ -101,10 +101,6 @@ class Mixer:
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
-    def count_restarts(self, groups: int, share: float) -> int:
-        """Return how many of the fresh groups are to continue stored successes. Remainders are carried over."""
-        return self._remainders.split("restarts", groups, [1 - Fraction(share), Fraction(share)])[1]
-
     def observe_iteration(self, *, success_rate: float | None) -> None:
         """Tell the start rule an iteration's success rate (None: no fresh episodes)."""
         wanted = self.rule.start.success_rate

@@ -317,8 +317,8 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
     id = find(store, id_prefix)
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
-        made_of = (sa.func.coalesce(_rows[name], reclaimed.c[name]).label(name) for name in ("parent", "kept_turns"))
-        facts = sa.select(asked.c.id, *COLLECTED, *made_of, groups.c.success_rate)
+        parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
+        facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
         collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
         uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
         stored = load(connection, [id]).whole.get(id)

@@ -14,7 +14,6 @@ Curves = dict[str, list[tuple[int, float]]]
 def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int = 64, **named: list[float]) -> Curves:
     """By iteration, from 1; evaluations from 0, before training."""
     names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5], "fresh_kl": SIGNS[6], "replay_kl": SIGNS[7]}
-    names["restarts"] = SIGNS[8]
     found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
     found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
     found |= {
@@ -79,8 +78,6 @@ def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, sa
         curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0], ess=[0.05] * 8),
         curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0], fresh_kl=[0.6] * 50),
         curves(success=[0.31, 0.0], fresh=16, held_out=[0.375, 0.0], tasks=16),
-        # Of 16 groups 8 begin at the start: 0.31 x 8 / (8 + 2) had a success there, and 0.75^16 is 0.01.
-        curves(success=[0.31, 0.0, 0.0], restarts=[8.0] * 3),
         curves(held_out=[0.9, 0.5], ess=[0.01]),
         # What moved it was long ago.
         curves(success=[0.9] * 9 + [0.4], ess=[0.05], fresh_kl=[0.9]),

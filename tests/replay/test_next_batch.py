@@ -141,7 +141,7 @@ def test_keys_that_only_earlier_versions_knew_are_left_out(tmp_path: Path) -> No
     store, given = iterated(tmp_path / "replay.sqlite", 1), {"fraction": 0.25, "successful_only": False}
     configure(tmp_path / "replay.sqlite", {"replay": given})
     plain = before(store)
-    earlier = {"complete_zero_variance": True, "controller": "ess", "ess": {"floor": 0.5}}
+    earlier = {"complete_zero_variance": True, "controller": "ess", "ess": {"floor": 0.5}, "restarts": {"enable": True}}
     configure(tmp_path / "replay.sqlite", {"replay": given | earlier})
     assert before(store) == plain
 

@@ -23,5 +23,4 @@ OPO = Algorithm(
     compares="group",
     baseline=length_weighted_mean,
     credits=("trajectory", "state"),
-    no_restarts="Its baseline would count kept tokens.",
 )

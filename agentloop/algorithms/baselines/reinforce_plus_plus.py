@@ -13,7 +13,6 @@ REINFORCE_PLUS_PLUS = Algorithm(
     baseline=mean_reward,
     divides=True,
     without_std="reinforce",
-    no_restarts="It compares with episodes from the start.",
 )
 REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++_baseline",

@@ -20,5 +20,4 @@ REMAX = Algorithm(
     credits=("trajectory", "state"),
     several_agents=False,
     greedy_episodes=True,
-    no_restarts="Its greedy episodes begin at the start.",
 )

@@ -378,13 +378,8 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
 
 
 def _origin(row: dict[str, Any]) -> list[str]:
-    """Write where a row came from: `source restart`, `from 3f9a...`, `5 of its replies kept`."""
-    parts = [f"source {row['source']}"]
-    if row["parent"]:
-        parts.append(f"from {row['parent']}")
-    if row["kept_turns"]:
-        parts.append(f"{row['kept_turns']} of its replies kept")
-    return parts
+    """Write where a row came from: `source hindsight`, `from 3f9a...`."""
+    return [f"source {row['source']}", *([f"from {row['parent']}"] if row["parent"] else [])]
 
 
 def _trajectory_text(answer: dict[str, Any]) -> str:

@@ -15,20 +15,11 @@ from typing import Literal
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, Tools, call_tool
 from agentloop.environments.tools.results import ToolResult
-from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import ToolCall, content_hash
 from replay.records import ObservationRecord
 
 _Run = Callable[[], Awaitable[ToolResult]]
-
-
-def repeats(environment: type[Environment]) -> bool:
-    """True if equal calls in another episode of the same task get equal answers, and nothing else answers replies."""
-    if any(getattr(environment, name) is not getattr(Environment, name) for name in ("respond", "call_tool")):
-        return False
-    specs = tools_of(environment).values()
-    return bool(specs) and (environment.deterministic or all(spec.deterministic for spec in specs))
 
 
 class ToolMemory:

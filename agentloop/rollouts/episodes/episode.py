@@ -18,10 +18,9 @@ from agentloop.environments.environment import observed_rewards, quoted_task
 from agentloop.environments.said import Said, said_by
 from agentloop.environments.simulated_user import UserCosts
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
-from agentloop.environments.tools.tool_memory import EpisodeTools, repeats
+from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import NotJudged, UserCodeFailed, UserError, shortened
-from agentloop.rollouts.episodes.restart import KeptTurn, Restart
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.authors import LLM
@@ -132,11 +131,6 @@ class EpisodeHooks:
                 await asyncio.gather(starting, return_exceptions=True)
                 raise
 
-    async def restore(self, messages: Sequence[Message]) -> None:
-        name, asked = type(self.environment).__name__, quoted_task(self.task)
-        with failing_as(f"{name}.restore must accept what its episodes say, got", f" for {asked}. Mend it."):
-            await self._call(self.environment.restore, self.task, messages)
-
     async def reward(self, messages: Sequence[Message], stop_reason: str) -> float:
         """Ask for the reward of an episode that ended so; 0 where the environment does not reward such an end."""
         self.environment.stop_reason = stop_reason
@@ -203,18 +197,17 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
     """Play an episode from the environment's start to its reward."""
     environment, task, limits = hooks.environment, hooks.task, hooks.limits
     turns = _Turns(hooks, tools, context, limits, ask)
-    kept, reward = task.turns if isinstance(task, Restart) else (), math.nan
+    reward = math.nan
     try:
         await hooks.start()
         schemas = [spec.schema for spec in tools.offered.values()]
         open_context(context, task, schemas, asked_by=type(environment).__name__)
         try:
             async with asyncio.timeout(limits.episode_timeout_s):
-                changed = await turns.repeat(kept) if kept else None
-                stop_reason, problem = await turns.play() if changed is None else (StopReason.ENGINE_FAILURE, changed)
+                stop_reason, problem = await turns.play()
         except TimeoutError:
             stop_reason, problem = StopReason.OVERTIME, None
-            if turns.number <= len(kept):
+            if turns.number == 0:
                 stop_reason = StopReason.ENGINE_FAILURE
                 problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
         if stop_reason != StopReason.ENGINE_FAILURE:
@@ -281,31 +274,6 @@ class _Turns:
             if stop_reason is not None:
                 return stop_reason, None
 
-    async def repeat(self, kept: Sequence[KeptTurn]) -> str | None:
-        """Record turns of a stored episode and bring the environment to their state; return the difference, if any."""
-        calls_again = repeats(type(self.hooks.environment))
-        for turn in kept:
-            tokens, (said, *results) = turn.reply, turn.messages
-            versions = tokens.policy_versions.tolist()
-            reply = self.context.record_reply(
-                tokens.token_ids.tolist(), tokens.behavior_log_probs.tolist(), policy_version=versions
-            )
-            self.number += 1
-            if calls_again:
-                results = (await self._answer(reply)).messages
-            else:
-                self._count(*results)
-            if said.reward is not None:
-                self.context.reward_reply(said.reward)
-            if (replace(reply.message, reward=said.reward), *results) != turn.messages:
-                got = " ".join(f"{message.content:.80}" for message in results)
-                return f"what followed reply {self.number} of a stored episode must be the same again, got {got!r}"
-            if (stopped := self.context.observe(results)) is not None:
-                return f"the first {self.number} replies of a stored episode must fit again, got {stopped}"
-        if not calls_again:
-            await self.hooks.restore(self.context.messages)
-        return None
-
     async def _go_on(self, reply: Reply) -> str | None:
         """Let the environment answer a reply. Return the stop reason; None: the episode goes on."""
         self.number += 1
@@ -363,9 +331,9 @@ class _Turns:
                 break
         return Said(messages, math.fsum(rewards) if rewards else None, over)
 
-    def _count(self, *results: Message) -> None:
-        self.num_tool_calls += sum(result.role == "tool" for result in results)
-        self.error_kinds += tuple(result.error_kind for result in results if result.error_kind is not None)
+    def _count(self, result: Message) -> None:
+        self.num_tool_calls += 1
+        self.error_kinds += () if result.error_kind is None else (result.error_kind,)
 
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from agentloop.config import RunConfig
@@ -15,7 +15,6 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import Ask, AskAny, Episode, EpisodeHooks, rollout
-from agentloop.rollouts.episodes.restart import Restart
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -195,8 +194,7 @@ async def play_episode(
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
             tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, memory)
-            kept = len(task.turns) if isinstance(task, Restart) else 0
-            context = new_context(actors, config, task, untrained=kept)
+            context = new_context(actors, config, task)
             served, own_ask = actors.served, partial(ask, number)
             reply: Ask = own_ask if served is None else lambda _, most: served(context.prompt, most)
             episode = await rollout(hooks, context, tools=tools, ask=reply)
@@ -212,16 +210,13 @@ async def play_episode(
     return episode
 
 
-def new_context(actors: Actors, config: RunConfig, task: Task, *, untrained: int = 0) -> ContextManager:
-    """Make the context of an episode of a task; its first `untrained` replies are not trained on."""
-    control = actors.control
-    if untrained:
-        control = replace(control, discard_turns=(*control.discard_turns, *range(untrained)))
+def new_context(actors: Actors, config: RunConfig, task: Task) -> ContextManager:
+    """Make the context of an episode of a task."""
     return ContextManager(
         actors.renderer,
         actors.parser_for(task),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
-        control=control,
+        control=actors.control,
         strict=config.context.strict,
     )

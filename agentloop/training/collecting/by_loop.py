@@ -10,14 +10,13 @@ from agentloop.environments import Task
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
-from agentloop.rollouts.stored.restarts import RestartFinder
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import Collection, keep_episodes, plan_batch
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import DrawRequest
-from replay.records import RESTART, BatchRow
+from replay.records import BatchRow
 from replay.storage.write import AppendReport
 
 
@@ -33,22 +32,12 @@ class LoopCollection(Collection):
     def plan(self, iteration: int) -> IterationPlan:
         request, available = self._request(iteration)
         plan, tasks = plan_batch(self._components, self._state, iteration, available)
-        planned = IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
-        return planned if self._components.restarts is None else self._with_restarts(planned, self._components.restarts)
-
-    def _with_restarts(self, planned: IterationPlan, restarts: RestartFinder) -> IterationPlan:
-        """The plan with its last groups beginning inside stored successes. Their tasks stay in the queue."""
-        parts, tasks = self._components, planned.tasks
-        wanted = parts.mixer.count_restarts(len(planned.plan.groups), parts.config.replay.restarts.fraction)
-        found = restarts.choose(parts.run_id, wanted, without=self._state.unrepeatable)
-        left = tasks[: len(tasks) - len(found)]
-        return replace(planned, tasks=left, restarts=tuple(found), missing_restarts=wanted - len(found))
+        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def collect(self, planned: IterationPlan) -> Collected:
         iteration, source = planned.request.iteration, self._components.source
-        tasks = {slot: source.train(index) for slot, index in enumerate(planned.tasks)}
-        tasks |= dict(enumerate(planned.restarts, start=len(tasks)))
-        first = self._collect_round(iteration, [(tasks[slot], size) for slot, size in planned.plan.groups], ())
+        groups = [(source.train(planned.tasks[slot]), size) for slot, size in planned.plan.groups]
+        first = self._collect_round(iteration, groups, ())
         rounds = self._components.config.rollout.dynamic_sampling_rounds
         if rounds == 0:
             return first
@@ -101,14 +90,10 @@ class LoopCollection(Collection):
     def end(self, batch: MixedBatch) -> None:
         names = [part.name for part in self._components.config.parts]
         rows = [*batch.fresh.trajectories, *batch.fresh.unused]
-        begun = {row.record.parent for row in rows}
-        self._state.unrepeatable += [one.parent for one in batch.planned.restarts if one.parent not in begun]
         self._state.tasks.advance(
             batch.tasks,
             without_member=self._tasks_without_member(batch),
-            collected=lambda _: Counter(
-                names.index(row.record.environment) for row in rows if row.record.source != RESTART
-            ),
+            collected=lambda _: Counter(names.index(row.record.environment) for row in rows),
         )
 
     def evaluate(self) -> Evaluation:

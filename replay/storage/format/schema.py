@@ -208,17 +208,12 @@ trajectories = sa.Table(
 
 FACTS = (
     *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
-    *("policy_version_min", "parent", "kept_turns"),
+    *("policy_version_min", "parent"),
 )
 """Columns of a row that stay in `reclaimed` after it is deleted. They never change."""
 
-_NO_ATTEMPT = " or ".join(
-    (
-        *(f"source = '{source}'" for source in records.NOT_FROM_THE_START),
-        f"replace(state_reason, '{records.ORPHANED}', '') <> state_reason",
-    )
-)
-"""The condition of rows that do not count in their task's success rate: hindsight, restarts, and orphaned rows."""
+_NO_ATTEMPT = f"source = '{records.HINDSIGHT}' or replace(state_reason, '{records.ORPHANED}', '') <> state_reason"
+"""The condition of rows that do not count in their task's success rate: hindsight, and orphaned rows."""
 # The facts that stay of a deleted row. Run, iteration and task are those of its group.
 reclaimed = sa.Table(
     "reclaimed",

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
-from replay.records import COMMITTED, NOT_FROM_THE_START, ORPHANED
+from replay.records import COMMITTED, HINDSIGHT, ORPHANED
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
 from replay.storage.staleness import publishes_since
 
@@ -30,24 +30,18 @@ NUM_TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigIn
 
 
 def counts_as_attempts(of: sa.FromClause) -> sa.ColumnElement[bool]:
-    """A condition for groups that count as attempts at their task. Groups of an iteration that a resume undid, of
-    hindsight, and of restarts do not."""
+    """A condition for groups that count as attempts at their task. Groups of an iteration that a resume undid, and of
+    hindsight, do not."""
     stored = sa.exists().where(_rows.group == of.c.id, sa.or_(_rows.state == ORPHANED, _no_attempt(_rows)))
     left = sa.exists().where(_left.group == of.c.id, _no_attempt(_left))
     return ~stored.correlate(of) & ~left.correlate(of)
 
 
-def was_orphaned(reason: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether a row was orphaned, by its state reason; NULL if it has none. An index has the same text."""
-    word, nothing = (sa.literal_column(f"'{text}'", sa.Text) for text in (ORPHANED, ""))
-    without: sa.ColumnElement[str] = sa.func.replace(reason, word, nothing)
-    return without != reason
-
-
 def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
     """Whether a row does not count as an attempt. An index has the same text."""
-    others = (columns.source == sa.literal_column(f"'{source}'") for source in NOT_FROM_THE_START)
-    return sa.or_(*others, was_orphaned(columns.state_reason))
+    hindsight, orphaned, nothing = (sa.literal_column(f"'{text}'", sa.Text) for text in (HINDSIGHT, ORPHANED, ""))
+    without: sa.ColumnElement[str] = sa.func.replace(columns.state_reason, orphaned, nothing)
+    return sa.or_(columns.source == hindsight, without != columns.state_reason)
 
 
 COUNTS_AS_ATTEMPTS = counts_as_attempts(groups)

@@ -123,7 +123,8 @@ def test_functions_are_tried_by_the_file_of_their_run(shell: Shell, tmp_path: Pa
     found = json.loads(shell.type(["env", "check", config, "--json"], tmp_path)[1])
     names = [tool["function"]["name"] for tool in found["tools"]]
     assert (names, found["sets_of_tools"], found["empty_rewards"]) == (["double"], 2, [0.0, 0.0])
-    assert "tools         1, of which this task offers 1; 2 sets in 100 tasks\n" in shell.type(["env", "check", config], tmp_path)[1]
+    said = shell.type(["env", "check", config], tmp_path)[1]
+    assert "tools         1, of which this task offers 1; 2 sets in 100 tasks\n" in said
 
 
 TWO = "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: lookup_chain, share: 1}\n"

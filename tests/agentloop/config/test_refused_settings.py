@@ -26,25 +26,8 @@ TRAINED = "context.authors=[{name: human_edit, action: true, trained: true}]; "
 UNTRAINED = "context.authors=[{name: planner, action: true}]; "
 GROUP = f"{POOL}replay.unit=group; replay.successful_only=false; "
 HINDSIGHT = "replay={fraction: 0.5, hindsight: {enable: true}, sources: {hindsight: 0.5, self: 0.5}}; "
-RESTARTS, APART = "replay.restarts.enable=true; ", "when replay.restarts.enable is true, got"
 
 REFUSED = [
-    ("replay.restarts.fraction=0.2", "replay.restarts.fraction must be left at 0.5 when replay.restarts.enable is fal"),
-    (
-        f"{RESTARTS}replay.restarts.fraction=0",
-        "replay.restarts.fraction must be a number of at most 1 and above 0, got 0.",
-    ),
-    (f"{WORKERS}{RESTARTS}", f"collection.by must be loop {APART} workers. Workers begin at the start."),
-    (f"{RESTARTS}environment.agent='true'; tasks.data=rows.jsonl", f"environment.agent must be null {APART} true"),
-    (
-        f"{RESTARTS}context={{strategy: memory, options: {{budget: 300}}}}",
-        f"context.strategy must be linear {APART} memory",
-    ),
-    (f"{RESTARTS}replay.mode=observe", f"replay.mode must be train {APART} observe"),
-    (f"{POOL}{RESTARTS}replay.unit=trajectory", f"replay.unit must be any or group {APART} trajectory"),
-    (f"{POOL}{RESTARTS}replay.baseline=shared", f"replay.baseline must be stored {APART} shared"),
-    (f"{RESTARTS}replay.retire_solved=0.9", f"replay.retire_solved must be null {APART} 0.9"),
-    (f"{RESTARTS}algorithm=remax", f"algorithm must be another one {APART} remax"),
     # without effect
     ("batch.group_size=1", "batch.group_size must be above 1 when algorithm is grpo, by which members of a group are"),
     ("collection.max_staleness=1", "collection.max_staleness must be left at 0 when collection.by is loop, got 1. It"),

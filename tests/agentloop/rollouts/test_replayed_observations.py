@@ -17,7 +17,7 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.trajectories import repeated_calls
 from context.messages import Message, ToolCall
 from replay.records import Trajectory
-from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, random_episodes
+from tests.agentloop.rollouts.test_hindsight import FETCH_PLACE, random_episodes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import trajectory
 from tests.fakes.scripted import call, scripted_actors, shown

@@ -52,7 +52,6 @@ BEFORE = [
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
     (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
     (f"{AGENT}; advantage.credit=state", "advantage.credit must not be state when the environment is an agent, got"),
-    ("replay.restarts.enable=true", "replay.restarts.enable must be false .* got .*Parity. Say deterministic=True of"),
     (f"{AGENT}; {HINDSIGHT}", "replay.hindsight.enable must be false .* got agent. An agent has no such method"),
 ]
 """Before the first checkpoint, which the first evaluation comes before."""

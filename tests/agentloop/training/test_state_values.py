@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,6 @@ def test_turns_are_measured_by_what_others_earned_from_their_state() -> None:
     found = build_batch(rows, AUTHORS).advantages
     assert found.tolist() == [row + [0] * (6 - len(row)) for row in expected]
     assert metrics == {"advantage/known_states": 5 / 7, "advantage/unknown_turns": 1.0}
-
-
-def test_a_restarted_trajectory_counts_only_in_states_that_its_own_replies_led_to() -> None:
-    values = values_of({"a": ("s", "t", "u"), "b": ("s", "t", "s")}, gamma=0.5)
-    began, restarted = (rewarded(id, 4.0, authors="ulelel").trajectory for id in "ab")
-    restarted = replace(restarted, record=replace(restarted.record, source="restart", parent="a", kept_turns=1))
-    values.add([began, restarted], iteration=1)
-    # Of b, which kept its first reply, s counts from its second visit on: 4, not 1.
-    assert [values.value(state, without="") for state in "stu"] == [(1 + 4) / 2, (2 + 2) / 2, 4]
 
 
 def test_gradient_of_state_credit_is_that_of_the_written_formula() -> None:

@@ -128,21 +128,3 @@ class Sums(Pure):
         RUNS.append("fail")
         self.total += 100
         raise RuntimeError("no")
-
-
-class Restored(Pure):
-    """Answers follow from all calls before, which no option says; `restore` sets the state."""
-
-    def start(self, task: Task) -> None:
-        self.total = 0
-
-    def restore(self, task: Task, messages: Sequence[Message]) -> None:
-        said = [message for message in messages if message.name == "grow" and message.error_kind is None]
-        self.total = int(said[-1].content) if said else 0
-
-    @tool
-    def grow(self, n: int) -> int:
-        """Add to the total."""
-        RUNS.append(f"grow {n}")
-        self.total += n
-        return self.total

@@ -1,6 +1,5 @@
 """Environments in which a model with random weights earns rewards: for replies of even length, or of a wanted one."""
 
-import itertools
 import os
 import random
 import threading
@@ -160,23 +159,3 @@ class Repeatable(Parity):
     """Equal calls have equal answers."""
 
     deterministic = True
-
-
-class Hesitant:
-    """A parser that reads an answer in one reply of three; it can't read the others."""
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        reply = HermesParser().parse(text, stopped=stopped)
-        if reply.outcome != "final" or len(text) % 3 == 0:
-            return reply
-        return Reply("malformed", reply.message, "go on")
-
-
-class Moonstruck(Hesitant):
-    """A parser that gives every problem another text."""
-
-    moods = itertools.count()
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        reply = super().parse(text, stopped=stopped)
-        return replace(reply, problem=f"go on, {next(self.moods)}") if reply.outcome == "malformed" else reply

@@ -230,7 +230,6 @@ def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tupl
         # 0.005 x 64 = 0.32 successes per batch, below 1/3; 0.006 x 64 = 0.384
         (of(success=0.005), "successes"),
         (of(success=0.006), "optimizer steps"),
-        (of(success=0.006, restarts__groups=16), "successes"),  # and of 48 episodes from the start
         (of(success=0.5, time__in_tools=0.31), "tools"),
         (of(success=0.5, time__in_tools=0.29), "optimizer steps"),
         (of(success=0.5, time__in_tools=0.9, tools__repeated=0.6), "repeated tool calls"),

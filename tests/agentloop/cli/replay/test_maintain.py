@@ -156,8 +156,8 @@ def test_forget_takes_what_was_made_from_a_row_and_names_what_it_leaves(location
     said = (Message("user", SECRET), Message("assistant", "x", author="llm"))
     made: dict[str, dict[str, Any]] = {
         "source": {},
-        "later": {"source": "restart", "parent": "source", "kept_turns": 1, "member": 1},
-        "evicted": {"source": "restart", "parent": "later", "kept_turns": 1, "member": 2},
+        "later": {"source": "hindsight", "parent": "source", "member": 1},
+        "evicted": {"source": "hindsight", "parent": "later", "member": 2},
         "last": {"source": "hindsight", "parent": "evicted", "group": "g2", "task": "solved"},
         "other": {"group": "g3", "task": "task-1"},
     }

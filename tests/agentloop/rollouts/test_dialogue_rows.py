@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from agentloop.analysis.stored_demonstrations import write_demonstrations
 from agentloop.config import RunConfig
 from agentloop.environments import RunEnvironments, Task, load_environment
-from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards
+from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards
 from agentloop.rollouts.trajectories import Collected
 from replay import ReplayStore
 from replay.exchange import export_file, import_file
@@ -82,5 +83,9 @@ def test_demonstrations_have_the_tasks_own_tools_and_end_with_a_reply(store: Rep
     assert line["tools"] == json.loads(json.dumps(TASK.tools))
 
 
-def test_episodes_that_are_answered_back_are_not_restarted_without_restore() -> None:
-    assert not FACTORY.can_restore
+def test_an_episode_whose_messages_were_evicted_after_the_draw_is_not_found(
+    store: ReplayStore, rows: Collected
+) -> None:
+    store.prune(rows=condition(f"id == '{rows.trajectories[0].id}'"), dry_run=False)
+    drawn = [replace(row, messages=()) for row in rows.trajectories]
+    assert [episode is None for episode in StoredEpisodes(ENVIRONMENTS, store).find(drawn)] == [True, False]

@@ -22,8 +22,8 @@ from agentloop.environments import (
 )
 from agentloop.environments.lookup_chain import KEYS
 from agentloop.environments.tools.tool_schema import tools_of
-from agentloop.rollouts.stored.hindsight import Hindsight
-from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
+from agentloop.rollouts.hindsight import Hindsight
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
 from context.messages import Message, ToolCall, content_hash
 from replay.records import Trajectory
@@ -196,12 +196,12 @@ def test_short_ends_and_held_out_tasks_are_no_rows(tmp_path: Path) -> None:
     assert [row.id for row in without.trajectories] == [row.id for row in all_found.trajectories[1:]]
 
 
-def test_rows_that_succeeded_or_erred_or_began_or_ended_otherwise_are_not_relabelled(tmp_path: Path) -> None:
-    factory, tasks = lookups(6)
+def test_rows_that_succeeded_or_erred_or_ended_otherwise_are_not_relabelled(tmp_path: Path) -> None:
+    factory, tasks = lookups(5)
     rows = played(factory, tasks, [wrong_trail(task) for task in tasks])
     changes: list[dict[str, Any]] = [
         *({"success": True}, {"error_kinds": "unknown_tool"}, {"stop_reason": "max_turns"}),
-        *({"source": "restart"}, {"environment_version": "0"}, {}),
+        *({"environment_version": "0"}, {}),
     ]
     rows.trajectories = [
         replace(row, record=replace(row.record, **change))

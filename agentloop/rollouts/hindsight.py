@@ -15,13 +15,13 @@ from agentloop.environments import Achieved
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
-from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes, sampled_replies
+from agentloop.rollouts.stored_episodes import StoredEpisode, StoredEpisodes, sampled_replies
 from agentloop.rollouts.trajectories import Collected, task_record
 from context import ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
 from context.tokens.token_sequence import Segment
-from replay.records import ELIGIBLE, HINDSIGHT, RESTART, WHOLE_ENDS, Trajectory, group_of
+from replay.records import ELIGIBLE, HINDSIGHT, WHOLE_ENDS, Trajectory, group_of
 from replay.storage.validate import summarised
 
 
@@ -126,7 +126,7 @@ class Hindsight:
 
 def _may_have_solved_another(row: Trajectory) -> bool:
     record = row.record
-    if record.source == RESTART or record.success or record.error_kinds is not None:
+    if record.success or record.error_kinds is not None:
         return False
     plain = all(segment.behavior_context == "plain" for segment in row.segments)
     return plain and record.stop_reason in WHOLE_ENDS
