@@ -19,7 +19,7 @@ def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int =
     found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
     found |= {
         SIGNS[0]: [*enumerate(held_out or [])],
-        SIGNS[1]: [(at, float(tasks)) for at in range(len(held_out or []))],
+        SIGNS[1]: [(n, float(tasks)) for n, _ in enumerate(held_out or [])],
     }
     return found
 
