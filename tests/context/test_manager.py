@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from context import (
-    NOT_SAMPLED,
-    Author,
-    AuthorTable,
-    ContextManager,
-    Message,
-    choose_parser,
-    default_authors,
-    loss_mask,
-    response_mask,
-)
+from context import NOT_SAMPLED, Author, AuthorTable, ContextManager, Message, choose_parser, default_authors
+from context.tokens.loss_mask import loss_mask, response_mask
 from tests.fakes import real_templates
 from tests.fakes.families import Family, families, family
 

@@ -205,41 +205,24 @@ class Mine(Environment):
 ACT = '{"type": "function", "function": {"name": "act", "parameters": %s}}'
 RESPONDS = "respond(self, task, messages): return "
 TOOLS_FOR = "tools_for(self, task): return "
-NO_ANSWER, NO_TOOLS = (
-    "must return a text, messages, an Observation or None, got",
-    "tools_for must be a list of names of",
-)
+NO_ANSWER = "must return a text, messages, an Observation or None, got"
+NO_TOOLS = "tools_for must be a list of names of"
 MISTAKES = [
     (f"{RESPONDS}7", f"{NO_ANSWER} 7 for"),
     (f"{RESPONDS}[]", f"{NO_ANSWER} [] for"),
-    (
-        f"{RESPONDS}Message('assistant', 'I', author='llm')",
-        "got others: messages.author must not be one whose tokens are",
-    ),
-    (
-        f"{RESPONDS}Observation('x', reward=float('nan'))",
-        "Observation.reward must be a finite number or None, got nan. M",
-    ),
-    (
-        f"{RESPONDS}Observation(None)",
-        "Observation.content must be given while the episode goes on, got None. Show a text.",
-    ),
+    (f"{RESPONDS}Message('assistant', 'I', author='llm')", "got others: messages.author must not be one whose tokens"),
+    (f"{RESPONDS}Observation('x', reward=float('nan'))", "Observation.reward must be a finite number or None, got nan"),
+    (f"{RESPONDS}Observation(None)", "Observation.content must be given while the episode goes on, got None. Show"),
     (f"{RESPONDS}task.payload['x']", "respond must answer any reply, got KeyError: 'x'"),
     (f"{TOOLS_FOR}['act']", f"{NO_TOOLS} tools, or of schemas"),
     (f"{TOOLS_FOR}'act'", f"{NO_TOOLS} tools, or of schemas"),
     (
         f"{TOOLS_FOR}[{ACT % '{}'}]",
-        "must name tools that are known while there is no call_tool, got the schema of 'act'",
+        "must name tools that are known while there is no call_tool, got the schema of 'act",
     ),
     (f"{TOOLS_FOR}[{ACT % '7'}]", "act must have parameters that are a JSON schema, got 7"),
-    (
-        f"{TOOLS_FOR}[{ACT.replace('act', 'a t') % '{}'}]",
-        "a t must be named in at most 64 of A-Z, a-z, 0-9, _, . and -",
-    ),
-    (
-        "call_tool(self, name, arguments): return 1",
-        "call_tool must have tools to answer, got no tools_for. Write def t",
-    ),
+    (f"{TOOLS_FOR}[{ACT.replace('act', 'a t') % '{}'}]", "a t must be named in at most 64 of A-Z, a-z, 0-9, _, . and"),
+    ("call_tool(self, name, arguments): return 1", "call_tool must have tools to answer, got no tools_for. Write def"),
 ]
 
 
