@@ -1,8 +1,6 @@
 """Floors under the reported figures: ratios of CPU-seconds within one run, far below those of a quiet machine."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,37 +15,38 @@ from tests.fakes.records import sql
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 3
-Figures = dict[str, float]
-
-
-def reaches(measure: Callable[[int], Figures], bound: Callable[[Figures], bool]) -> None:
-    """At least one of some attempts, which `measure` is given the number of, is within the bound."""
-    for attempt in range(ATTEMPTS):
-        if bound(found := measure(attempt)):
-            return
-    raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 
 
 def test_prompts_of_forty_turns_cost_a_quarter_of_rendering_anew_and_grow_with_what_is_new() -> None:
     # Rendering anew costs (40 + 1) / 2 = 20 times the tokens; four times the turns are four times the new tokens.
-    found = partial(measure_context, (10, 40), reply=40, result=200)
-    reaches(lambda _: found(), lambda figures: figures["speedup_40"] >= 4 and figures["growth"] <= 7)
+    for _ in range(ATTEMPTS):
+        found = measure_context((10, 40), reply=40, result=200)
+        if found["speedup_40"] >= 4 and found["growth"] <= 7:
+            return
+    raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 
 
 def test_a_step_by_length_is_a_fifth_faster_than_in_one_padded_batch_and_learns_the_same() -> None:
     # 8 rows of 4,093 tokens: 8,360 positions in one batch, 4,465 in four passes by length. `measure` times no ways
     # whose losses or gradients differ.
-    found = partial(measure_train_step, "long_tail", names=("by_length", "one_padded"), rows=8, rounds=1)
-    reaches(lambda _: found(), lambda figures: figures["long_tail_speed_to_one_padded"] >= 1.2)
+    ways = ("by_length", "one_padded")
+    best = 0.0
+    for _ in range(ATTEMPTS):
+        found = measure_train_step("long_tail", names=ways, rows=8, rounds=1)
+        best = max(best, found["long_tail_speed_to_one_padded"])
+        if best >= 1.2:
+            return
+    raise AssertionError(f"{best:.2f}x the speed of one padded batch in the best of {ATTEMPTS} attempts")
 
 
 def test_a_session_four_times_as_long_costs_at_most_six_times_as_much(tmp_path: Path) -> None:
     # What is done with every pair of requests costs sixteen times as much.
-    def measure(attempt: int) -> Figures:
+    for attempt in range(ATTEMPTS):
         (folder := tmp_path / str(attempt)).mkdir()
-        return measure_sessions(folder, requests=(150, 600), rounds=1)
-
-    reaches(measure, lambda found: max(found["row_growth"], found["under_way_growth"]) <= 6)
+        found = measure_sessions(folder, requests=(150, 600), rounds=1)
+        if max(found["row_growth"], found["under_way_growth"]) <= 6:
+            return
+    raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 
 
 @pytest.mark.slow

@@ -166,10 +166,8 @@ def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
     batch = build_batch(rows, AUTHORS)
     log_probs = torch.where(batch.response_mask, score(actor, batch, max_tokens=64)[0], torch.nan).float()
     rest = iter(log_probs)
-    return [
-        with_log_probs(item, [next(rest)[: len(part.tokens)].numpy() for part in item.trajectory.segments])
-        for item in rows
-    ]
+    own = [[next(rest)[: len(part.tokens)].numpy() for part in item.trajectory.segments] for item in rows]
+    return [with_log_probs(item, values) for item, values in zip(rows, own, strict=True)]
 
 
 def stored_off_by(item: BatchRow, nats: float) -> BatchRow:
