@@ -25,6 +25,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model to start runs from; it is only read."""
+    from tests.fakes.runs import save_qwen2
+
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
 LONGEST = (
     "replay/storage/test_kill_points.py",
     "agentloop/distributed/test_ranks.py",

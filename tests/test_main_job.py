@@ -4,12 +4,11 @@ import subprocess
 from pathlib import Path
 
 from tests.fakes.processes import AGENTLOOP, Moments, Training, assert_sound, write_config
-from tests.fakes.runs import save_qwen2, small_config
+from tests.fakes.runs import small_config
 
 
-def test_run_that_is_killed_goes_on_to_its_end_and_is_reported(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "model")
-    config = write_config(small_config(tmp_path / "runs", model, run={"iterations": 2}), tmp_path / "run.yaml")
+def test_run_that_is_killed_goes_on_to_its_end_and_is_reported(tmp_path: Path, qwen2: Path) -> None:
+    config = write_config(small_config(tmp_path / "runs", qwen2, run={"iterations": 2}), tmp_path / "run.yaml")
     run = tmp_path / "runs" / "small-001"
     moments = Moments(run, every=1)
     assert Training(config).kill_when(lambda: moments.saved == 1)

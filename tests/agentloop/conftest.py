@@ -4,15 +4,9 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.training.train import TrainResult, train
-from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, small_config
 
 Finished = tuple[TrainResult, RunConfig, SilentDisplay]
-
-
-@pytest.fixture(scope="session")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model to start runs from; it is only read."""
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ NAME = "demonstration"
 OTHER = "another-run"
 ITERATIONS = 6
 _SURVEYING = Path(__file__).with_name("surveying.py")
+_WINDOW = {"strategy": "sliding_window", "options": {"budget": 330}}
 
 
 def record(folder: Path) -> Path:
@@ -28,12 +29,7 @@ def record(folder: Path) -> Path:
         save_qwen2(folder / "model", layers=2),
         run={"name": NAME, "iterations": ITERATIONS},
         environment={"name": f"{_SURVEYING}:Surveying"},
-        context={
-            "parser": f"{_SURVEYING}:Eager",
-            "max_tokens": 700,
-            "strategy": "sliding_window",
-            "options": {"budget": 330},
-        },
+        context={"parser": f"{_SURVEYING}:Eager", "max_tokens": 700, **_WINDOW},
         rollout={"max_turns": 5, "max_tokens_per_turn": 24},
         replay={"fraction": 0.5, "sampler": "difficulty"},
         evaluation={"every": 3},

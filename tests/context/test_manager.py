@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from context import (
-    NOT_SAMPLED,
-    Author,
-    AuthorTable,
-    ContextManager,
-    Message,
-    choose_parser,
-    default_authors,
-    loss_mask,
-    response_mask,
-)
+from context import NOT_SAMPLED, Author, AuthorTable, ContextManager, Message, choose_parser, default_authors
+from context.tokens.loss_mask import loss_mask, response_mask
 from tests.fakes import real_templates
 from tests.fakes.families import Family, families, family
 
@@ -140,11 +131,7 @@ def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer
 def test_messages_that_are_none_are_refused_by_name() -> None:
     model, row = family("chatml"), {"role": "user", "content": "x"}
     renderer = model.renderer()
-    for given in (
-        manager(model).begin,
-        renderer.initial,
-        lambda rows: renderer.reply(renderer.render(START, ()), *rows),
-    ):
+    for given in (manager(model).begin, renderer.initial, lambda it: renderer.reply(renderer.render(START, ()), *it)):
         with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
             given([row])
     assert len(model.renderer().initial([Message(**row)], None))

@@ -12,7 +12,7 @@ from agentloop.cli.main import main
 from agentloop.config.config_file import load_config
 from tests.docs.blocks import ROOT, Block, blocks
 from tests.fakes.run_roles import engine_executable
-from tests.fakes.runs import rows, save_qwen2
+from tests.fakes.runs import rows
 
 SMALL = [
     "batch.trajectories=8",
@@ -65,15 +65,10 @@ def checkout(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
     """Where somebody stands who has trained one run."""
     folder = checkout(tmp_path_factory.mktemp("trained") / "checkout")
-    words = made_small("agentloop train configs/quickstart.yaml", model=model)
+    words = made_small("agentloop train configs/quickstart.yaml", model=qwen2)
     with pytest.MonkeyPatch.context() as patch:
         assert typed(words, folder, patch) == 0
     return folder
@@ -125,11 +120,11 @@ def test_python_block_runs_beside_a_trained_run(block: Block, trained: Path, mon
 
 @pytest.mark.parametrize(("at", "text"), TRAINING)
 def test_training_command_trains(
-    at: str, text: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: str, text: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkout(tmp_path / "checkout")
     monkeypatch.setenv("AGENTLOOP_VLLM", str(engine_executable(tmp_path)))
-    assert typed(made_small(text, model=model), folder, monkeypatch) == 0, at
+    assert typed(made_small(text, model=qwen2), folder, monkeypatch) == 0, at
     assert "held-out success: " in capsys.readouterr().out
     (run,) = (folder / "runs").iterdir()
     assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(3,)]
@@ -142,33 +137,33 @@ def test_resuming_command_goes_on(
     command: str,
     tmp_path: Path,
     trained: Path,
-    model: Path,
+    qwen2: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "checkout"
     shutil.copytree(trained, folder, symlinks=True)
     iterations = 4 if "run.iterations=" in command else 3
-    assert typed(made_small(command, model=model, iterations=iterations), folder, monkeypatch) == 0, place
+    assert typed(made_small(command, model=qwen2, iterations=iterations), folder, monkeypatch) == 0, place
     assert rows(folder / DATABASE, "select count(*) from iterations") == [(iterations,)]
     assert "resumed runs/quickstart-001 after iteration 3" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("place", "command"), LOOKING)
-def test_looking_answers(place: str, command: str, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_answers(place: str, command: str, trained: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((trajectory, task),) = rows(trained / DATABASE, "select id, task from trajectories limit 1")
     before = (trained / DATABASE).read_bytes()
-    words = made_small(command, model=model, trajectory=trajectory, task=task)
+    words = made_small(command, model=qwen2, trajectory=trajectory, task=task)
     assert typed(words, trained, monkeypatch) == 0, place
     assert (trained / DATABASE).read_bytes() == before
 
 
-def test_storing_commands_store(tmp_path: Path, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storing_commands_store(tmp_path: Path, trained: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one document exports, it imports."""
     folder = tmp_path / "checkout"
     shutil.copytree(trained, folder, symlinks=True)
     for place, command in [pair for pair in LOOKING if pair[1].startswith("agentloop replay export")] + STORING:
-        words = [*made_small(command, model=model), *(["--force"] if " export " in command else [])]
+        words = [*made_small(command, model=qwen2), *(["--force"] if " export " in command else [])]
         assert typed(words, folder, monkeypatch) == 0, place
 
 

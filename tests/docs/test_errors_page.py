@@ -112,29 +112,14 @@ def exit_codes() -> set[int]:
     return found | {StopRequest(number).exit_code for number in (signal.SIGINT, signal.SIGTERM)}
 
 
-def test_every_stop_reason_has_a_row() -> None:
+def test_every_stop_reason_error_kind_engine_fault_state_exit_code_and_error_class_has_a_row() -> None:
     own = {value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str)}
     assert sorted(names("stop reason")) == sorted({*map(str, StopReason), *own})
-
-
-def test_every_error_kind_has_a_row() -> None:
     tools = [str(path.relative_to(ROOT)) for path in (ROOT / "agentloop/environments/tools").glob("*.py")]
     assert sorted(names("error kind")) == sorted(constants("agentloop/rollouts/episodes/episode.py", *tools))
-
-
-def test_every_engine_fault_has_a_row() -> None:
     assert sorted(names("engine fault")) == sorted(FaultKind)
-
-
-def test_every_state_has_a_row() -> None:
     assert [row["state"].strip("`") for row in table(PAGE, "state")] == list(STATES)
-
-
-def test_every_exit_code_has_a_row() -> None:
     assert {int(row["exit code"]) for row in table(PAGE, "exit code")} == exit_codes()
-
-
-def test_every_error_class_has_a_row() -> None:
     assert sorted(re.findall(r"`(\w+)`", " ".join(r["class"] for r in table(PAGE, "class")))) == sorted(error_classes())
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from agentloop.training.train import train
 from tests.docs.blocks import ROOT, tables
 from tests.docs.test_errors_page import nodes, text
 from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 PAGE = ROOT / "docs" / "reading-a-run.md"
 _TENSORS = ("optimizer/", "weights/")
@@ -60,23 +61,20 @@ def written() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def logged(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> set[str]:
     """By a run with replay and one with a critic."""
     folder = tmp_path_factory.mktemp("runs")
-    model = save_qwen2(folder / "qwen2")
     short: dict[str, Any] = {
         "run": {"iterations": 2},
         "rollout": {"max_turns": 1, "max_tokens_per_turn": 12},
         "evaluation": {"every": 2, "tasks": 2},
         "checkpoint": {"every": 2, "keep_policies": "none"},
     }
-    runs = {
-        "grpo": {"loss": {"replay": {"anchor": "old", "correction": {"kind": "truncate", "ratio_high": 2.0}}}},
-        "ppo": {},
-    }
+    correction = {"kind": "truncate", "ratio_high": 2.0}
+    runs = {"grpo": {"loss": {"replay": {"anchor": "old", "correction": correction}}}, "ppo": {}}
     names = set()
     for algorithm, sections in runs.items():
-        config = small_config(folder / algorithm, model, algorithm, kl={"reward_coef": 0.01}, **short, **sections)
+        config = small_config(folder / algorithm, qwen2, algorithm, kl={"reward_coef": 0.01}, **short, **sections)
         result = train(config, display=SilentDisplay())
         names |= {name for (name,) in rows(result.folder / "replay.sqlite", "select distinct name from metrics")}
     return names
@@ -103,12 +101,8 @@ def test_every_metric_that_is_explained_is_one(logged: set[str]) -> None:
     known = [pattern(name) for name in logged | written()]
     examples = {name: re.sub("<.+?>", "value", name) for name in explained()}
     logged_as = {name: [other for other in logged if pattern(name).fullmatch(other)] for name in examples}
-    unknown = [
-        name
-        for name, example in examples.items()
-        if not logged_as[name] and not any(p.fullmatch(example) for p in known)
-    ]
-    assert unknown == []
+    unlogged = [name for name in examples if not logged_as[name]]
+    assert [name for name in unlogged if not any(p.fullmatch(examples[name]) for p in known)] == []
     assert len(explained()) == len(set(explained()))
 
 

@@ -39,11 +39,9 @@ def test_code_does_what_the_english_says() -> None:
 
 def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     problem, row = posed
-    example = row["example"]
     assert reward(row, [problem.code]) == 1.0
     assert reward(row, ["oops", "def solve(xs): return sum(x ** 2 for x in xs if not x % 2)"]) == 1.0
-    assert reward(row, [f"def solve(xs): return {example['result']}"]) == 0.0
-    for test in row["tests"]:
+    for test in (row["example"], *row["tests"]):
         assert reward(row, [f"def solve(xs): return {test['result']}"]) == 0.0  # right once is not right
     assert reward(row, [problem.code, "def solve(xs): return None"]) == 0.0
     assert reward(row, [problem.code], answer="Done") == 0.0

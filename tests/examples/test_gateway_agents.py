@@ -27,7 +27,7 @@ SMALL = (
     *("replay.successful_only=false", "replay.sampler=uniform", "evaluation.tasks=4", "checkpoint.keep_policies=all"),
 )
 RUN = "runs/gateway-agents-001"
-LED_AGAIN = ("lead", "retry")
+RETRIED = ("lead", "retry")
 
 
 @pytest.fixture(scope="module", params=EPISODES)
@@ -94,11 +94,9 @@ def test_a_sub_agent_and_a_summary_are_branches_and_nothing_else_is(agent: str, 
     if agent == "lead_with_scouts":
         branches = {("lead", "new"), ("lead", "edited"), ("scout", "new"), ("scout", "edited")}
         # A scout may be sent to a key again, and a lead may go on from the same summary again.
-        again = [
-            (row, node) for row in trajectories for node in row.nodes if (node.agent, node.place.fork) == LED_AGAIN
-        ]
+        again = [(row, node) for row in trajectories for node in row.nodes if (node.agent, node.place.fork) == RETRIED]
         assert all(conversation_of(row.nodes, node.number)[2].role == "user" for row, node in again)
-        assert forks - {("scout", "retry"), LED_AGAIN} == {("lead", None), ("scout", None), *branches}
+        assert forks - {("scout", "retry"), RETRIED} == {("lead", None), ("scout", None), *branches}
     else:
         assert forks == {("", "new"), ("", None)}
         assert {len(row.segments) for row in trajectories} == {1}

@@ -92,7 +92,7 @@ def test_an_environment_of_verifiers_plays_its_tasks(tmp_path: Path, monkeypatch
         assert [node.place.fork for node in episode.nodes] == ["new", None]
 
 
-def _calls(ids: tuple[str, ...]) -> list[dict[str, Any]]:
+def _calls(*ids: str) -> list[dict[str, Any]]:
     given = zip(ids, ("pearl", "coral"), strict=True)
     return [{"id": id, "function": {"name": "lookup", "arguments": {"key": key}}} for id, key in given]
 
@@ -101,13 +101,7 @@ SAID: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "You look things up."},
         {"role": "user", "content": "Find pearl and coral."},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "Both.",
-            "tool_calls": _calls(("a", "b")),
-            "weight": 1,
-        },
+        {"role": "assistant", "content": "", "reasoning_content": "Both.", "tool_calls": _calls("a", "b"), "weight": 1},
         {"role": "tool", "tool_call_id": "b", "content": "12"},
         {"role": "tool", "tool_call_id": "a", "content": "78"},
         {"role": "assistant", "content": "78 and", "tool_calls": [], "weight": 0},

@@ -8,14 +8,8 @@ from typing import Any
 ODD: list[Any] = [
     *(None, True, 0, -1, 1.5, 10**400, 1e308, math.nan, math.inf, "", "x", "\ud800", "\x00", "\n", "<|im_end|>"),
     *([], {}, [None], [[]], ["x"], {"a": 1}, [{"type": "text", "text": 5}], [{"type": "text", "text": "x"}]),
-    *(
-        "[1]",
-        '{"a": NaN}',
-        '{"a": 1e999}',
-        '{"a":' * 300 + "1" + "}" * 300,
-        {"role": "assistant", "content": "x"},
-        {"function": 5},
-    ),
+    *("[1]", '{"a": NaN}', '{"a": 1e999}', '{"a":' * 300 + "1" + "}" * 300),
+    *({"role": "assistant", "content": "x"}, {"function": 5}),
 ]
 
 

@@ -27,23 +27,21 @@ LOSS: dict[str, Any] = {
     "replay": {"anchor": "behavior", "objective": {"name": "ppo_clip", "clip_low": 0.3, "clip_high": 0.6}},
 }
 """Bounds and anchors that differ between the streams."""
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.3,
+}
 _CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)", "x": "demonstration"}
 
 
 def tiny_actor(dtype: torch.dtype = torch.float64, *, seed: int = 0, **architecture: Any) -> Actor:
     """Two layers of width 16; wide initial weights, so that different tokens have different log-probs."""
-    settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "initializer_range": 0.3,
-        "tie_word_embeddings": True,
-        "pad_token_id": None,
-    }
+    settings: dict[str, Any] = {**SIZES, "head_dim": 8, "tie_word_embeddings": True, "pad_token_id": None}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(Qwen3Config(**settings | architecture))
@@ -168,10 +166,8 @@ def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
     batch = build_batch(rows, AUTHORS)
     log_probs = torch.where(batch.response_mask, score(actor, batch, max_tokens=64)[0], torch.nan).float()
     rest = iter(log_probs)
-    return [
-        with_log_probs(item, [next(rest)[: len(part.tokens)].numpy() for part in item.trajectory.segments])
-        for item in rows
-    ]
+    own = [[next(rest)[: len(part.tokens)].numpy() for part in item.trajectory.segments] for item in rows]
+    return [with_log_probs(item, values) for item, values in zip(rows, own, strict=True)]
 
 
 def stored_off_by(item: BatchRow, nats: float) -> BatchRow:

@@ -46,6 +46,8 @@ class ScriptedGenerator:
         self._left = [list(script) for script in scripts]
         self.prompts: list[list[str]] = [[] for _ in scripts]
         """What each episode was shown before each of its replies, as text."""
+        self.lengths: list[list[int]] = [[] for _ in scripts]
+        """And in tokens."""
 
     def begin(self, *, seed: int, temperature: float) -> None:
         return
@@ -55,6 +57,7 @@ class ScriptedGenerator:
 
     def _reply(self, request: GenerationRequest) -> Completion | GenerationFailed:
         self.prompts[request.episode].append(CHATML.codec.decode(request.prompt_ids))
+        self.lengths[request.episode].append(len(request.prompt_ids))
         text = self._left[request.episode].pop(0)
         if not isinstance(text, str):
             return text

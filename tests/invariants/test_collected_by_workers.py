@@ -5,19 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
-from tests.fakes.runs import buffer_of, rows, save_qwen2
+from tests.fakes.runs import buffer_of, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model: Path, staleness: int) -> None:
-    roles = Roles(tmp_path, roles_config(tmp_path, model, {"max_staleness": staleness}))
+def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, qwen2: Path, staleness: int) -> None:
+    roles = Roles(tmp_path, roles_config(tmp_path, qwen2, {"max_staleness": staleness}))
     with running_roles(roles, [ENGINE_ROLE, LEARNER, "worker-1", "worker-2"]):
         roles.until(lambda: not any(roles.is_running(role) for role in (LEARNER, "worker-1", "worker-2")))
     assert roles.processes[LEARNER].wait() == 0, roles.printed(LEARNER)

@@ -15,7 +15,7 @@ from agentloop.training.collecting.collection import BatchForgotten
 from replay.records import OPEN_GROUP
 from replay.storage.format.schema import trajectories
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.runs import rows, save_qwen2, small_config
+from tests.fakes.runs import rows, small_config
 from tests.fakes.worker_runs import made_run
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,8 +36,8 @@ Batch = namedtuple("Batch", ["fraction", "fresh", "replay", "drawn_fresh", "draw
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    with serving(save_qwen2(tmp_path_factory.mktemp("model"))) as server:
+def server(qwen2: Path) -> Iterator[EngineServer]:
+    with serving(qwen2) as server:
         yield server
 
 

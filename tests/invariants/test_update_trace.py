@@ -35,16 +35,14 @@ def in_replay_up_to_storage(frame: FrameType) -> bool:
     return in_replay(frame) and [file.is_relative_to(ROOT / "replay" / "storage") for file in files] != [True, True]
 
 
-def visits_of(
-    traced: Callable[..., object], call: Callable[[], object], counts: Callable[[FrameType], bool]
-) -> list[str]:
-    """The files that `traced` goes through when `call` comes to it first, one after another."""
+def visits_of(first: Callable[..., object], call: Callable[[], object], seen: Callable[[FrameType], bool]) -> list[str]:
+    """The files that `first` goes through when `call` comes to it first, one after another."""
     begun, files = list[FrameType](), list[str]()
 
     def follow(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is traced.__code__ and not begun:
+        if event == "call" and frame.f_code is first.__code__ and not begun:
             begun.append(frame)
-        if event == "call" and begun and counts(frame):
+        if event == "call" and begun and seen(frame):
             files.append(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
         if event == "return" and begun == [frame]:
             sys.setprofile(None)

@@ -4,10 +4,8 @@ from replay.diagnosis import SIGNS, trouble
 from replay.pages.report import tiles
 
 CONFIG = {"batch": {"group_size": 4}, "optimizer": {"learning_rate": 0.001}}
-_TOO_HIGH = (
-    "The learning rate is probably too high. Begin again with --set optimizer.learning_rate=0.0001: "
-    "docs/reading-a-run.md."
-)
+_LOWER = "Begin again with --set optimizer.learning_rate=0.0001: docs/reading-a-run.md."
+_TOO_HIGH = f"The learning rate is probably too high. {_LOWER}"
 Curves = dict[str, list[tuple[int, float]]]
 
 
@@ -16,10 +14,8 @@ def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int =
     names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5], "fresh_kl": SIGNS[6], "replay_kl": SIGNS[7]}
     found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
     found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
-    found |= {
-        SIGNS[0]: [*enumerate(held_out or [])],
-        SIGNS[1]: [(at, float(tasks)) for at in range(len(held_out or []))],
-    }
+    evaluated = [*enumerate(held_out or [])]
+    found |= {SIGNS[0]: evaluated, SIGNS[1]: [(n, float(tasks)) for n, _ in evaluated]}
     return found
 
 

@@ -84,9 +84,7 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
         ({"unit": "group"}, "must be false when replay.unit is group"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_its_rule(
-    three_iterations: ReplayStore, given: dict[str, Any], message: str
-) -> None:
+def test_wrong_settings_are_refused_by_rule(three_iterations: ReplayStore, given: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongSettings) as raised:
         before(three_iterations, **given)
     assert message in str(raised.value)

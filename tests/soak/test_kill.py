@@ -38,14 +38,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: str) -> Unbr
 
 
 def small_file(at: Path, model: Path, environment: str) -> Path:
-    config = small_config(
-        at / "runs",
-        model,
-        run={"iterations": ITERATIONS},
-        environment={"name": environment},
-        checkpoint={"every": EVERY},
-    )
-    return write_config(config, at / "small.yaml")
+    sections = {"run": {"iterations": ITERATIONS}, "environment": {"name": environment}, "checkpoint": {"every": EVERY}}
+    return write_config(small_config(at / "runs", model, **sections), at / "small.yaml")
 
 
 def check_after_kill(moments: Moments, orphans: int) -> int:
@@ -56,9 +50,7 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one(
-    unbroken: Unbroken, environment: str, tmp_path: Path
-) -> None:
+def test_runs_killed_at_random_end_like_the_unbroken_one(unbroken: Unbroken, environment: str, tmp_path: Path) -> None:
     rng = random.Random(KILLS)
     whole, model, seconds = unbroken
     kills = runs = 0
@@ -90,9 +82,7 @@ def kill_until_finished(config: Path, *, at_most: int, pause: Callable[[], float
         orphans = check_after_kill(moments, orphans)
 
 
-def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(
-    unbroken: Unbroken, environment: str, tmp_path: Path
-) -> None:
+def test_run_killed_at_every_tender_moment_ends_alike(unbroken: Unbroken, environment: str, tmp_path: Path) -> None:
     whole, model, _ = unbroken
     config = small_file(tmp_path, model, environment)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)

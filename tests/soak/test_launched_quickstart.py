@@ -14,7 +14,7 @@ from agentloop.engines.serving.engine_process import free_port
 from tests.fakes.launched import Launch, left_over
 from tests.fakes.processes import stat, until
 from tests.fakes.runs import ROOT, rows
-from tests.soak.test_quickstart import evaluations, warmed_up_model, worst_log_prob_error
+from tests.soak.test_quickstart import evaluations, worst_log_prob_error
 from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, missing
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -23,14 +23,9 @@ FIRST_WORDS = {"worker-0": "collecting for", "worker-1": "collecting for", "lear
 BACK_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
-
-
 @pytest.mark.timeout(3600)
-def test_quickstart_learns_while_each_role_is_killed(model: Path, tmp_path: Path) -> None:
-    file = write_quickstart(tmp_path, model)
+def test_quickstart_learns_while_each_role_is_killed(warmed_up: Path, tmp_path: Path) -> None:
+    file = write_quickstart(tmp_path, warmed_up)
     with Launch(file, place=environment(tmp_path)) as launch:
         for number, name in enumerate(FIRST_WORDS):
             wait_until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
@@ -51,16 +46,16 @@ def test_quickstart_learns_while_each_role_is_killed(model: Path, tmp_path: Path
 
 
 @pytest.mark.timeout(1800)
-def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_learn_with_workers_and_one_goes_on(warmed_up: Path, tmp_path: Path) -> None:
     port = free_port()
-    file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2}, port=port)
+    file = write_quickstart(tmp_path, warmed_up, "run.iterations=8", learner={"ranks": 2}, port=port)
     with Launch(file, place=environment(tmp_path)) as launch:
         wait_until(lambda: committed(launch.run) >= 3, launch)
         launch.send(signal.SIGTERM)
         wait_until(lambda: launch.exit_code is not None, launch)
     before = committed(launch.run)
     assert 3 <= before < 8 and left_over(launch.run) == []
-    file = write_quickstart(tmp_path, model, "run.iterations=8", port=port)
+    file = write_quickstart(tmp_path, warmed_up, "run.iterations=8", port=port)
     with Launch(file, "--resume", "auto", place=environment(tmp_path)) as again:
         wait_until(lambda: again.exit_code is not None, again)
         assert again.exit_code == 0, again.output

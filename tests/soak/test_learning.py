@@ -10,14 +10,9 @@ import pytest
 from benchmarks.two_agents import AGENTS, learn
 from tests.docs.test_notebook import NOTEBOOK, sources
 from tests.fakes.runs import STRATEGY_OPTIONS
-from tests.soak.test_quickstart import evaluations, metric, quickstart, warmed_up_model
+from tests.soak.test_quickstart import evaluations, metric, quickstart
 
 pytestmark = pytest.mark.soak
-
-
-@pytest.fixture(scope="module")
-def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
 
 
 def trained(folder: Path, *settings: str, config: str = "quickstart") -> Path:

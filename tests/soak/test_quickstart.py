@@ -31,12 +31,6 @@ def quickstart(folder: Path, *settings: str, config: str = "quickstart") -> dict
     return result
 
 
-def warmed_up_model(folder: Path) -> Path:
-    """The model that the quickstart's first iteration begins with."""
-    result = quickstart(folder, "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(result["folder"])) / "start"
-
-
 def evaluations(run: Path) -> list[float]:
     return metric(run, "eval/success")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from agentloop.runs.run_folder import complete_checkpoints
 from agentloop.training.train import train
 from tests.fakes.processes import assert_sound, write_config
-from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, small_config
 
 pytestmark = pytest.mark.soak
 
@@ -33,14 +33,8 @@ ALIKE = 3
 def torchrun(*command: str | Path) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*launcher, "-m", "agentloop", "train", *map(str, command)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words, piped = [*launcher, "-m", "agentloop", "train", *map(str, command)], subprocess.PIPE
+    return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=piped, stderr=subprocess.STDOUT, text=True)
 
 
 def rank(launched: subprocess.Popen[str], number: int) -> psutil.Process:
@@ -48,15 +42,10 @@ def rank(launched: subprocess.Popen[str], number: int) -> psutil.Process:
     return next(worker for worker in workers if worker.environ().get("RANK") == str(number))
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return save_qwen2(tmp_path / "model")
-
-
-def test_two_ranks_make_the_run_of_one(tmp_path: Path, model: Path) -> None:
-    one = small_config(tmp_path / "one", model, run={"iterations": ITERATIONS})
+def test_two_ranks_make_the_run_of_one(tmp_path: Path, qwen2: Path) -> None:
+    one = small_config(tmp_path / "one", qwen2, run={"iterations": ITERATIONS})
     alone = train(one, display=SilentDisplay()).folder
-    two = small_config(tmp_path / "two", model, run={"iterations": ITERATIONS})
+    two = small_config(tmp_path / "two", qwen2, run={"iterations": ITERATIONS})
     launched = torchrun(write_config(two, tmp_path / "two.yaml"))
     said, _ = launched.communicate(timeout=600)
     assert launched.returncode == 0, said
@@ -81,8 +70,8 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_rank_ends_the_others_and_resume_goes_on(tmp_path: Path, model: Path, lost: int) -> None:
-    config = small_config(tmp_path / "runs", model, run={"iterations": 4 * ITERATIONS}, compute={"rank_timeout_s": 20})
+def test_a_killed_rank_ends_the_others_and_resume_goes_on(tmp_path: Path, qwen2: Path, lost: int) -> None:
+    config = small_config(tmp_path / "runs", qwen2, run={"iterations": 4 * ITERATIONS}, compute={"rank_timeout_s": 20})
     file = write_config(config, tmp_path / "small.yaml")
     run = tmp_path / "runs" / "small-001"
     launched = torchrun(file)

@@ -21,7 +21,7 @@ from agentloop.engines.publish.published_policy import version_in
 from agentloop.models.loading import LoadedModel
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.published_policies import label, published, step, tiny_learner, with_adapter
-from tests.soak.test_quickstart import evaluations, metric, quickstart, warmed_up_model
+from tests.soak.test_quickstart import evaluations, metric, quickstart
 from tests.vllm.server import KEY, missing, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -139,11 +139,6 @@ def test_tokens_are_of_their_spans_version_over_100_publishes(engine_for_whole_w
         tokens, several = tokens + len(ids), several + (len(spans) > 1)
     print(f"100 publishes: {tokens} tokens of {len(collected)} replies within {worst:.1e} nats, {several} over one")
     assert worst < 1e-3 and several > len(collected) / 4
-
-
-@pytest.fixture(scope="module")
-def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
 
 
 @pytest.mark.parametrize(("rank", "learning_rate"), [(0, 1.5e-3), (16, 5e-3)], ids=["weights", "adapters"])

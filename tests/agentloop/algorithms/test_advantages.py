@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentloop.algorithms.advantages import (
-    ReplayBaseline,
-    advantages_for_members,
-    normalise_batch,
-    whiten_members,
-)
+from agentloop.algorithms.advantages import ReplayBaseline, advantages_for_members, normalise_batch, whiten_members
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.declarations import Member
@@ -173,10 +168,7 @@ def test_baseline_compares_those_it_names(baseline: ReplayBaseline, fresh: list[
 def test_advantage_that_is_divided_is_at_most_the_root_of_the_number_compared(
     rewards: list[float], scale: float, replayed: int, baseline: ReplayBaseline, algorithm: str
 ) -> None:
-    members = [
-        Member(reward * scale, group="g", task="a", replayed=position < replayed)
-        for position, reward in enumerate(rewards)
-    ]
+    members = [Member(reward * scale, group="g", task="a", replayed=at < replayed) for at, reward in enumerate(rewards)]
     for value in measured(members, baseline, algorithm):
         assert abs(value) <= math.sqrt(len(members)) * (1 + 1e-9)
 
@@ -222,11 +214,7 @@ def test_random_batches_follow_the_rule_written_out(algorithm: str, baseline: Re
     rng = np.random.default_rng(5)
     members = [
         Member(
-            float(rng.integers(0, 3)),
-            int(rng.integers(1, 9)),
-            group=f"{task}{'old' if replayed else 'new'}",
-            task=task,
-            replayed=replayed,
+            float(rng.integers(0, 3)), int(rng.integers(1, 9)), group=f"{task}{replayed}", task=task, replayed=replayed
         )
         for task, replayed, count in zip(
             "aabbcc", itertools.cycle([False, True]), rng.integers(1, 6, 6).tolist(), strict=False

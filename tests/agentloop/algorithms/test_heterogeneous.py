@@ -38,10 +38,8 @@ def test_each_stream_has_the_loss_and_gradient_of_its_own_objective(
     scale = np.random.default_rng(1).uniform(0, 2, rows.mask.shape) if weighted else np.ones(rows.mask.shape)
     expected = [np.zeros(rows.mask.shape), np.zeros(rows.mask.shape)]
     for (name, options), own in ((fresh, ~replayed), (replay, replayed)):
-        for one, add in zip(
-            expected, written(name, replace(rows, mask=rows.mask & own[:, None]), options), strict=True
-        ):
-            one += add * scale
+        for one, by in zip(expected, written(name, replace(rows, mask=rows.mask & own[:, None]), options), strict=True):
+            one += by * scale
     carried = torch.tensor(rows.log_probs, requires_grad=True)
     result = heterogeneous_loss(
         rows.inputs(carried),

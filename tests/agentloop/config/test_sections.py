@@ -93,23 +93,20 @@ REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, be
 @pytest.mark.parametrize(
     ("options", "registered", "refused"),
     [
-        ({}, REGISTERED, None),
         ({}, (), ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"),
         ({"author": "human_edt"}, REGISTERED, "author must be one of .*, judge, human_edit, got 'human_edt'"),
         ({"role": "user"}, REGISTERED, "role must be assistant for author 'human_edit', .*action: true., got 'user'"),
     ],
 )
 def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
-    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str | None
+    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str
 ) -> None:
     (tmp_path / "judged.py").write_text(ASKING)
     name = f"{tmp_path / 'judged.py'}:Judged"
-    if refused is None:
-        task = load_environment(name, options, registered).make_task(random.Random(0))
-        assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
-    else:
-        with pytest.raises(UserError, match=refused):
-            load_environment(name, options, registered)
+    task = load_environment(name, {}, REGISTERED).make_task(random.Random(0))
+    assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
+    with pytest.raises(UserError, match=refused):
+        load_environment(name, options, registered)
 
 
 @pytest.mark.parametrize(
@@ -214,13 +211,10 @@ def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], cours
     assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
 
 
-def test_limits_of_draws_are_those_of_the_configuration() -> None:
+def test_rule_and_limits_of_draws_are_those_of_the_configuration_also_as_it_is_stored() -> None:
     limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
     assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)
     assert config({}).replay.limits.sources is None
-
-
-def test_stored_configuration_gives_the_rule_and_the_limits_of_the_run() -> None:
     own = config({"fraction": 0.5, "schedule": {"shape": "step", "steps": [[0.5, 0.1]]}, "max_staleness": 4})
     stored = StoredConfig.model_validate(to_plain(own))
     assert stored.replay == own.replay

@@ -111,9 +111,7 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any], tmp_
         ("grpo", {"rollout": {"engine": "vllm"}, "engine": {"serve": True}}, "engine.serve must be false on 2 ranks, "),
     ],
 )
-def test_settings_that_can_not_be_sharded_are_refused(
-    tmp_path: Path, algorithm: str, sections: dict[str, Any], said: str
-) -> None:
+def test_what_can_not_be_sharded_is_refused(tmp_path: Path, algorithm: str, sections: Any, said: str) -> None:
     config = small_config(tmp_path, tmp_path, algorithm, **sections)
     check_ranks(config, Ranks())
     with pytest.raises(UserError, match=said):
@@ -179,17 +177,14 @@ def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyP
     assert f"must start train, which alone runs on several ranks, got {command}" in str(result.exception)
 
 
-@pytest.mark.parametrize(
-    ("cause", "said"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "run.folder must have room, got No space left"),
-        (SafetensorError("I/O error (os error 28)"), "run.folder must have room, got No space left"),
-    ],
-)
-def test_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception, said: str) -> None:
+FULL = [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error (os error 28)")]
+
+
+@pytest.mark.parametrize("cause", FULL)
+def test_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise CheckpointException("write", {1: (cause, StackSummary())})
 
     monkeypatch.setattr(tensor_files, "save", fails)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match="run.folder must have room, got No space left"):
         write_directory(tmp_path / "x", lambda target: write_tensors(target, {"a": torch.ones(2)}, Ranks(0, 2)))

@@ -96,9 +96,7 @@ def played(*urls: str, **context: Any) -> Collected:
     return collect(actors, [(task, 1) for task in tasks], config)
 
 
-def test_broken_users_cost_their_own_episodes_and_are_counted(
-    server: ScriptedServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_users_cost_an_episode_and_are_counted(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = played(*(f"{server.url}/{name}" for name in USERS))
     assert [(row.record.reward, row.record.stop_reason) for row in found.trajectories] == [(1.0, "answered")]

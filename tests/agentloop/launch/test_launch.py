@@ -83,10 +83,8 @@ def test_a_role_is_started_again_after_longer_and_longer_and_then_no_more() -> N
 
 @pytest.mark.soak
 def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_path: Path) -> None:
-    roles = {
-        "learner": {"command": words(STAYS, "learner")},
-        "judge": {"command": ["sh", "-c", "echo no such model; exit 3"]},
-    }
+    fails = ["sh", "-c", "echo no such model; exit 3"]
+    roles = {"learner": {"command": words(STAYS, "learner")}, "judge": {"command": fails}}
     with Launch(write_roles(tmp_path, roles)) as launch:
         assert launch.wait() == 1
     assert "judge-0 must stay up, got 5 ends one after the other, the last one with exit code 3" in launch.output

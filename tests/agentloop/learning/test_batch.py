@@ -13,8 +13,8 @@ from tests.fakes.batch_rows import AUTHORS, row, segment
 NAN = math.nan
 
 
-def test_batch_has_one_padded_row_per_segment() -> None:
-    a = row("a", segment("uull", [-1, -2]), segment("ul", [-3]), advantage=0.5, temperature=0.7)
+def test_batch_has_one_padded_row_per_segment_with_tokens() -> None:
+    a = row("a", segment("uull", [-1, -2]), segment(""), segment("ul", [-3]), advantage=0.5, temperature=0.7)
     b = row("b", segment("uldel", [-4, -5, -6]), advantage=-1.0, stream="replay")
     batch = build_batch([a, b], AUTHORS)
 
@@ -42,10 +42,6 @@ def test_batch_rows_are_cut_to_the_longest_and_keep_their_trajectory() -> None:
     assert part.trajectory.tolist() == [1, 0]
     assert part.token_ids[1].tolist() == batch.token_ids[0, :4].tolist()
     assert batch.select(torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
-
-
-def test_batch_leaves_out_empty_segments() -> None:
-    assert build_batch([row("a", segment(""), segment("ul"))], AUTHORS).token_ids.shape == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +75,11 @@ def grouped(group_sizes: list[int], replayed: int) -> list[str | None]:
     return [f"g{i}" for i, size in enumerate(group_sizes) for _ in range(size)] + [None] * replayed
 
 
-def test_mini_batches_follow_the_seed_alone() -> None:
+def test_mini_batches_follow_the_seed_alone_and_are_even_where_groups_can_be() -> None:
     groups = grouped([4] * 8, 8)
     first = plan_mini_batches(groups, 10, seed=(0, 1, 0))
     assert first == plan_mini_batches(groups, 10, seed=(0, 1, 0))
     assert all(first != plan_mini_batches(groups, 10, seed=seed) for seed in [(1, 1, 0), (0, 2, 0), (0, 1, 1)])
-
-
-def test_mini_batches_are_even_where_groups_can_be() -> None:
     for seed in range(9):
         assert [*map(len, plan_mini_batches(grouped([1, 1, 1, 1, 4], 0), 4, seed=(seed, 1, 0)))] == [4, 4]
 
@@ -99,19 +92,14 @@ def test_micro_batches_cover_all_rows_once_within_the_token_limit(lengths: list[
         assert len(cut) == 1 or len(cut) * max(lengths[p] for p in cut) <= limit
 
 
-def test_micro_batches_put_rows_of_like_length_together() -> None:
+def test_micro_batches_put_rows_of_like_length_together_and_packed_ones_as_they_come_without_padding() -> None:
     assert cut_micro_batches([9, 2, 8, 3], 18) == [[1, 3], [2, 0]]
     assert cut_micro_batches([5, 5], 1) == [[0], [1]]
-
-
-def test_packed_rows_share_passes_as_they_come_and_without_padding() -> None:
     assert cut_micro_batches([9, 2, 8, 3], 11, packs=True) == [[0, 1], [2, 3]]
 
 
 @given(sizes, st.integers(0, 40), st.integers(1, 30), st.integers(0, 99))
-def test_mini_batches_hold_whole_groups_and_the_split(
-    group_sizes: list[int], replayed: int, size: int, seed: int
-) -> None:
+def test_mini_batches_hold_whole_groups_and_shares(group_sizes: list[int], replayed: int, size: int, seed: int) -> None:
     groups = grouped(group_sizes, replayed)
     bins = plan_mini_batches(groups, size, seed=(seed, 1, 0))
     assert len(bins) == -(-len(groups) // size)

@@ -68,11 +68,8 @@ def test_effective_sample_size_is_over_tokens() -> None:
     assert drift.effective_sample_size(torch.tensor([False, False, True])) == 1.0
 
 
-def test_drift_is_clamped_alike_without_tensors() -> None:
+def test_log_ratios_are_clamped_as_those_without_tensors_and_zero_outside_the_mask() -> None:
     assert BOUND_WITHOUT_TENSORS == LOG_RATIO_BOUND
-
-
-def test_log_ratios_are_clamped_and_zero_outside_the_mask() -> None:
     ratios = log_ratios(
         torch.tensor([-1.0, -1.0, -1.0, -1.0]),
         torch.tensor([-1.5, -99.0, 99.0, math.nan]),

@@ -184,7 +184,7 @@ def test_state_of_another_optimizer_or_model_is_refused() -> None:
 def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
     assert hidden_matrices(small()) == MATRICES
     model = tiny_actor().model
-    in_layers = {f"model.layers.{i}.{name}" for i in range(2) for name in LAYER_MATRICES}
+    in_layers = {f"model.layers.{i}.{name}" for i in range(2) for name in PROJECTIONS}
     assert hidden_matrices(model) == in_layers
     # A value head is one row.
     of_critic = hidden_matrices(Critic(Actor(model)).weights)
@@ -195,10 +195,7 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
     assert hidden_matrices(MambaForCausalLM(config)) == of_mixer
 
 
-LAYER_MATRICES = (
-    *(f"self_attn.{n}_proj.weight" for n in "qkvo"),
-    *(f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")),
-)
+PROJECTIONS = [f"self_attn.{n}_proj.weight" for n in "qkvo"] + [f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")]
 
 
 # Weights sharded over ranks

@@ -146,9 +146,8 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
 def test_a_replayed_failure_that_became_likelier_has_no_say_by_default() -> None:
     """One of 16 rows, 5 nats likelier than when it was sampled: r = 148, beyond the ceiling of 3."""
     actor = tiny_actor()
-    rows = [
-        row(f"t{i}", segment("uulll", seed=i), stream="replay" if i % 2 else "fresh", advantage=0.9) for i in range(16)
-    ]
+    streams = enumerate(["fresh", "replay"] * 8)
+    rows = [row(f"t{i}", segment("uulll", seed=i), stream=stream, advantage=0.9) for i, stream in streams]
     *others, last = sampled_by(actor, rows)
     failure = replace(stored_off_by(last, -5.0), advantage=-0.9)
     silent = replace(failure, advantage=0.0)

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +16,23 @@ RESPONSE = torch.tensor([[0, 0, 1, 0, 1, 1], [0, 1, 0, 1, 0, 0]], dtype=torch.bo
 TEMPERATURE = torch.tensor([1.0, 0.5])
 
 
-def test_log_probs_and_entropies_equal_those_of_the_whole_logits() -> None:
-    actor = tiny_actor()
+class WholeLogits(Qwen3ForCausalLM):
+    """A model that can't apply its head to some positions only."""
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> Any:
+        return super().forward(input_ids=input_ids, use_cache=use_cache)
+
+
+def without_logits_to_keep() -> PreTrainedModel:
+    model = tiny_actor().model
+    whole = WholeLogits(model.config).double()
+    whole.model, whole.lm_head = model.model, model.lm_head
+    return whole
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_actor().model, without_logits_to_keep])
+def test_log_probs_and_entropies_equal_those_of_the_whole_logits(make: Callable[[], PreTrainedModel]) -> None:
+    actor = Actor(make())
     log_probs, entropies = actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
     for row, temperature in enumerate([1.0, 0.5]):
         logits = actor.model(input_ids=IDS[row : row + 1, : int(ATTENTION[row].sum())]).logits[0]
@@ -65,30 +81,6 @@ def test_log_probs_are_float32_or_better(dtype: torch.dtype, expected: torch.dty
         log_probs, entropies = actor.log_probs(IDS, ATTENTION, mask, TEMPERATURE)
         assert log_probs.dtype == entropies.dtype == actor.dtype == expected
         assert log_probs.shape == IDS.shape and bool(log_probs.any()) == bool(mask.any()) == bool(entropies.any())
-
-
-class WholeLogits(Qwen3ForCausalLM):
-    """A model that can't apply its head to some positions only."""
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        return super().forward(input_ids=input_ids, use_cache=use_cache)
-
-
-def without_logits_to_keep() -> PreTrainedModel:
-    model = tiny_actor().model
-    whole = WholeLogits(model.config).double()
-    whole.model, whole.lm_head = model.model, model.lm_head
-    return whole
-
-
-def test_model_without_logits_to_keep_gives_the_same_log_probs() -> None:
-    actor = tiny_actor()
-    for left, right in zip(
-        actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
-        Actor(without_logits_to_keep()).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
-        strict=True,
-    ):
-        torch.testing.assert_close(left, right, rtol=0, atol=1e-13)
 
 
 def test_more_tokens_than_a_model_has_positions_are_refused_or_noted_where_they_are_rotary() -> None:

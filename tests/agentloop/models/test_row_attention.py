@@ -24,17 +24,8 @@ from agentloop.models import row_attention
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes
 from agentloop.models.row_attention import Laid, knows_rows, packed
-from tests.fakes.batch_rows import tiny_actor
+from tests.fakes.batch_rows import SIZES, tiny_actor
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 23,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": 0.3,
-}
 IDS = torch.tensor([[1, 2, 3, 4, 5, 0], [1, 2, 3, 6, 7, 8], [1, 2, 3, 6, 7, 0], [9, 2, 3, 0, 0, 0]])
 THERE = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]).bool()
 ACTION = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]]).bool()

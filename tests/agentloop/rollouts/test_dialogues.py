@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.environments import Task, load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
@@ -19,7 +18,7 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context import HermesParser, Message, Reply, default_authors, loss_mask
 from context.messages import ToolCall, to_template
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import CHATML, CUT, ScriptedGenerator, call, scripted_actors
+from tests.fakes.scripted import CHATML, CUT, call, scripted_actors
 
 FILE = ENVIRONMENTS / "dialogue.py"
 EXTERN = {
@@ -59,18 +58,6 @@ class Expected:
     stop: str = ""
 
 
-class Measured(ScriptedGenerator):
-    """Notes the length of each prompt."""
-
-    def __init__(self, scripts: Sequence[Sequence[str]]) -> None:
-        super().__init__(scripts)
-        self.lengths: list[list[int]] = [[] for _ in scripts]
-
-    def _reply(self, request: GenerationRequest) -> Completion | GenerationFailed:
-        self.lengths[request.episode].append(len(request.prompt_ids))
-        return super()._reply(request)
-
-
 def drawn(rng: random.Random) -> tuple[Task, list[str]]:
     steps = [
         {"say": rng.choice(SAID), "reward": rng.choice([None, None, 0.0, 0.25, -1.5]), "over": rng.random() < 0.1}
@@ -83,7 +70,7 @@ def drawn(rng: random.Random) -> tuple[Task, list[str]]:
 
 def played(kind: str, tasks: Sequence[Task], scripts: Sequence[Sequence[str]], config: RunConfig) -> tuple[Any, Any]:
     factory = load_environment(f"{FILE}:{kind}", {})
-    actors = replace(scripted_actors(factory, scripts), generator=Measured(scripts))
+    actors = scripted_actors(factory, scripts)
     return actors.generator, list(run_episodes(actors, [factory.labelled(task) for task in tasks], config))
 
 
@@ -216,55 +203,26 @@ class Mine(Environment):
     def {}
 """
 ACT = '{"type": "function", "function": {"name": "act", "parameters": %s}}'
+RESPONDS = "respond(self, task, messages): return "
+TOOLS_FOR = "tools_for(self, task): return "
+NO_ANSWER = "must return a text, messages, an Observation or None, got"
+NO_TOOLS = "tools_for must be a list of names of"
 MISTAKES = [
+    (f"{RESPONDS}7", f"{NO_ANSWER} 7 for"),
+    (f"{RESPONDS}[]", f"{NO_ANSWER} [] for"),
+    (f"{RESPONDS}Message('assistant', 'I', author='llm')", "got others: messages.author must not be one whose tokens"),
+    (f"{RESPONDS}Observation('x', reward=float('nan'))", "Observation.reward must be a finite number or None, got nan"),
+    (f"{RESPONDS}Observation(None)", "Observation.content must be given while the episode goes on, got None. Show"),
+    (f"{RESPONDS}task.payload['x']", "respond must answer any reply, got KeyError: 'x'"),
+    (f"{TOOLS_FOR}['act']", f"{NO_TOOLS} tools, or of schemas"),
+    (f"{TOOLS_FOR}'act'", f"{NO_TOOLS} tools, or of schemas"),
     (
-        "respond(self, task, messages): return 7",
-        "must return a text, messages, an Observation or None, got 7 for",
+        f"{TOOLS_FOR}[{ACT % '{}'}]",
+        "must name tools that are known while there is no call_tool, got the schema of 'act",
     ),
-    (
-        "respond(self, task, messages): return []",
-        "must return a text, messages, an Observation or None, got [] for",
-    ),
-    (
-        "respond(self, task, messages): return Message('assistant', 'I', author='llm')",
-        "respond must return messages that can be shown, got others: messages.author must not be one whose tokens are",
-    ),
-    (
-        "respond(self, task, messages): return Observation('x', reward=float('nan'))",
-        "Observation.reward must be a finite number or None, got nan. Mend it.",
-    ),
-    (
-        "respond(self, task, messages): return Observation(None)",
-        "Observation.content must be given while the episode goes on, got None. Show a text.",
-    ),
-    (
-        "respond(self, task, messages): return task.payload['x']",
-        "respond must answer any reply, got KeyError: 'x'",
-    ),
-    (
-        "tools_for(self, task): return ['act']",
-        "tools_for must be a list of names of tools, or of schemas",
-    ),
-    (
-        "tools_for(self, task): return 'act'",
-        "tools_for must be a list of names of tools, or of schemas",
-    ),
-    (
-        f"tools_for(self, task): return [{ACT % '{}'}]",
-        "tools_for must name tools that are known while there is no call_tool, got the schema of 'act'",
-    ),
-    (
-        f"tools_for(self, task): return [{ACT % '7'}]",
-        "act must have parameters that are a JSON schema, got 7",
-    ),
-    (
-        f"tools_for(self, task): return [{ACT.replace('act', 'a t') % '{}'}]",
-        "tools_for: a t must be named in at most 64 of A-Z, a-z, 0-9, _, . and -",
-    ),
-    (
-        "call_tool(self, name, arguments): return 1",
-        "call_tool must have tools to answer, got no tools_for. Write def tools_for(self, task).",
-    ),
+    (f"{TOOLS_FOR}[{ACT % '7'}]", "act must have parameters that are a JSON schema, got 7"),
+    (f"{TOOLS_FOR}[{ACT.replace('act', 'a t') % '{}'}]", "a t must be named in at most 64 of A-Z, a-z, 0-9, _, . and"),
+    ("call_tool(self, name, arguments): return 1", "call_tool must have tools to answer, got no tools_for. Write def"),
 ]
 
 

@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentloop import Environment, Task
 from agentloop.config import RunConfig
-from agentloop.environments import (
-    Environment,
-    EnvironmentFactory,
-    RunEnvironments,
-    Task,
-    call_demonstrated,
-    load_environment,
-)
+from agentloop.environments import EnvironmentFactory, RunEnvironments, call_demonstrated, load_environment
 from agentloop.environments.lookup_chain import KEYS
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.rollouts.hindsight import Hindsight

@@ -34,10 +34,8 @@ def test_eight_tools_run_at_the_same_time(concurrent: bool) -> None:
 
 def test_rows_are_the_same_at_any_number_of_threads() -> None:
     rng = random.Random(3)
-    scripts = [
-        [call("wait", f'{{"seconds": {rng.random() / 50:.4f}}}'), call("pause", '{"seconds": 0.01}'), "done"]
-        for _ in range(12)
-    ]
+    pause = call("pause", '{"seconds": 0.01}')
+    scripts = [[call("wait", f'{{"seconds": {rng.random() / 50:.4f}}}'), pause, "done"] for _ in range(12)]
 
     def rows(threads: int) -> list[Any]:
         episodes = play(scripts, tool_threads=threads)

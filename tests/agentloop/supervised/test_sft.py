@@ -227,11 +227,8 @@ def test_stopped_sft_resumes_bit_for_bit(
     assert resumed.folder == stopped.folder
     assert_same_bits(resumed.model / "model.safetensors", unbroken[0].model / "model.safetensors")
     assert logged(resumed) == logged(unbroken[0])
-    states = [
-        run.folder / "checkpoints" / f"{run.updates:06d}" / "state" / "state.safetensors"
-        for run in (resumed, unbroken[0])
-    ]
-    assert_same_bits(*states)
+    state = "checkpoints/{:06d}/state/state.safetensors"
+    assert_same_bits(*(run.folder / state.format(run.updates) for run in (resumed, unbroken[0])))
 
 
 def test_resumed_sft_must_find_its_conversations_and_its_configuration(tmp_path: Path, qwen2: Path) -> None:

@@ -95,7 +95,6 @@ def test_loss_and_gradient_are_those_of_the_written_formula(aggregation: str) ->
 
 @pytest.mark.parametrize("sections", [{"advantage": {"normalise_batch": "scale"}}, {"algorithm": "remax"}])
 def test_settings_that_know_one_reward_alone_refuse_several(sections: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match="must give one reward for the episode under .*, got a reward for the agent scout"
-    ):
+    said = "must give one reward for the episode under .*, got a reward for the agent scout"
+    with pytest.raises(UserError, match=said):
         stored(estimator(**{"algorithm": "grpo", **sections}), GROUP)

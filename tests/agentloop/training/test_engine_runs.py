@@ -117,13 +117,8 @@ def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serving_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
-    given: dict[str, Any] = {
-        "rollout": {"engine": "vllm"},
-        "engine": {"serve": True},
-        "checkpoint": {"every": 10},
-        **sections,
-    }
-    return small_config(folder / "runs", model, run={"iterations": 2}, **given)
+    given: dict[str, Any] = {"rollout": {"engine": "vllm"}, "engine": {"serve": True}, "checkpoint": {"every": 10}}
+    return small_config(folder / "runs", model, run={"iterations": 2}, **given | sections)
 
 
 def engine_logs(folder: Path) -> list[Path]:

@@ -15,13 +15,13 @@ from replay.storage.collecting.ticket_records import TicketRecord
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql
-from tests.fakes.runs import save_qwen2, small_config
+from tests.fakes.runs import small_config
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    with serving(save_qwen2(tmp_path_factory.mktemp("model"))) as server:
+def server(qwen2: Path) -> Iterator[EngineServer]:
+    with serving(qwen2) as server:
         yield server
 
 

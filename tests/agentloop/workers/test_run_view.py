@@ -1,7 +1,7 @@
 """How often a worker looks at its run (a large cluster leaves the database in peace), whom it asks, what it holds."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from replay.storage.collecting.ticket_records import Claim, Participant, TicketR
 from tests.fakes.engine_sampling import replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.records import RUN, new_store, sql
-from tests.fakes.runs import save_qwen2
 
 LEASE_S = 60.0
 
@@ -72,10 +71,9 @@ def test_a_report_is_due_a_third_of_a_lease_after_the_last_one(store: ReplayStor
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, EngineServer]]:
-    model = save_qwen2(tmp_path_factory.mktemp("model"))
-    with ExitStack() as stack:
-        yield stack.enter_context(serving(model)), stack.enter_context(serving(model))
+def servers(qwen2: Path) -> Iterator[tuple[EngineServer, EngineServer]]:
+    with serving(qwen2) as one, serving(qwen2) as other:
+        yield one, other
 
 
 def connected(servers: tuple[EngineServer, EngineServer]) -> RemoteEngine:

@@ -46,13 +46,10 @@ def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
     assert chosen(template(source)) == "nemotron"
 
 
-def test_dialect_that_nobody_reads_is_named_with_its_example() -> None:
+def test_dialect_that_nobody_reads_or_in_single_calls_only_is_named_with_its_example() -> None:
     source = real_template("written/granite_3").text.replace("<|tool_call|>", "<|begin_call|>")
     with pytest.raises(ValueError, match=r"parser must be a class of your own .* got 'auto' and '<\|begin_call\|>"):
         choose_parser("auto", template(source))
-
-
-def test_parser_that_reads_single_calls_only_is_not_taken() -> None:
     source = real_template("written/nemotron").text.replace("{{ ', ' }}", "{{ ' and ' }}")
     with pytest.raises(ValueError, match="no built-in parser reads"):
         choose_parser("auto", template(source))

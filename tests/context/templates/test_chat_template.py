@@ -73,9 +73,8 @@ def test_contents_are_given_in_parts_to_templates_that_take_nothing_else() -> No
 CALLING = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 OPTIONAL_ID = CALLING.replace("CALL", "{% if c.id %}#{{ c.id }}{% endif %}")
 KIMI = CALLING.replace("CALL", "<|c|>{{ c['id'] }}")
-DEMANDED = CALLING.replace(
-    "CALL", "{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('ids!') }}{% endif %}{{ c.id }}"
-)
+ONE_OF_NINE = "{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('ids!') }}{% endif %}{{ c.id }}"
+DEMANDED = CALLING.replace("CALL", ONE_OF_NINE)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,8 @@ FAILING = {
 
 @pytest.mark.parametrize(("source", "why"), FAILING.values(), ids=FAILING)
 def test_template_that_can_not_render_says_why_in_one_line(source: str, why: str) -> None:
-    with pytest.raises(
-        RenderError, match=rf"(must render messages with the roles \[user\]|must be valid jinja2), got: {why}"
-    ) as refusal:
+    must = r"(must render messages with the roles \[user\]|must be valid jinja2)"
+    with pytest.raises(RenderError, match=f"{must}, got: {why}") as refusal:
         rendered(source + SAYING)
     assert "\n" not in str(refusal.value)
 

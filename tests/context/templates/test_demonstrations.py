@@ -104,9 +104,8 @@ def learned(renderer: Renderer, *messages: Message) -> list[str]:
     texts = []
     for segment in found.segments():
         ids, on = segment.tokens.token_ids, loss_mask(segment.tokens, AUTHORS)
-        texts += [
-            codec.decode(ids[[*places]].tolist()) for kept, places in groupby(range(len(ids)), on.__getitem__) if kept
-        ]
+        runs = groupby(range(len(ids)), on.__getitem__)
+        texts += [codec.decode(ids[[*places]].tolist()) for kept, places in runs if kept]
     return texts
 
 
@@ -181,7 +180,5 @@ def test_model_with_named_templates_writes_replies_with_the_one_for_tools(tmp_pa
 def test_thought_in_an_earlier_content_stays_where_a_template_takes_none_apart() -> None:
     source = "{# </think> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     made = from_template(source + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}").renderer(AUTHORS)
-    earlier = Message("assistant", "<think>\nEasy.\n</think>\n\n78.", "initialization")
-    assert "<think>\nEasy.\n</think>\n\n78.<|im_end|>" in made.codec.decode(
-        made.initial([USER, earlier, MORE]).token_ids
-    )
+    early = Message("assistant", "<think>\nEasy.\n</think>\n\n78.", "initialization")
+    assert "<think>\nEasy.\n</think>\n\n78.<|im_end|>" in made.codec.decode(made.initial([USER, early, MORE]).token_ids)

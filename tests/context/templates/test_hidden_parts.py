@@ -57,10 +57,8 @@ def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
     thought = Message("assistant", SPELLED + "78.")
     with pytest.raises(RenderError, match="must show every thought of a learned reply"):
         answer(made, thought)
-    insisting = replace(model("trl/qwen3"), template=model("axolotl/chatml").template)
-    assert "Which zebra?" in made.codec.decode(
-        answer(insisting.renderer(default_authors(), allow_hidden=True), thought)
-    )
+    insists = replace(model("trl/qwen3"), template=model("axolotl/chatml").template)
+    assert "Which zebra?" in made.codec.decode(answer(insists.renderer(default_authors(), allow_hidden=True), thought))
 
 
 def test_call_whose_name_is_left_out_is_refused() -> None:

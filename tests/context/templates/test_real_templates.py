@@ -16,20 +16,12 @@ from tests.fakes.real_templates import BUILT_IN, KINDS, REPRESENTATIVE, SIX, rea
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
+SOAK = pytest.mark.soak
 CASES = [
     *((name, kind) for name in SIX for kind in KINDS),
     *((name, "byte_bpe") for name in BUILT_IN),
-    *(
-        pytest.param(row.name, "byte_bpe", marks=pytest.mark.soak)
-        for row in real_templates()
-        if row.name not in (*SIX, *BUILT_IN)
-    ),
-    *(
-        pytest.param(name, kind, marks=pytest.mark.soak)
-        for kind in tokenizer_kinds()
-        for name in REPRESENTATIVE
-        if kind not in KINDS
-    ),
+    *(pytest.param(row.name, "byte_bpe", marks=SOAK) for row in real_templates() if row.name not in (*SIX, *BUILT_IN)),
+    *(pytest.param(one, kind, marks=SOAK) for kind in tokenizer_kinds() for one in REPRESENTATIVE if kind not in KINDS),
 ]
 SYSTEM, USER = Message("system", "  Answer in 中文 or 日本語 😀\n", "initialization"), Message("user", "Which code?")
 FEW_SHOT = (SYSTEM, Message("user", "France?"), Message("assistant", "Paris.", "initialization"), USER)

@@ -30,9 +30,7 @@ def test_real_templates_rewrite_history_when_their_text_shows_it(name: str) -> N
     assert found == expected if isinstance(expected, list) else len(found) == expected
 
 
-SHOWS_THE_LAST = (
-    "{% if m.reasoning_content and loop.last %}<b>{{ m.reasoning_content }}</b>{% endif %}{{ '<|im_start|>' + m"
-)
+SHOWS_THE_LAST = "{% if m.reasoning_content and loop.last %}{{ m.reasoning_content }}{% endif %}{{ '<|im_start|>' + m"
 LEFT_OUT = "message 1 (assistant): its thinking is left out"
 OTHERWISE = "message 1 (assistant) or one before it: is written differently"
 

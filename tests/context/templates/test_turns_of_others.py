@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from context import (
-    ContextManager,
-    Message,
-    RenderError,
-    TokenSequence,
-    ToolCall,
-    choose_parser,
-    loss_mask,
-    response_mask,
-)
+from context import ContextManager, Message, RenderError, TokenSequence, ToolCall, choose_parser
 from context.authors import HISTORY
+from context.tokens.loss_mask import loss_mask, response_mask
 from tests.context.tokens.test_properties import EPISODES, STRATEGIES, TEXTS, begin, fitted
 from tests.fakes.conversations import TOOLS, Turn, laws, texts
 from tests.fakes.families import family

@@ -110,10 +110,10 @@ def test_prompt_is_transformers_whatever_control_tokens_are_called(name: str, co
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_reply_is_transformers_whatever_control_tokens_are_called(name: str, count: int) -> None:
     right = 0
-    for example in examples(name, count):
-        messages, tools = example.given(example.texts)
-        files = stop_ids_of(example.renderer.codec, example.renderer.template, "</s>")
-        renderer = renderer_of(example.template, example.tokenizer, files)
+    for each in examples(name, count):
+        messages, tools = each.given(each.texts)
+        files = stop_ids_of(each.renderer.codec, each.renderer.template, "</s>")
+        renderer = renderer_of(each.template, each.tokenizer, files)
         for place in (1, 3):
             before, reply, after = messages[:place], messages[place], messages[place + 1 :]
             try:
@@ -121,10 +121,7 @@ def test_reply_is_transformers_whatever_control_tokens_are_called(name: str, cou
             except ValueError as error:
                 assert " must " in str(error)
             else:
-                assert ids == example.reference.reply(before, reply, after, tools, files), (
-                    example.tokens,
-                    example.texts,
-                )
+                assert ids == each.reference.reply(before, reply, after, tools, files), (each.tokens, each.texts)
                 right += 1
     assert right > count
 

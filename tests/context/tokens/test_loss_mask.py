@@ -12,9 +12,14 @@ MODEL = family("chatml")
 TABLE = default_authors()
 
 
-def trained_turns(control: TrainingControl, turns: int = 4) -> list[bool]:
+def begun(control: TrainingControl) -> ContextManager:
     context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
     context.begin([Message("user", "go")], ())
+    return context
+
+
+def trained_turns(control: TrainingControl, turns: int = 4) -> list[bool]:
+    context = begun(control)
     for turn in range(turns):
         context.record_reply([40 + turn, MODEL.end_id], [-1.0, -2.0], policy_version=0)
         context.observe([MODEL.tool_result("more")])
@@ -69,23 +74,16 @@ OPEN_CALL = MODEL.codec.encode("<tool_call>\n")  # the control token, the line b
     ],
 )
 def test_blackout_withholds_texts_and_the_rest(control: TrainingControl, ids: list[int], withheld: set[int]) -> None:
-    context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
-    context.begin([Message("user", "go")], ())
+    context = begun(control)
     before = len(context.prompt_ids)
     context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
     trained = loss_mask(context.segments()[0].tokens, TABLE)[before:].tolist()
     assert trained == [place not in withheld for place in range(len(ids))]
 
 
-def test_empty_blackout_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="blackout must hold texts of at least one character, got ''"):
-        TrainingControl(blackout=("<think>", ""))
-
-
 def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> None:
     for control, name in ((TrainingControl(), DEMONSTRATION), (TrainingControl(()), discarded(DEMONSTRATION))):
-        context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
-        context.begin([Message("user", "go")], ())
+        context = begun(control)
         reply = context.record_reply([50, MODEL.end_id], [math.nan] * 2, policy_version=0)
         tokens = context.segments()[0].tokens
         assert reply.message.author == DEMONSTRATION

@@ -63,9 +63,7 @@ def comb(count: int) -> list[Node]:
 
 
 @pytest.mark.parametrize(("made", "sequences"), [(chain, 1), (comb, 4001)])
-def test_a_session_four_times_as_long_is_looked_at_four_times_as_often(
-    made: Callable[[int], list[Node]], sequences: int
-) -> None:
+def test_looks_at_a_session_grow_with_its_length_alone(made: Callable[[int], list[Node]], sequences: int) -> None:
     short, long = Counted(made(1000)), Counted(made(4000))
     segments_of(short, AUTHORS)
     assert len(segments_of(long, AUTHORS)) == sequences

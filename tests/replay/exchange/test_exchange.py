@@ -43,9 +43,7 @@ def filled(store: ReplayStore) -> ReplayStore:
     rows = [
         trajectory("two", segments=(Segment(SHORT), Segment(long, "strategy_rewrite"))),
         trajectory("hinted", segments=(Segment(unknown, "clean", "hinted"),), mean_entropy=None),
-        trajectory(
-            "untrainable", segments=(Segment(tokens([1], ["user"])),), parent="two", error_kinds="timeout raised"
-        ),
+        trajectory("untrained", segments=(Segment(tokens([1], ["user"])),), parent="two", error_kinds="timeout raised"),
         replace(trajectory("\ud800 ' \x00 \ue000json: \U0001f600"), messages=()),
     ]
     put(store, *rows)

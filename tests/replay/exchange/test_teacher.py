@@ -25,10 +25,7 @@ from tests.fakes.records import AUTHORS, RUN, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl"}'}}
-ASKED = [
-    {"role": "system", "content": "You are a careful agent."},
-    {"role": "user", "content": "What is the code of pearl?"},
-]
+ASKED = [{"role": "system", "content": "Be careful."}, {"role": "user", "content": "What is the code of pearl?"}]
 ANSWER = {"role": "assistant", "content": "The code is 78."}
 CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -202,15 +199,15 @@ def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -
         teaching_of(file_store, None, None, group_advantages)
 
 
-@pytest.mark.parametrize(("own", "outcome"), [({}, (1.0, 1.0)), ({"reward": 0.5}, (0.5, 0.0))])
+@pytest.mark.parametrize(("own", "reward", "advantage"), [({}, 1.0, 1.0), ({"reward": 0.5}, 0.5, 0.0)])
 def test_attached_file_without_rewards_is_demonstrations(
-    file_store: ReplayStore, tmp_path: Path, own: dict[str, float], outcome: tuple[float, float]
+    file_store: ReplayStore, tmp_path: Path, own: dict[str, float], reward: float, advantage: float
 ) -> None:
     path, teach = written(tmp_path, {"messages": [*ASKED, ANSWER], **own}), partial(teaching, file_store, tmp_path)
     check_attachable(str(path))
     for inserted in (1, 0):
         assert attach(file_store, RUN, "shown", str(path), teach=teach).inserted == inserted
-    assert sql(file_store, "select source, reward, advantage from trajectories") == [("shown", *outcome)]
+    assert sql(file_store, "select source, reward, advantage from trajectories") == [("shown", reward, advantage)]
     export_folder(file_store, tmp_path / "rows")
     with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
         assert attach(other, RUN, "rows", str(tmp_path / "rows"), teach=teach).inserted == 1

@@ -109,11 +109,9 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
     found = charts_of(html)
     loss = {curve["label"]: curve["points"] for curve in found["policy-loss"]["curves"]}
     assert loss == {key: [[1, 1.0], [2, 1.1], [3, 1.2]] for key in ("fresh", "replay")}
-    for key, labels in (
-        ("parts-of-the-reward", ["brevity", "environment"]),
-        ("seconds-of-a-turn", ["reply", "lookup", "search"]),
-    ):
-        assert [curve["label"] for curve in found[key]["curves"] if curve["points"]] == labels
+    labels = {"parts-of-the-reward": ["brevity", "environment"], "seconds-of-a-turn": ["reply", "lookup", "search"]}
+    for key in labels:
+        assert [curve["label"] for curve in found[key]["curves"] if curve["points"]] == labels[key]
     assert html.partition('<script type="module">')[0].count('<div class="chart"') == len(found)
 
     # It needs nothing but itself, and runs one script.
@@ -224,6 +222,9 @@ def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tupl
     return {"rollout/success": ((1, 0.5 * success), (2, 1.5 * success)), **both}
 
 
+LATE = tuple((i, 0.5 * (i >= 20)) for i in range(28))
+
+
 @pytest.mark.parametrize(
     ("metrics", "limit"),
     [
@@ -239,13 +240,7 @@ def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tupl
         # Nothing to learn from comes first.
         (of(success=0.0, time__in_tools=0.9), "successes"),
         # Only the newest eight iterations count.
-        (
-            {
-                "rollout/success": tuple((i, 0.5 * (i >= 20)) for i in range(28)),
-                "batch/fresh": tuple((i, 64.0) for i in range(28)),
-            },
-            "optimizer steps",
-        ),
+        ({"rollout/success": LATE, "batch/fresh": tuple((i, 64.0) for i in range(28))}, "optimizer steps"),
     ],
 )
 def test_the_limit_follows_from_the_metrics(metrics: dict[str, tuple[tuple[int, float], ...]], limit: str) -> None:

@@ -363,9 +363,7 @@ def test_bytes_are_those_of_the_stored_row(odd_rows: ReplayStore) -> None:
 
 def test_every_field_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
-    told = re.findall(
-        r"^\| `(\w+)` \| ([^|;]+?)(; may be unknown)? \| ([^|:]+?)(?:: [a-z, .]+)? \|$", text, re.MULTILINE
-    )
+    told = re.findall(r"^\| `(\w+)` \| ([^|;]+?)(; may be unknown)? \| ([^|:]+?)(?:: [a-z, .]+)? \|$", text, re.M)
     assert told == [
         (field.name, field.kind.value, "; may be unknown" * may_be_unknown(field), field.meaning.partition(":")[0])
         for field in FIELDS.values()

@@ -74,7 +74,7 @@ def test_tokens_have_the_request_that_was_answered_with_them_wherever_the_reply_
     assert set(shown.values()) <= {1}
 
 
-def test_what_a_summary_replaced_is_shown_where_it_parts(file_store: ReplayStore) -> None:
+def test_what_a_summary_replaced_is_shown_where_it_parts_with_its_requests(file_store: ReplayStore) -> None:
     put(file_store, planned_row("row-1"))
     found = questions.overview(file_store, "row-1")
     assert [part["requests"] for part in found["segments"]] == [[2], [0, 1, 3], [4]]
@@ -84,10 +84,6 @@ def test_what_a_summary_replaced_is_shown_where_it_parts(file_store: ReplayStore
     assert parted == [None, nodes[2].place.kept_tokens, nodes[4].place.kept_tokens]
     assert found["requests"] == requests_of(nodes) == lineage_of(file_store, "row-1")["requests"]
     assert questions.tokens(file_store, "row-1", 1)["turns"].count(3) == nodes[3].num_sampled
-
-
-def test_a_row_of_no_session_has_no_requests(file_store: ReplayStore) -> None:
-    row = replace(planned_row("row-1"), nodes=())
-    put(file_store, row)
-    assert questions.overview(file_store, "row-1")["requests"] == []
-    assert lineage_of(file_store, "row-1")["requests"] == []
+    # A row of no session has none.
+    put(file_store, replace(planned_row("row-2"), nodes=()))
+    assert questions.overview(file_store, "row-2")["requests"] == lineage_of(file_store, "row-2")["requests"] == []

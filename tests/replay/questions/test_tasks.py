@@ -156,15 +156,11 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     assert json.loads(ask("tasks", where, "--json").stdout) == questions.task_list(store, limit=20)
 
 
-def test_iteration_has_the_policy_it_made_and_its_metrics(location: Location) -> None:
-    answer = questions.iteration(iterated(location, count=3), RUN, 2)
-    assert answer["policy"] == {"version": 2, "checkpoint": None}
-    assert (answer["metrics"], answer["fraction"]) == ({"actor/grad_norm": 1.0}, 0.2)
-
-
-def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing(location: Location) -> None:
+def test_iteration_has_its_policy_metrics_and_groups_and_marks_those_that_teach_nothing(location: Location) -> None:
     store = iterated(location, count=3)
     answer = questions.iteration(store, RUN, 3)
+    assert answer["policy"] == {"version": 3, "checkpoint": None}
+    assert (answer["metrics"], answer["fraction"]) == ({"actor/grad_norm": 1.5}, 0.2)
     by_slot = {row["slot"]: row for row in answer["trajectories"]}
     assert sorted(slot for each in answer["groups"] for slot in each["slots"]) == sorted(by_slot)
     for each in answer["groups"]:

@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
         ("lineage . RUN", "WHAT must be a checkpoint's folder"),
         (
-            "mix RUN --set replay.fraction=0.5 --set replay.shortfall=error",
+            "mix RUN --set replay.fraction=1 --set replay.shortfall=error",
             "replay.fraction must be a share that the buffer",
         ),
         ("mix RUN --run nobody", "RUN must be one run of"),

@@ -15,11 +15,8 @@ ROW = [None, {"4": {"logprob": -2.5, "rank": 9, "decoded_token": None}}]
 TOP = [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 7, "logprob": -0.5, "rank": 1}]
 TOKEN = {"token_id": 5, "logprob": -1.5, "top_logprobs": TOP}
 SPAN = {"version": "run@3", "start": 0, "end": 1}
-GENERATED = {
-    "model": "tiny",
-    "choices": [{"logprobs": {"content": [TOKEN]}, "weight_versions": [SPAN]}],
-    "prompt_logprobs": ROW,
-}
+CHOICE = {"logprobs": {"content": [TOKEN]}, "weight_versions": [SPAN]}
+GENERATED = {"model": "tiny", "choices": [CHOICE], "prompt_logprobs": ROW}
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ REFUSALS: list[tuple[dict[str, Any], Callable[[EngineControl], object], str]] = 
     ({}, lambda c: c.load_adapter("a", Path()), "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
     (
         {GENERATE: (403, {})},
-        lambda c: c.score_tokens([3], temperature=1.0, model="tiny"),
+        lambda c: c.score_tokens([3], temperature=1.0, model="a"),
         "Start it with --enable-scale-out",
     ),
     ({"/v1/models": (401, {})}, lambda c: c.adapters(), "Give this side the --api-key that it was started with"),

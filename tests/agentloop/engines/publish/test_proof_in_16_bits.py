@@ -45,10 +45,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
     learner = tiny_learner(tmp_path / "model")
     published(tmp_path / "000000", learner, probes=prober(learner, number_type="bfloat16"))
     with (
-        serving(tmp_path / "000000", number_type="bfloat16") as server,
-        EngineControl(server.address, model="tiny") as control,
+        serving(tmp_path / "000000", number_type="bfloat16") as one,
+        EngineControl(one.address, model="tiny") as control,
     ):
-        yield Served(tmp_path, learner, control, server.models)
+        yield Served(tmp_path, learner, control, one.models)
 
 
 def test_right_weights_pass_however_little_or_much_they_moved(served: Served) -> None:

@@ -32,9 +32,8 @@ def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, t
     tables = ("draws", "sampler_state", "iterations", "metrics")
     before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     text = page(server, set=CHOSEN)
-    answer = preview_with(
-        three_iterations, RUN, fraction=0.0625, sampler="uniform", successful_only=False, max_staleness=2
-    )
+    chosen = {"fraction": 0.0625, "sampler": "uniform", "successful_only": False, "max_staleness": 2}
+    answer = preview_with(three_iterations, RUN, **chosen)
     # A sixteenth of 128 rows.
     assert len(answer["batch"]["rows"]) == 8
     assert re.findall(r'class="value (fresh|replay)">(\d+)<', text) == [("fresh", "120"), ("replay", "8")]
@@ -43,9 +42,7 @@ def test_page_shows_the_batch_with_its_rows_and_writes_nothing(server: Served, t
     assert unescape(text).count(answer["yaml"]) == 1
     assert "older than 2 policy versions" in text and "can give nothing" not in text
     sentence = "source 'self' can give nothing: replay.max_staleness leaves out the last of its 24 rows."
-    assert f'<p class="warning">{sentence}</p>' in unescape(
-        page(server, set=CHOSEN.replace("staleness=2", "staleness=0"))
-    )
+    assert f'<p class="warning">{sentence}</p>' in unescape(page(server, set=CHOSEN.replace("ness=2", "ness=0")))
     assert [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables] == before
 
 

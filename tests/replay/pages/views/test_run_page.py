@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore, questions
-from tests.fakes.records import RUN, a_run, new_store
+from tests.fakes.records import RUN, a_run, new_store, sql
 from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
 from tests.replay.storage.collecting.episodes import claim, issue
 
-OTHER = "run-2"
+OTHER, OTHER_OF_WORKERS = "run-2", "run-3"
 HERE, CLUSTER = f"/runs/{RUN}", f"/runs/{RUN}/cluster"
 NAME = "<b>worker</b>\u202e'\""
 CONFIG = {
@@ -144,8 +144,10 @@ def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: Re
 def test_cluster_shows_who_takes_part_and_no_longer_asks_once_the_run_has_ended(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store, inspecting(tmp_path / "replay.sqlite") as server:
         store.add_run(replace(a_run(OTHER), config={"run": {"iterations": 4}}))
+        store.add_run(a_run(OTHER_OF_WORKERS))
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
-        store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3})
+        store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3, "failed": 1})
+        store.roles.report("worker", OTHER_OF_WORKERS, "worker-2", {})
         engine = {"state": "serving", "version": 1, "label": "run-1@1", "adapter": None, "difference": 1.5e-5}
         store.roles.report("engine", RUN, "http://node-0:8801", engine)
         issue(store, [0])
@@ -157,12 +159,14 @@ def test_cluster_shows_who_takes_part_and_no_longer_asks_once_the_run_has_ended(
             "Training episodes: 0 done = 0 fresh + 0 late + 0 unused + 0 waiting + 0 open",
             "queued, 0 under way, 1 failed.",
             "1 of 1 reported within",
-            "node-1 4711 – 2 – 3 – –",  # state, in flight, at most, done, failed, tool errors
+            "node-1 4711 – 2 – 3 1 –",  # state, in flight, at most, done, failed, tool errors
             "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –",
             "1 failed <i>no reply</i>",
         ):
             assert part in text, part
         assert "<b>worker" not in html and "&lt;b&gt;worker&lt;/b&gt;" in html and 'hx-trigger="every 3s"' in html
+        sql(store, "update workers set seen_at = seen_at - 80")  # more than a lease
+        assert "0 of 1 reported within" in server.words(CLUSTER)
         store.roles.end_run(RUN)
         html = server.page(CLUSTER)
         assert "hx-trigger" not in html and "The run has ended" in html

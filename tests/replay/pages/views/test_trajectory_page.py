@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.messages import Message, ToolCall, conversation_text, plain_message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
@@ -21,13 +20,11 @@ from replay.pages.conversation_text import fold_text, indent_json
 from replay.pages.views.trajectory_page import codec_of, unread
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
-from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, tokens, trajectory
+from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, trajectory
 from tests.replay.pages.serving import Served, inspecting
+from tests.replay.questions.test_summary import FIRST, THEN
 
-SPLIT = (
-    Segment(tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])),
-    Segment(tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], version=1), "strategy_rewrite"),
-)
+SPLIT = Segment(FIRST), Segment(THEN, "strategy_rewrite")
 LONG = "x" * 1_000_000
 JSON = '{"next": "amber", "next": 1.50e3, "note": "' + "and so on " * 10 + '\\u0041", "empty": []}'
 SAID = (
