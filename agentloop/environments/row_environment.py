@@ -147,7 +147,8 @@ def rows_with_functions(names: Sequence[str], answers: Mapping[str, str]) -> typ
         if spec.name in tools:
             raise UserError(f"{_KEY} must have names of their own, got {name}, named like another one. Rename it.")
         tools[spec.name] = replace(spec, function=_as_method(function, hidden))
-    kind = type("RowEnvironment", (RowEnvironment,), {name: _answer(name, spec) for name, spec in answers.items()})
+    # Errors begin with the class's name and the method's, as the configuration's keys do.
+    kind = type("environment", (RowEnvironment,), {name: _answer(name, spec) for name, spec in answers.items()})
     return with_tools(kind if answers else RowEnvironment, tools)
 
 

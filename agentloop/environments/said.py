@@ -29,6 +29,6 @@ def said_by(given: Any, where: str, asked: str) -> Said | None:
         return Said([], observation.reward, observation.over)
     if not (isinstance(messages, list | tuple) and messages and all(isinstance(each, Message) for each in messages)):
         raise UserError(
-            f"{where} must return a text, messages, an Observation or None, got {shown!r:.200} for {asked}. Mend it."
+            f"{where} must return a text, Messages, an Observation or None, got {shown!r:.200} for {asked}. Mend it."
         )
     return Said(list(messages), None if observation.reward is None else float(observation.reward), observation.over)

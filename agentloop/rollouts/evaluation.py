@@ -170,7 +170,7 @@ class Evaluated:
         return f"{whose}, environment {self.environment} {self.environment_version}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluationReport:
     """An evaluation with 95 % confidence intervals."""
 
@@ -188,6 +188,13 @@ class EvaluationReport:
     """Success in each of several environments; empty where there is one."""
     categories: Mapping[str, Estimate]
     """Success in each category; empty where the evaluation has none."""
+
+    def __repr__(self) -> str:
+        """Write a line per figure, as a notebook shows it. The episodes are in `evaluation`."""
+        figures = {f"pass@{k}": found for k, found in self.pass_at_k.items()}
+        figures |= {f"pass^{k}": found for k, found in self.pass_hat_k.items()}
+        figures |= {"mean reward": self.mean_reward, "mean turns": self.mean_turns}
+        return "\n".join(f"{name} {one.value:.3f} ({one.low:.3f}-{one.high:.3f})" for name, one in figures.items())
 
     def to_json(self) -> dict[str, Any]:
         names = ("tasks", "samples", "engine_failures", "success", "by")

@@ -205,7 +205,7 @@ class Mine(Environment):
 ACT = '{"type": "function", "function": {"name": "act", "parameters": %s}}'
 RESPONDS = "respond(self, task, messages): return "
 TOOLS_FOR = "tools_for(self, task): return "
-NO_ANSWER = "must return a text, messages, an Observation or None, got"
+NO_ANSWER = "must return a text, Messages, an Observation or None, got"
 NO_TOOLS = "tools_for must be a list of names of"
 MISTAKES = [
     (f"{RESPONDS}7", f"{NO_ANSWER} 7 for"),
