@@ -14,15 +14,20 @@ from contextlib import suppress
 from dataclasses import astuple
 
 from agentloop.environments.tools.results import CRASHED, ToolResult, failure
-from agentloop.errors import ToolTimeout
+from agentloop.errors import NotJudged, ToolTimeout, WrongObservation, shortened
 
 # JSON writes a character in at most 6 bytes (\u0000); the margin is for the frame around the text.
 _BYTES_PER_CHARACTER, _MARGIN_BYTES = 6, 8192
 _LONGEST_POLL_MS = 60_000
+_RAISED: dict[str, type[NotJudged | WrongObservation]] = {"NotJudged": NotJudged, "WrongObservation": WrongObservation}
+"""What a call may raise instead of giving a result; the child writes its name and text."""
 
 
 def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars: int) -> ToolResult:
-    """Run `call` in a child process; the death of the child is an observation. Raises ToolTimeout."""
+    """Run `call` in a child process; the death of the child is an observation.
+
+    Raises ToolTimeout, and what the call raises of NotJudged and WrongObservation.
+    """
     deadline = time.monotonic() + timeout_s
     reading, writing = os.pipe()
     child = os.fork()
@@ -35,10 +40,13 @@ def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars:
         os.close(reading)
         code = _end(child)
     try:
-        return ToolResult(*json.loads(line))
+        said = json.loads(line)
     except ValueError:
         ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
         return failure(CRASHED, f"the tool's process ended without a result ({ended})")
+    if isinstance(said, dict):
+        raise _RAISED[said["kind"]](said["text"])
+    return ToolResult(*said)
 
 
 def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
@@ -52,9 +60,12 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
             os.dup2(nowhere, stream)
         # The inherited streams may be locked, or hold text that another thread was about to write.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
-        result = call()
+        try:
+            said: object = astuple(call())
+        except (NotJudged, WrongObservation) as error:
+            said = {"kind": type(error).__name__, "text": shortened(str(error))}
         with open(writing, "wb") as pipe:
-            pipe.write(json.dumps(list(astuple(result))).encode() + b"\n")
+            pipe.write(json.dumps(said).encode() + b"\n")
     finally:
         os._exit(0)
 

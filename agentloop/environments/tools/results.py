@@ -80,7 +80,7 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
     if isinstance(value, Observation):
         shown = _shown("" if value.content is None else value.content, max_chars)
         reward = None if value.reward is None else float(value.reward)
-        return replace(shown, reward=reward, over=value.over)
+        return replace(shown, reward=reward, over=bool(value.over))  # NumPy's has no JSON form
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

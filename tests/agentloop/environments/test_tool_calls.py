@@ -12,11 +12,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from agentloop import Observation
 from agentloop.environments import Environment, ToolLimits, ToolResult, tool
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.errors import ToolTimeout, UserError
+from agentloop.errors import NotJudged, ToolTimeout, UserError, WrongObservation
 from context.messages import ToolCall
 from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, PATIENT, Faulty, ask, call, called, error
 from tests.fakes.processes import processes, stat, until
@@ -202,6 +204,21 @@ def test_isolated_tool_leaves_no_child_and_no_file_behind(tmp_path: Any, monkeyp
     # The time is long enough for the tool's children to begin.
     assert call("apart", {"kind": "fork, hang"}, limits=replace(LIMITS, timeout_s=1.0)).error_kind == "timeout"
     wait_until_gone(json.loads((tmp_path / "pids").read_text()))
+
+
+def test_isolated_tool_rewards_and_ends_an_episode_and_says_that_nobody_can_judge_it() -> None:
+    class Apart(Environment):
+        @tool(isolated=True)
+        def give(self, kind: str) -> Observation:
+            """Give something."""
+            if kind == "away":
+                raise NotJudged("the judge is away")
+            return Observation("won", math.nan if kind == "nan" else np.float32(0.5), over=np.bool_(True))  # type: ignore[arg-type]
+
+    assert ask(Apart(), "give", kind="end") == ToolResult("won", reward=0.5, over=True)
+    for kind, raised, text in (("away", NotJudged, "the judge is away"), ("nan", WrongObservation, "got nan")):
+        with pytest.raises(raised, match=text):
+            ask(Apart(), "give", kind=kind)
 
 
 def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:
