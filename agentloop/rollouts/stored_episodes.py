@@ -69,14 +69,17 @@ class StoredEpisodes:
 
 
 def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
-    """Compute the turn rewards of trajectories by their environment; None where the messages are unknown."""
+    """Compute the turn rewards of trajectories by their environment; None where they or the messages are unknown."""
+
+    def of(row: Trajectory, episode: StoredEpisode) -> tuple[float, ...] | None:
+        factory, replies = episodes.environments.factory_for(episode.task), row.record.num_turns
+        rewards = factory.turn_rewards(episode.task, episode.messages, replies=replies)
+        if rewards is None and row.record.source == "self" and not factory.defines("turn_rewards"):
+            return (0.0,) * replies  # its observations could have rewarded a reply, and rewarded none
+        return rewards
+
     return lambda rows: [
-        None
-        if episode is None
-        else episodes.environments.factory_for(episode.task).turn_rewards(
-            episode.task, episode.messages, replies=row.record.num_turns
-        )
-        for row, episode in zip(rows, episodes.find(rows), strict=True)
+        None if episode is None else of(row, episode) for row, episode in zip(rows, episodes.find(rows), strict=True)
     ]
 
 

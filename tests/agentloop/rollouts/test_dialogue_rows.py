@@ -72,8 +72,11 @@ def kept_ids(where: str) -> object:
 
 def test_rewards_of_observations_are_the_turn_rewards_of_stored_rows(store: ReplayStore, rows: Collected) -> None:
     assert FACTORY.can_reward_replies
-    rewards = stored_turn_rewards(StoredEpisodes(ENVIRONMENTS, store))(rows.trajectories)
-    assert rewards == [(0.25, 0.0, 1.0), (0.25, 0.0, 1.0)]
+    known, row = stored_turn_rewards(StoredEpisodes(ENVIRONMENTS, store)), rows.trajectories[0]
+    assert known(rows.trajectories) == [(0.25, 0.0, 1.0), (0.25, 0.0, 1.0)]
+    unrewarded = replace(row, messages=tuple(replace(said, reward=None) for said in row.messages))
+    imported = replace(unrewarded, record=replace(row.record, source="theirs"))
+    assert known([unrewarded, imported]) == [(0.0, 0.0, 0.0), None]
 
 
 def test_demonstrations_have_the_tasks_own_tools_and_end_with_a_reply(store: ReplayStore, tmp_path: Path) -> None:
