@@ -25,7 +25,7 @@ def said_by(given: Any, where: str, asked: str) -> Said | None:
     observation = given if isinstance(given, Observation) else Observation(given)
     shown = observation.content
     messages = [Message("user", shown)] if isinstance(shown, str) else [shown] if isinstance(shown, Message) else shown
-    if messages is None or (messages == [] and observation.over):
+    if messages is None or (messages in ([], ()) and observation.over):
         return Said([], observation.reward, observation.over)
     if not (isinstance(messages, list | tuple) and messages and all(isinstance(each, Message) for each in messages)):
         raise UserError(

@@ -16,7 +16,7 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
 from agentloop.rollouts.stored_episodes import StoredEpisode, StoredEpisodes, sampled_replies
-from agentloop.rollouts.trajectories import Collected, task_record
+from agentloop.rollouts.trajectories import Collected, num_user_turns, task_record
 from context import ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
@@ -87,6 +87,7 @@ class Hindsight:
             advantage=self.config.replay.hindsight.advantage,
             num_turns=sum(message.author == LLM for message in following),
             num_tool_calls=sum(message.role == "tool" for message in following),
+            num_user_turns=num_user_turns(following),
             mean_entropy=None,
             content_hash="",
             parent=row.id,

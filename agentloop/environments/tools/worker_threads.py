@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from agentloop.environments.environment import Environment
-from agentloop.errors import ToolTimeout, UserCodeFailed, UserCodeLate, UserError
+from agentloop.errors import NotJudged, ToolTimeout, UserCodeFailed, UserCodeLate, UserError
 from agentloop.user_code import users_code
 
 _MOST_ABANDONED = 256
@@ -141,7 +141,7 @@ def close_now(environment: Environment, where: str) -> None:
     """Close an instance that played no episode; a failure is logged once."""
     try:
         run_hook(environment.close)
-    except (UserCodeFailed, UserError) as problem:
+    except (NotJudged, UserCodeFailed, UserError) as problem:
         _warn_of_close(where, str(problem))  # the instance has done its work, so nothing else is lost
 
 

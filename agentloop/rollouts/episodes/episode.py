@@ -169,8 +169,8 @@ class EpisodeHooks:
             await asyncio.wait([closing])
             closing.exception()  # reading it keeps asyncio from logging it
             raise
-        except (UserCodeFailed, UserError) as problem:
-            return str(problem)
+        except (NotJudged, UserCodeFailed, UserError) as problem:  # the episode was judged before
+            return str(problem) or type(problem).__name__
         return None
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:

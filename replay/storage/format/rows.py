@@ -247,7 +247,7 @@ def _message_row(message: Message) -> dict[str, str]:
     if message.note:
         row["note"] = message.note
     if message.reward is not None:
-        row["reward"] = repr(message.reward)
+        row["reward"] = repr(float(message.reward))
     return row
 
 

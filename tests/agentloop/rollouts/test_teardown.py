@@ -112,7 +112,11 @@ def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactor
 
 @pytest.mark.parametrize(
     ("fault", "problem"),
-    [("close", "OSError: would not go at counted.py:"), ("slow close", "no end within rollout.tool_timeout_s=0.2 s")],
+    [
+        ("close", "OSError: would not go at counted.py:"),
+        ("unjudged close", "nobody is there"),
+        ("slow close", "no end within rollout.tool_timeout_s=0.2 s"),
+    ],
 )
 def test_failing_close_costs_no_episode_is_counted_and_said_once(
     fault: str, problem: str, factory: EnvironmentFactory, caplog: pytest.LogCaptureFixture

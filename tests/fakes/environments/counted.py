@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from agentloop import Achieved, Environment, Task, tool
+from agentloop import Achieved, Environment, NotJudged, Task, tool
 from context.messages import Message
 
 
@@ -35,6 +35,8 @@ class Holding(Environment):
         self.counts["closed"] += 1
         if self.fault == "close":
             raise OSError("would not go")
+        if self.fault == "unjudged close":
+            raise NotJudged("nobody is there")
         if self.fault == "slow close":
             time.sleep(3)
 
