@@ -11,6 +11,7 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 
 from agentloop.config.sections.context import author_table
 from agentloop.environments.environment import Environment, Task, observed_rewards, quoted_task
+from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.tools.tool_schema import can_observe, resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError, one_line
@@ -41,6 +42,10 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
                 continue  # the rewards of observations add up
             other = "" if reads_rows or name == "reward" else " Or name rows to read with tasks.data."
             raise UserError(f"{where} must define {name}{why}, got none. Write def {signature}.{other}")
+    if isinstance(environment.user, SimulatedUser | ScriptedUser):
+        raise UserError(
+            f"{where}.user must be set in start, got one that all episodes would share. Write self.user = ..."
+        )
     if not isinstance(environment.version, str):
         raise UserError(f"{where}.version must be text, got {environment.version!r}.")
     return environment
@@ -101,7 +106,8 @@ def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
 def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: bool) -> Task:
     """Check that tasks depend on nothing but the random numbers or the row, and return one of them."""
     pairs = [(make(trial), make(trial)) for trial in range(_TRIALS)]
-    if any((one.payload, one.messages()) != (same.payload, same.messages()) for one, same in pairs):
+    facts = [[(task.payload, task.messages(), task.tools) for task in pair] for pair in pairs]
+    if any(one != same for one, same in facts):
         method, source = ("task_from_row", "row") if reads_rows else ("make_task", "rng")
         rule = f"{where}.{method} must make the same task from the same {source}"
         raise UserError(f"{rule}, got two different ones. Take nothing from elsewhere.")

@@ -89,7 +89,8 @@ def schemas_of_task(environment: type[Environment], given: Any, where: str) -> t
     """Return the schemas of the tools that were `given` for a task by `where`. Raises UserError."""
     rule = f"{where} must be a list of names of tools, or of schemas in OpenAI's form"
     own, found = tools_of(environment, where), dict[str, Mapping[str, Any]]()
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    # The order of a set differs from process to process, and with it the task's hash.
+    if isinstance(given, str | Mapping | set | frozenset) or not isinstance(given, Iterable):
         raise UserError(f"{rule}, got {shortened(repr(given))}.")
     for entry in given:
         name = entry if isinstance(entry, str) else tool_name(entry)
@@ -102,7 +103,10 @@ def schemas_of_task(environment: type[Environment], given: Any, where: str) -> t
                 raise UserError(f"{rule}, got {name!r}, which is no tool of the class. {suggest(name, own)}")
             found[name] = own[name].schema
         else:
-            found[name] = json.loads(json.dumps(entry))
+            try:
+                found[name] = json.loads(json.dumps(entry, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{where}: {name} must have a JSON form, got {one_line(error)}.") from error
             _described_tool(environment, found[name], f"{where}: {name}")
             if environment.call_tool is Environment.call_tool:
                 rule = f"{where} must name tools that are known while there is no call_tool"

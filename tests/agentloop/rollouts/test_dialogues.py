@@ -205,6 +205,7 @@ class Mine(Environment):
 ACT = '{"type": "function", "function": {"name": "act", "parameters": %s}}'
 RESPONDS = "respond(self, task, messages): return "
 TOOLS_FOR = "tools_for(self, task): return "
+RANDOM = "{'title': str(__import__('random').random())}"
 NO_ANSWER = "must return a text, Messages, an Observation or None, got"
 NO_TOOLS = "tools_for must be a list of names of"
 MISTAKES = [
@@ -216,6 +217,13 @@ MISTAKES = [
     (f"{RESPONDS}task.payload['x']", "respond must answer any reply, got KeyError: 'x'"),
     (f"{TOOLS_FOR}['act']", f"{NO_TOOLS} tools, or of schemas"),
     (f"{TOOLS_FOR}'act'", f"{NO_TOOLS} tools, or of schemas"),
+    (f"{TOOLS_FOR}{{'act'}}", f"{NO_TOOLS} tools, or of schemas in OpenAI's form, got {{'act'}}"),
+    (f"{TOOLS_FOR}[{ACT % '{1}'}]", "tools_for: act must have a JSON form, got TypeError"),
+    (
+        f"{TOOLS_FOR}[{ACT % RANDOM}]\n    def call_tool(self, name, arguments): return 1",
+        "make_task must make the same task from the same rng",
+    ),
+    (f"{RESPONDS}None\n    user = __import__('agentloop').ScriptedUser([])", "Mine.user must be set in start, got one"),
     (
         f"{TOOLS_FOR}[{ACT % '{}'}]",
         "must name tools that are known while there is no call_tool, got the schema of 'act",
