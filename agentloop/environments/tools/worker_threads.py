@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 class WorkerThreads:
     """Runs up to `most` calls at once, for the coroutines of one event loop."""
 
-    def __init__(self, most: int) -> None:
-        self._places = asyncio.Semaphore(most)
+    def __init__(self, most: int, *, keeps_thread: bool = False) -> None:
+        """`keeps_thread`: calls wait for a thread whose call goes on behind its deadline, and no other is started."""
+        self._places, self._keeps_thread = asyncio.Semaphore(most), keeps_thread
         self._idle: list[_Calls] = []
         self._abandoned = 0
         """Number of calls that still run after their deadline."""
@@ -39,7 +40,7 @@ class WorkerThreads:
             try:
                 await asyncio.wait([future], timeout=timeout_s)
             finally:
-                self._take_back(worker, future)
+                self._take_back(worker, future, done)
         if not future.done():
             raise ToolTimeout
         return future.result()
@@ -67,12 +68,17 @@ class WorkerThreads:
         while self._idle:
             self._idle.pop().put(None)
 
-    def _take_back(self, worker: _Calls, future: asyncio.Future[Any]) -> None:
+    def _take_back(self, worker: _Calls, future: asyncio.Future[Any], done: Future[Any]) -> None:
         if future.done():
             future.exception()  # reading it keeps asyncio from logging it when the caller is cancelled
             self._idle.append(worker)
             return
-        worker.put(None)  # ends the thread after its call
+        if self._keeps_thread:
+            self._idle.append(worker)  # the next call waits behind this one
+            if done.cancel():
+                return  # the call had not begun
+        else:
+            worker.put(None)  # ends the thread after its call
         self._abandoned += 1
         if self._abandoned > _MOST_ABANDONED:
             raise UserError(

@@ -184,7 +184,7 @@ async def play_episode(
         assert actors.gateway is not None
         gateway, authors = actors.gateway, actors.authors
         return await play_agent(environment, task, gateway, ask, authors=authors, config=config, threads=threads)
-    own = WorkerThreads(1) if environment.one_thread else threads
+    own = WorkerThreads(1, keeps_thread=True) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
     tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     memory = None

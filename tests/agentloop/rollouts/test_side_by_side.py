@@ -67,3 +67,6 @@ def test_an_environment_with_one_thread_is_called_in_no_other() -> None:
     notes = [call("note", '{"n": 1}'), call("note", '{"n": 2}'), "done"]
     episodes = play([notes] * 4, environment="OneConnection")
     assert [(shown(episode), episode.environment_reward) for episode in episodes] == [(["noted"] * 2, 2.0)] * 4
+    late = [notes[0], call("wait", '{"seconds": 0.4}'), "done"]
+    (episode,) = play([late], environment="OneConnection", tool_timeout_s=0.1)
+    assert (episode.error_kinds, episode.environment_reward) == (("timeout",), 1.0)
