@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from agentloop.errors import NotJudged, one_line, shortened
@@ -140,14 +142,18 @@ class SimulatedUser:
         return said
 
     def _seen(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        seen: list[dict[str, str]] = []
+        seen: list[tuple[str, str]] = []
         for message in messages:
             if message.role in _OTHER_SIDE and message.content:
-                seen.append({"role": _OTHER_SIDE[message.role], "content": message.content})
+                seen.append((_OTHER_SIDE[message.role], message.content))
             if self._sees_tools and (message.tool_calls or message.role == "tool"):
                 calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls]
-                seen.append({"role": "user", "content": "\n".join(calls) or f"(result) {message.content}"})
-        return seen if seen and seen[0]["role"] == "user" else [{"role": "user", "content": _GREETING}, *seen]
+                seen.append(("user", "\n".join(calls) or f"(result) {message.content}"))
+        if not seen or seen[0][0] != "user":
+            seen.insert(0, ("user", _GREETING))
+        # Many chat templates refuse two messages of one role in a row.
+        turns = groupby(seen, key=itemgetter(0))
+        return [{"role": role, "content": "\n\n".join(text for _, text in said)} for role, said in turns]
 
 
 @cache

@@ -123,10 +123,10 @@ def test_a_user_sees_the_dialogue_from_its_side_without_rules_and_tools(server: 
         assert asyncio.run(user.respond(said)) is None
     without, with_tools = ([(m["role"], m["content"]) for m in asked["messages"]] for _, asked in server.asked)
     assert without[0][0] == "system" and without[0][1].startswith("You want tea.")
-    hello = ("user", "Hi! How can I help you today?"), ("assistant", "Tea, please."), ("user", "I look.")
-    assert without[1:] == [*hello, ("user", "Here it is.")]
-    shown = ("user", 'brew({"tea": "green"})'), ("user", "(result) a pot of green")
-    assert with_tools[1:] == [*hello, *shown, ("user", "Here it is.")]
+    hello = ("user", "Hi! How can I help you today?"), ("assistant", "Tea, please.")
+    assert without[1:] == [*hello, ("user", "I look.\n\nHere it is.")]
+    shown = 'brew({"tea": "green"})\n\n(result) a pot of green'
+    assert with_tools[1:] == [*hello, ("user", f"I look.\n\n{shown}\n\nHere it is.")]
 
 
 @pytest.mark.parametrize("context", [{}, {"strategy": "sliding_window", "options": {"budget": 70}}])
