@@ -85,14 +85,14 @@ def _joined(
 
 
 def _mean_metrics(collected: Sequence[Collected]) -> dict[str, float]:
-    """Average the rounds' extra metrics, weighted by rows; counts of failures are added up."""
+    """Average the rounds' extra metrics, weighted by rows; counts of failures, and what users took, are added up."""
     parts = defaultdict(list)
     for round in collected:
         for name, value in round.extra_metrics.items():
             parts[name].append((value, len(round.trajectories)))
     return {
         name: sum(value for value, _ in given)
-        if name.endswith("_failures")
+        if name.endswith("_failures") or name.startswith("user/")
         else sum(value * rows for value, rows in given) / sum(rows for _, rows in given)
         for name, given in parts.items()
     }

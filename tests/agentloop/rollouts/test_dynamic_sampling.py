@@ -30,7 +30,7 @@ def collected(**rewards: Sequence[float]) -> Collected:
         rewrites=Counter({"clip": 1}),
         rewards={t.id: t.record.reward for t in rows},
         kl_penalties={t.id: KlPenalty(tokens=1) for t in rows},
-        extra_metrics={"reward/brief": float(len(rows)), "rollout/reward_failures": 1.0},
+        extra_metrics={"reward/brief": float(len(rows)), "rollout/reward_failures": 1.0, "user/tokens": 5.0},
     )
 
 
@@ -84,6 +84,7 @@ def test_groups_without_a_signal_are_replaced_in_their_places_until_none_is_left
     assert result.extra_metrics == {
         "reward/brief": (9 * 9 + 4 * 4 + 3 * 3) / 16,
         "rollout/reward_failures": 3.0,
+        "user/tokens": 15.0,
         "rollout/dynamic_sampling_rounds": 2.0,
         "rollout/zero_variance_groups": 2.0,
         "rollout/replaced_groups": 2.0,
