@@ -123,7 +123,7 @@ def _evaluate_policy(
 def sampling_actors(
     config: RunConfig, environments: RunEnvironments, first: Path | str, *, saved: Path | None = None
 ) -> Actors:
-    """Yield actors with the `saved` policies, and with the `first` one."""
+    """Make actors with the policy whose weights are `saved`, or else those of `first`."""
     loaded = load_policy(config, first, saved=saved)
     generator = LocalGenerator(
         loaded.model,
