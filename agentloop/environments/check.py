@@ -43,9 +43,7 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
             other = "" if reads_rows or name == "reward" else " Or name rows to read with tasks.data."
             raise UserError(f"{where} must define {name}{why}, got none. Write def {signature}.{other}")
     if isinstance(environment.user, SimulatedUser | ScriptedUser):
-        raise UserError(
-            f"{where}.user must be set in start, got one that all episodes would share. Write self.user = ..."
-        )
+        raise UserError(f"{where}.user must be set in start, got one that all episodes share. Set self.user there.")
     if not isinstance(environment.version, str):
         raise UserError(f"{where}.version must be text, got {environment.version!r}.")
     return environment
@@ -106,8 +104,7 @@ def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
 def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: bool) -> Task:
     """Check that tasks depend on nothing but the random numbers or the row, and return one of them."""
     pairs = [(make(trial), make(trial)) for trial in range(_TRIALS)]
-    facts = [[(task.payload, task.messages(), task.tools) for task in pair] for pair in pairs]
-    if any(one != same for one, same in facts):
+    if any((one.payload, one.messages(), one.tools) != (two.payload, two.messages(), two.tools) for one, two in pairs):
         method, source = ("task_from_row", "row") if reads_rows else ("make_task", "rng")
         rule = f"{where}.{method} must make the same task from the same {source}"
         raise UserError(f"{rule}, got two different ones. Take nothing from elsewhere.")

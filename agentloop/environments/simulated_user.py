@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from agentloop.errors import NotJudged, one_line, shortened
@@ -151,8 +150,7 @@ class SimulatedUser:
                 seen.append(("user", "\n".join(calls) or f"(result) {message.content}"))
         if not seen or seen[0][0] != "user":
             seen.insert(0, ("user", _GREETING))
-        # Many chat templates refuse two messages of one role in a row.
-        turns = groupby(seen, key=itemgetter(0))
+        turns = groupby(seen, key=lambda part: part[0])  # many templates refuse two of one role in a row
         return [{"role": role, "content": "\n\n".join(text for _, text in said)} for role, said in turns]
 
 

@@ -1,5 +1,6 @@
 """Rebuilds from stored trajectories what an environment's methods take: the task and the whole conversation."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from context.messages import Message
 from context.tokens.loss_mask import runs_of
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.errors import ContentGone, CorruptTrajectory
-from replay.records import TaskRecord, Trajectory
+from replay.records import REMOVED_TASK, TaskRecord, Trajectory
 from replay.storage.read import task_records
 from replay.store import ReplayStore
 
@@ -62,9 +63,11 @@ class StoredEpisodes:
             with suppress(CorruptTrajectory, ContentGone):
                 messages = self.store.read([row.id])[0].messages
         replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
-        if factory is None or record.task not in tasks or not 0 < record.num_turns <= len(replies):
+        stored = tasks.get(record.task)
+        was_forgotten = stored is None or stored.payload == json.loads(REMOVED_TASK)
+        if factory is None or stored is None or was_forgotten or not 0 < record.num_turns <= len(replies):
             return None
-        task = Task(messages[: replies[-record.num_turns]], tasks[record.task].payload)
+        task = Task(messages[: replies[-record.num_turns]], stored.payload)
         return StoredEpisode(factory.labelled(task), messages)
 
 

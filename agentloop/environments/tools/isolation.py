@@ -19,15 +19,10 @@ from agentloop.errors import NotJudged, ToolTimeout, WrongObservation, shortened
 # JSON writes a character in at most 6 bytes (\u0000); the margin is for the frame around the text.
 _BYTES_PER_CHARACTER, _MARGIN_BYTES = 6, 8192
 _LONGEST_POLL_MS = 60_000
-_RAISED: dict[str, type[NotJudged | WrongObservation]] = {"NotJudged": NotJudged, "WrongObservation": WrongObservation}
-"""What a call may raise instead of giving a result; the child writes its name and text."""
 
 
 def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars: int) -> ToolResult:
-    """Run `call` in a child process; the death of the child is an observation.
-
-    Raises ToolTimeout, and what the call raises of NotJudged and WrongObservation.
-    """
+    """Run `call` in a child process, whose death is an observation. Raises ToolTimeout, or as the call."""
     deadline = time.monotonic() + timeout_s
     reading, writing = os.pipe()
     child = os.fork()
@@ -45,7 +40,7 @@ def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars:
         ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
         return failure(CRASHED, f"the tool's process ended without a result ({ended})")
     if isinstance(said, dict):
-        raise _RAISED[said["kind"]](said["text"])
+        raise (NotJudged if said["not_judged"] else WrongObservation)(said["text"])
     return ToolResult(*said)
 
 
@@ -63,7 +58,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
         try:
             said: object = astuple(call())
         except (NotJudged, WrongObservation) as error:
-            said = {"kind": type(error).__name__, "text": shortened(str(error))}
+            said = {"not_judged": isinstance(error, NotJudged), "text": shortened(str(error))}
         with open(writing, "wb") as pipe:
             pipe.write(json.dumps(said).encode() + b"\n")
     finally:

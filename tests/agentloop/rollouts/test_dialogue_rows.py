@@ -92,3 +92,5 @@ def test_an_episode_whose_messages_were_evicted_after_the_draw_is_not_found(
     store.prune(rows=condition(f"id == '{rows.trajectories[0].id}'"), dry_run=False)
     drawn = [replace(row, messages=()) for row in rows.trajectories]
     assert [episode is None for episode in StoredEpisodes(ENVIRONMENTS, store).find(drawn)] == [True, False]
+    store.forget(condition("iteration >= 0"), dry_run=False)
+    assert StoredEpisodes(ENVIRONMENTS, store).find(rows.trajectories) == [None, None]
