@@ -107,7 +107,7 @@ class ConversationWriter:
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now, prompted)
 
     def find_controls(self, rendering: Rendering, tail: Written | None = None) -> list[Control]:
-        """The control tokens that the template wrote. `tail`: those in this end of the text, counted from its start."""
+        """Find the control tokens that the template wrote; with `tail`, only those in this end of the text."""
         messages = rendering.messages if self._takes_thoughts_apart else rendering.given
 
         def given(change: Change) -> tuple[list[Row], list[Any]]:
