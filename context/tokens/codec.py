@@ -1,4 +1,4 @@
-"""Text to token ids and back. A template's text may hold control tokens. A content never does: it stays plain text."""
+"""Turns text into token ids and back. A template's text may hold control tokens; a content is always plain text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Piece:
     """The character at which each token begins. The numbers never fall."""
 
     def find_token(self, character: int) -> int:
-        """The first token that begins at the character or behind it."""
+        """Find the first token that begins at the character or after it."""
         return int(self.starts.searchsorted(np.int32(character))) if character > 0 else 0
 
 
@@ -123,8 +123,8 @@ class TokenCodec:
         return [Control(self._control_ids[number - 1], Span(*place)) for number, place in found if number]
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        """The tokens of a text that may begin with `control`. Whatever the text spells, no other control token comes
-        out.
+        """The tokens of a text that may begin with `control`. Whatever the text spells, there is no
+        other control token.
 
         They are the tokenizer's own tokens for this text. If these would contain another control token, a tokenizer
         without control tokens makes them. `opens`: nothing comes before the text.
@@ -185,7 +185,7 @@ class TokenCodec:
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Encodes a text while other threads go on: 500,000 characters take a second."""
+    """Encode a text while other threads continue: 500,000 characters take a second."""
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
@@ -226,7 +226,7 @@ def _control_tokens(description: _Description, special: Collection[str]) -> list
 def _without_control_tokens(description: _Description, control: Collection[int]) -> Tokenizer:
     """The tokenizer without its control tokens: they are no added tokens, vocabulary entries or merge results.
 
-    In the vocabulary, they would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
+    Text could otherwise produce them: merges can spell them, and `ignore_merges` looks up whole words.
     """
     model = dict(description["model"])
     plain = [row for row in description["added_tokens"] if row["id"] not in control]
