@@ -32,7 +32,7 @@ class EnvironmentTurns:
 
     @classmethod
     def begin(cls, shares: Sequence[float], group_size: int) -> EnvironmentTurns:
-        """`shares` are weights: 2, 1, 1 are a half and two quarters."""
+        """`shares` are weights: 2, 1 and 1 mean a half and two quarters."""
         weights = [Fraction(repr(share)) for share in shares]
         exact = [str(weight / sum(weights)) for weight in weights]
         return cls(exact, group_size, [0] * len(exact), [0] * len(exact))
@@ -54,7 +54,7 @@ class EnvironmentTurns:
         return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
 
     def planned(self, numbers: Sequence[int], groups: Iterable[tuple[int, int]]) -> Counter[int]:
-        """Count episodes by environment; `groups` are pairs of a position among the numbers and a size."""
+        """Count episodes by environment. A group is a position in `numbers` and a number of episodes."""
         found = Counter[int]()
         for position, size in groups:
             found[numbers[position] % len(self.tasks)] += size

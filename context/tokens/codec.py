@@ -250,7 +250,7 @@ def _only_control_tokens(description: _Description, control: Sequence[Mapping[st
 
 
 def _word_decoder(description: _Description) -> Tokenizer:
-    """A tokenizer that knows SentencePiece's word `x` alone, and decodes it as this one does."""
+    """Make a tokenizer whose only word is SentencePiece's `x`, with the decoder of the described tokenizer."""
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
     word = f"{_SENTENCEPIECE_SPACE}x"
     model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
@@ -260,7 +260,7 @@ def _word_decoder(description: _Description) -> Tokenizer:
 def _pieces_without(
     vocabulary: Sequence[Sequence[Any]], plain: Sequence[Mapping[str, Any]], control: Collection[int]
 ) -> list[list[Any]]:
-    """Unigram's list of pieces without control tokens. The place in the list is the id, for plain added tokens too."""
+    """Remove control tokens from Unigram's pieces. The place of a piece, or of a plain added token, is its id."""
     worst = min((score for _, score in vocabulary), default=0.0) - 100.0
     size = max([len(vocabulary), *(row["id"] + 1 for row in plain)])
     pieces = [list(row) for row in vocabulary] + [["", worst] for _ in range(size - len(vocabulary))]
@@ -280,7 +280,7 @@ def _each_part(description: _Description, kind: str, parts: str, change: Any) ->
 
 
 def _without_first_space(decoder: dict[str, Any]) -> dict[str, Any] | None:
-    """The decoder without the rule that takes away a text's first space: here the space stands inside a text."""
+    """Remove the rule that drops a text's first space, because here the space is inside a text."""
     if decoder["type"] == "Strip" and decoder.get("content") == " ":
         return None
     return _never_first(decoder)
