@@ -88,8 +88,8 @@ class RankedTrainer:
     def __init__(
         self, spec: TrainerSpec, ranks: Ranks, actor: Actor, *, samples: bool, reference: Actor | None
     ) -> None:
-        """`samples`: the actor's model samples in this process, and is the whole copy that it needs for that; `publish`
-        brings the sharded weights into it. Otherwise it is sharded itself, and nobody has it whole.
+        """With `samples` the actor's model stays whole, because it samples in this process; `publish` copies the
+        sharded weights into it. Otherwise the model itself is sharded.
         """
         self._copy = actor.model if samples else None
         self._ranks = ranks

@@ -74,11 +74,11 @@ Over = Mapping[str, Sequence[StoredRow]]
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """The rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows still to be
-    fresh are never among them.
+    """Find the rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows that an
+    update will still use as fresh are never among them.
 
-    Orphaned rows go first and count in no limit, for an uninterrupted run has none. Then rows that can't be drawn go
-    before rows that can, the oldest first.
+    Orphaned rows go first and count in no limit, because an uninterrupted run has none. Then rows that can't be drawn
+    go before rows that can, the oldest first.
     """
     if not capacity:
         return {}
