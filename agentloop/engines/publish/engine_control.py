@@ -107,7 +107,7 @@ class EngineControl(AbstractContextManager["EngineControl"]):
             self.name_weights(ASLEEP)
 
     def _wake(self, part: str) -> None:
-        """Allocate this part of its memory again, if it is asleep."""
+        """Allocate this part of the engine's memory again, if the engine is asleep."""
         if part in self._asleep:
             began = time.monotonic()
             self._call("POST", "/wake_up", params={"tags": part})
