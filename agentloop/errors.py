@@ -99,7 +99,7 @@ def one_line_with_place(error: BaseException) -> str:
 
 @contextmanager
 def needing(extra: str, setting: str) -> Iterator[None]:
-    """The block imports packages of an extra; a missing one is a UserError about the `setting` that needs it."""
+    """Turn a missing package in the block into a UserError about the `setting` that needs the `extra`."""
     try:
         yield
     except ImportError as error:

@@ -37,7 +37,7 @@ _GIVEN: dict[str, Callable[..., Any]] = {}
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """The block calls users' code; whatever that code raises, even by sys.exit or Ctrl-C, becomes UserCodeFailed.
+    """Turn whatever users' code raises in the block, even by sys.exit or Ctrl-C, into UserCodeFailed.
 
     A stop of the run, a UserError, a NotJudged and a cancellation pass unchanged. If the code forked, the child process
     ends here, so that it never becomes a second trainer.
@@ -66,7 +66,7 @@ def _is_being_cancelled() -> bool:
 
 @contextmanager
 def failing_as(before: str, after: str) -> Iterator[None]:
-    """The block calls users' code; a failure becomes a UserError that stands between these two texts."""
+    """Turn a failure of users' code in the block into a UserError: the failure's text between `before` and `after`."""
     try:
         with users_code():
             yield

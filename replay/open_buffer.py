@@ -1,4 +1,4 @@
-"""A buffer opened to answer questions, and the run in it that is meant."""
+"""Opens a buffer to answer questions, and finds the run that they are about."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -54,7 +54,7 @@ class OpenBuffer:
         return [self.store.url if "://" in self.named else self.named]
 
     def words_of(self, run: str) -> list[str]:
-        """RUN, and --run if the database has several runs, in commands about that run."""
+        """Make the words that name the run in commands: RUN, and --run if the database has several runs."""
         several = self.run != run and len(run_names(self.store)) > 1
         return [*self.run_words, *(["--run", run] if several else [])]
 
@@ -66,7 +66,7 @@ def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuff
     found: TokenCodec | None = None
 
     def own_tokenizer() -> TokenCodec | None:
-        """The tokenizer, looked up until it is found: a new run writes it after its database."""
+        """Look for the tokenizer until it is found, because a new run writes it after its database."""
         nonlocal found
         found = found or tokenizer(folder)
         return found

@@ -1,6 +1,6 @@
-"""What an update learns by: advantages, objectives, corrections and KL, as mathematics on members and tensors.
+"""The mathematics of an update: advantages, objectives, corrections and KL.
 
-Begin with `baselines/grpo.py` and `objectives/ppo_clip.py`: each algorithm is one module of these two folders, and says
-of itself what configuration and docs need to know (`declarations.py`). `catalog.py` finds them all. Advantages are
+Begin with `baselines/grpo.py` and `objectives/ppo_clip.py`. Each algorithm is one module of these two folders, with a
+record of what configuration and docs need to know (`declarations.py`). `catalog.py` finds them all. Advantages are
 computed in `advantages.py`, the loss of a batch in `heterogeneous.py`. docs/add-an-algorithm.md adds one.
 """

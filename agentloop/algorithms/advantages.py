@@ -1,6 +1,6 @@
-"""Where advantages are computed: from members that are compared with each other, and from a critic's values.
+"""Computes advantages from members that are compared with each other, or from a critic's values.
 
-Its own imports hold no torch: `catalog.py` says why.
+Importing this module must not import torch (see `catalog.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
 STD_EPSILON = 1e-6
-"""Added to a deviation that is divided by."""
+"""Added to a deviation before something is divided by it."""
 WHITENING_EPSILON = 1e-8
-"""Added to a variance whose root is divided by: a deviation below 1e-4 is damped, for it is rounding."""
+"""Added to a variance before something is divided by its root. A deviation below 1e-4 is rounding, and is damped."""
 
 
 def mean_reward(members: Sequence[Member]) -> float:
@@ -29,12 +29,12 @@ def mean_reward(members: Sequence[Member]) -> float:
 
 
 def _exact_mean(values: Sequence[float]) -> float:
-    """The mean; of equal values exactly their value, for rounding must not become a signal."""
+    """Compute the mean. The mean of equal values is exactly their value: rounding must not become a signal."""
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 def _variance(values: Sequence[float]) -> float:
-    """The sample variance (n - 1); of equal values, or of one, exactly 0."""
+    """Compute the sample variance (n - 1), which is exactly 0 for equal values and for a single one."""
     mean = _exact_mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
@@ -42,14 +42,14 @@ def _variance(values: Sequence[float]) -> float:
 def advantages_for_members(
     members: Sequence[Member], replay_baseline: ReplayBaseline, algorithm: Algorithm
 ) -> list[float]:
-    """One per member: (reward - baseline) / scale, whitened over the batch where the algorithm says so.
+    """Compute each member's advantage: (reward - baseline) / scale. If the algorithm `whitens`, the batch is whitened.
 
-    The baseline is that of the compared members. The scale is 1, or where the algorithm `divides` the deviation of the
-    compared members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
+    The baseline comes from the compared members. If the algorithm `divides`, the scale is 1e-6 plus the deviation of
+    the compared members *and* the member itself, so that nearly equal rewards can't make it huge. Otherwise it is 1.
 
-    A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
-    many tokens or segments they have, but for opo, whose baseline weighs them. Raises ValueError for a reward
-    that is not finite.
+    A member that is compared with nobody, or only with itself, has advantage exactly 0. All trajectories have the same
+    weight, whatever their number of tokens; only the baseline of `opo` weighs them. Raises ValueError for a reward that
+    is not finite.
     """
     for position, member in enumerate(members):
         if not math.isfinite(member.reward):
@@ -77,10 +77,10 @@ def _with(position: int, others: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whiten_members(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list[float]:
-    """(A - mean) / sqrt(variance + 1e-8) of advantages over a group; the mean is that of those at `compared`, the
-    variance (n - 1) that of those and the member itself.
+    """Whiten advantages: (A - mean) / sqrt(variance + 1e-8).
 
-    A of exactly 0 stays exactly 0: group means leave a mean of 0, and only its rounding would make a signal of it.
+    The mean is over the members that `compared` names, the variance (n - 1) over them and the member itself. An
+    advantage of exactly 0 stays 0. The mean of the others is 0 but for rounding, which must not become a signal.
     """
     mean = cache(lambda positions: _exact_mean([values[p] for p in positions]))
     variance = cache(lambda positions: _variance([values[p] for p in positions]))
@@ -95,12 +95,12 @@ def whiten_members(values: Sequence[float], compared: Sequence[Sequence[int]]) -
 def normalise_batch(
     values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool
 ) -> list[float]:
-    """(A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8), the sum over the fresh rows for a fresh row, else over all.
+    """Normalise values A over the batch: (A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8).
 
-    m is the mean of the fresh rows with `centre`, else 0. Replayed rows may be a selection, whose own mean and spread
-    say nothing of the policy: they move no fresh row, and none of n is beyond sqrt(n - 1), however nearly equal they
-    are. Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in no
-    figure.
+    m is the mean of the fresh rows with `centre`, else 0. For a fresh row the sum is over the n fresh rows, for a
+    replayed row over all n rows: replayed rows may be a selection, so they must not change fresh rows. No result is
+    beyond sqrt(n - 1). Unless `zero_is_measured`, a value of exactly 0 means a group without a signal: it stays 0, and
+    counts in no mean or sum.
     """
     measured = [zero_is_measured or value != 0.0 for value in values]
     known = [(value, is_fresh) for value, is_fresh, known in zip(values, fresh, measured, strict=True) if known]
@@ -118,17 +118,16 @@ def _distance(values: Sequence[float], mean: float) -> float:
 def compared_members(
     members: Sequence[Member], baseline: ReplayBaseline, *, whole_batch: bool
 ) -> list[tuple[int, ...]]:
-    """Positions of the members that each member is compared with; none for a replayed one under `stored`.
+    """Find the positions of the members that each member is compared with.
 
-    - stored: fresh members with their group; a replayed row keeps the advantage it was collected with
-    - split: besides, replayed members of a task with each other (RePO's split, Li et al. 2025, arXiv 2506.09340)
-    - fresh_only: replayed members with the fresh ones of their task
+    - stored: fresh members with their group; replayed members with nobody, as they keep their stored advantage
+    - split: as `stored`, but replayed members of a task with each other (RePO, Li et al. 2025, arXiv 2506.09340)
+    - fresh_only: as `stored`, but replayed members with the fresh members of their task
     - shared: all members of a task with each other
-    - leave_one_out: likewise, each without itself
+    - leave_one_out: as `shared`, but each member without itself
 
-    A task's fresh members can be several groups; under `stored`, `split` and `fresh_only` each fresh member is
-    compared with its own. With `whole_batch` the batch is one task and its fresh members one group. Nobody is compared
-    with a member without action tokens: the policy did not earn its reward (OpenRLHF does the same).
+    With `whole_batch` the batch counts as one task, and its fresh members as one group. Nobody is compared with a
+    member without action tokens, because the policy did not earn its reward (OpenRLHF does the same).
     """
     same_task: dict[str, list[int]] = {}
     same_group: dict[tuple[str, str], list[int]] = {}
@@ -160,10 +159,10 @@ def _task_and_group(member: Member, whole_batch: bool) -> tuple[str, str]:
 
 
 def advantages_by_critic(rows: CriticRows, *, gamma: float, gae_lambda: float, whiten: bool) -> tuple[Tensor, Tensor]:
-    """Advantages to train with, [B, T] and 0 where not trained, and returns: from rewards and values by GAE.
+    """Compute advantages, [B, T] and 0 where not trained, and returns, from rewards and values by GAE.
 
-    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and are the measure of replayed ones.
-    A batch without fresh rows is its own measure.
+    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and replayed rows do not change them.
+    In a batch without fresh rows, all trained tokens are whitened together.
     """
     from agentloop.algorithms.gae import gae, whiten_tokens
 

@@ -1,4 +1,4 @@
-"""The algorithms and objectives there are: what the modules of `baselines/` and `objectives/` declare."""
+"""Finds the algorithms and objectives that the modules of `baselines/` and `objectives/` declare."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -12,7 +12,7 @@ Record = TypeVar("Record", Algorithm, Objective)
 
 
 def _declared(kind: type[Record]) -> dict[str, Record]:
-    """The records of a kind by name, in the order of their names. Importing them must not import torch."""
+    """Find the records of a kind, by name. The modules must not import torch, because workers read the records."""
     found = {}
     for package in (baselines, objectives):
         for module in iter_modules(package.__path__):
@@ -22,11 +22,11 @@ def _declared(kind: type[Record]) -> dict[str, Record]:
 
 
 ALGORITHMS: Mapping[str, Algorithm] = _declared(Algorithm)
-"""By the values of `algorithm`."""
+"""Algorithms by the value of `algorithm`."""
 OBJECTIVES: Mapping[str, Objective] = _declared(Objective)
-"""By the values of `loss.<stream>.objective`."""
+"""Objectives by the value of `loss.<stream>.objective`."""
 
 
 def algorithms_where(condition: Callable[[Algorithm], bool]) -> list[str]:
-    """The names of those that a condition holds of."""
+    """Find the names of the algorithms that meet a condition."""
     return [name for name, algorithm in ALGORITHMS.items() if condition(algorithm)]

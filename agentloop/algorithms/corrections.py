@@ -1,7 +1,8 @@
-"""Three policies: what is known of the drift from the behavior policy to the old one becomes a weight.
+"""Turns the drift from the behavior policy to the old policy into weights of tokens.
 
-The objective's ratio is current over old (anchor `old`); these weights are old over behavior, without gradient, and
-multiply the token losses (decoupled PPO, Hilton et al. 2022, arXiv 2110.00641; Yao et al. 2025 on truncated weights).
+The objective's ratio is the current policy over the old one (anchor `old`). The weights are the old policy over the
+behavior policy. They have no gradient, and multiply the token losses (decoupled PPO, Hilton et al. 2022, arXiv
+2110.00641; Yao et al. 2025 on truncated weights).
 """
 
 import math
@@ -20,7 +21,7 @@ Mean = Literal["product", "geometric"]
 
 @dataclass(frozen=True)
 class Correction:
-    """How one stream's weights come about. A unit is a token, a turn or a trajectory; see `correct`."""
+    """How one stream's weights are computed. A unit is a token, a turn or a trajectory; see `correct`."""
 
     kind: CorrectionKind
     level: Level = "token"
@@ -31,7 +32,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Both [B, T]."""
+    """The weight of each token, and whether it is trained; both [B, T]."""
 
     weights: Tensor
     """float64; 1 where there is no action token."""
@@ -47,11 +48,11 @@ def correct(
     trajectory: Tensor,
     correction: Correction,
 ) -> Corrected:
-    """Weights of whole trajectories; `trajectory` [B] is each row's, whose segments must be in order.
+    """Compute the weights of tokens. `trajectory` [B] is each row's trajectory, whose segments must be in order.
 
-    With d = clamp(old - behavior, -20, 20) of an action token, 0 where the behavior policy is unknown, the weight of a
-    unit is w = exp(sum of its d) (`product`) or exp(their mean over the known ones) (`geometric`), the exponent clamped
-    alike. Units are single tokens, turns (maximal runs of action tokens of a row), or trajectories over all their rows.
+    An action token has d = clamp(old - behavior, -20, 20), or 0 where the behavior policy is unknown. A unit has the
+    weight w = exp(sum of d) (`product`) or exp(mean of known d) (`geometric`), with the exponent clamped to +-20. Units
+    are single tokens, turns (maximal runs of action tokens of a row), or trajectories over all their rows.
 
     - truncate: min(w, ratio_high)
     - mask: w where ratio_low <= w <= ratio_high, else 0; denominators keep the token
@@ -77,7 +78,7 @@ def correct(
 
 
 def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> Tensor:
-    """The unit of each action token, by its number from 0, row by row."""
+    """Number the units from 0, and return the number of each action token's unit, row by row."""
     rows = response_mask.nonzero()[:, 0]
     if level == "token":
         return torch.arange(len(rows), device=rows.device)
@@ -91,7 +92,7 @@ def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> Tensor:
 def _unit_logs(
     old_log_probs: Tensor, behavior_log_probs: Tensor, response_mask: Tensor, units: Tensor, *, mean: Mean
 ) -> Tensor:
-    """log w of each unit, [U] float64 nats, clamped."""
+    """Compute log w of each unit, [U] float64 nats, clamped."""
     known = response_mask & behavior_log_probs.isfinite()
     drift = log_ratios(old_log_probs, behavior_log_probs, known).double()[response_mask]
     count = int(units.max()) + 1

@@ -1,4 +1,4 @@
-"""Credit per turn: a reply is valued by what it earned itself and by what came of it."""
+"""Credit per turn: the advantage of a reply depends on its own reward and on what followed it."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +14,15 @@ from agentloop.algorithms.declarations import Member
 def relative_turn_rewards(
     member: Member, compared: Sequence[Member], *, centre: bool, normalise_std: bool
 ) -> tuple[float, ...]:
-    """z_k = (r_k - mean) / (std + 1e-6) of each turn of `member`; without `centre` r_k, without `normalise_std` the
-    scale is 1.
+    """Compare each turn's reward of `member` with the turns of others: z_k = (r_k - mean) / (std + 1e-6).
 
-    The mean is over the turns of all `compared`, the std over theirs and the member's own. A trajectory weighs the
-    same however many turns it has: mean = mean_i(mean_k r_ik) and std^2 = sum_i(mean_k (r_ik - m)^2) / (n - 1), with m
-    the mean of the n trajectories it is taken over. Trajectories of unknown turn rewards are left out. With one turn
-    each these are GRPO's; with K turns z_k is at most sqrt(K (n - 1) + 1). Turns that are equal to all that they are
-    compared with, and those compared with nobody, have exactly 0.
+    Without `centre` z_k is r_k; without `normalise_std` nothing is divided. The mean is over the turns of all
+    `compared`, the std over these and the member's own. A trajectory has the same weight however many turns it has:
+    mean = mean_i(mean_k r_ik), and std^2 = sum_i(mean_k (r_ik - m)^2) / (n - 1) with m the mean of these n
+    trajectories. Trajectories with unknown turn rewards are left out. With one turn each, z is GRPO's advantage; with K
+    turns it is at most sqrt(K (n - 1) + 1). It is exactly 0 for turns that equal all others or have no others.
 
-    Process supervision with GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.3), which weighs every step the same.
+    GRPO's process supervision (Shao et al. 2024, arXiv 2402.03300, 4.1.3) gives each step the same weight instead.
     """
     own = member.turn_rewards
     if not own:
@@ -40,7 +39,7 @@ def relative_turn_rewards(
 
 
 def _mean_of_means(trajectories: Sequence[Sequence[float]]) -> float:
-    """Of equal rewards exactly their value: rounding must not become a signal."""
+    """Average the trajectories' means. The mean of equal rewards is exactly their value: rounding is no signal."""
     flat = [reward for rewards in trajectories for reward in rewards]
     if max(flat) == min(flat):
         return flat[0]
@@ -54,10 +53,10 @@ def _deviation(trajectories: Sequence[Sequence[float]]) -> float:
 
 
 def turn_advantages(outcome: float, turn_terms: Sequence[float], *, gamma: float, coef: float) -> list[float]:
-    """A_k = gamma^(K-1-k) outcome + coef sum_{j>=k} gamma^(j-k) z_j: a reply answers for what follows it.
+    """Compute A_k = gamma^(K-1-k) outcome + coef sum_{j>=k} gamma^(j-k) z_j; z are the `turn_terms`.
 
-    `outcome` is the advantage of the whole trajectory, as if it came with the last reply. With gamma 1 and terms of 0
-    every turn has exactly `outcome`.
+    `outcome`, the advantage of the whole trajectory, counts as if it came with the last reply. With gamma 1 and terms
+    of 0 every turn has exactly `outcome`.
     """
     result: list[float] = []
     following = outcome
@@ -70,11 +69,11 @@ def turn_advantages(outcome: float, turn_terms: Sequence[float], *, gamma: float
 def over_tokens(
     action: Sequence[npt.NDArray[np.bool_]], is_main: Sequence[bool], turns: Sequence[float], *, outcome: float
 ) -> tuple[npt.NDArray[np.float32], ...] | None:
-    """The turns' advantages on the action tokens of a trajectory's segments; 0 elsewhere.
+    """Give the action tokens of a trajectory's segments the advantage of their turn; other tokens have 0.
 
-    A reply is a maximal run of action tokens in a segment of the conversation itself (`is_main`); the last runs are the
-    turns, and what was spoken before the first turn has the first one's advantage. Segments next to the conversation (a
-    strategy's question) have `outcome`. None if there are fewer runs than turns: which is which is then unknown.
+    A reply is a maximal run of action tokens in a segment of the conversation itself (`is_main`). The last replies are
+    the turns; earlier replies have the first turn's advantage. Other segments, such as a strategy's question, have
+    `outcome`. Returns None if there are fewer replies than turns, because they can't be matched.
     """
     main_masks = [(index, mask) for index, mask in enumerate(action) if is_main[index]]
     runs = [(index, start, end) for index, mask in main_masks for start, end in _runs(mask)]
@@ -88,6 +87,6 @@ def over_tokens(
 
 
 def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[start, end) of the maximal runs of True."""
+    """Find the maximal runs of True, each as [start, end)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [(int(start), int(end)) for start, end in pairwise(edges)][::2]

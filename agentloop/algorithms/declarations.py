@@ -1,4 +1,4 @@
-"""What an algorithm says of itself: records without torch, which configuration, workers and docs read."""
+"""The records by which an algorithm describes itself. Configuration, workers and docs read them without torch."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Member:
     """One trajectory, as a baseline sees it."""
 
     reward: float
-    """What it earned in all, less what a KL penalty takes off."""
+    """The reward of the whole trajectory, less the KL penalty."""
     num_action_tokens: int = 1
     group: str = ""
-    """Fresh members of one group have one name; a replayed one's is that of the group it was collected in."""
+    """The group that it was collected in."""
     task: str = ""
     replayed: bool = False
     greedy_reward: float = math.nan
     """Reward of one greedy episode on its task; NaN: unknown."""
     turn_rewards: tuple[float, ...] | None = None
-    """What each of its replies earned by itself; None: unknown."""
+    """The reward of each reply by itself; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One value of `algorithm`: how a trajectory gets its advantage, and which settings that goes with."""
+    """One value of `algorithm`: how a trajectory gets its advantage, and which settings go with it."""
 
     name: str
     paper: str
@@ -51,26 +51,26 @@ class Algorithm:
     """How this differs from the paper, or what to set."""
 
     compares: Literal["group", "batch", "nothing", "critic"]
-    """A trajectory is compared with its group, with all of the batch, with no other, or with what a critic says."""
+    """A trajectory is compared with its group, with the whole batch, with no other, or with a critic's values."""
     baseline: Callable[[Sequence[Member]], float] | None = None
-    """What a reward is measured by, of the members it is compared with (group, batch)."""
+    """Computes what is subtracted from a reward, from the compared members (`group` and `batch`)."""
     advantage_of: Callable[[Member], float] | None = None
-    """The advantage of a member by itself (nothing)."""
+    """Computes the advantage of a member that is not compared (`nothing`)."""
     leaves_itself_out: bool = False
-    """A member is not among those that it is compared with."""
+    """A member is not compared with itself."""
     divides: bool = False
-    """The distance from the baseline is divided by the deviation of those compared and the member itself."""
+    """The distance from the baseline is divided by the deviation of the compared members and the member itself."""
     whitens: bool = False
-    """What comes out is whitened over the whole batch."""
+    """The results are whitened over the whole batch."""
 
     std_is_optional: bool = False
     """`advantage.normalise_std: false` leaves the division out."""
     without_std: str | None = None
-    """The algorithm that is this one without the division."""
+    """The algorithm that equals this one without the division."""
     stored_as: str | None = None
-    """The algorithm that rows are stored with, where the advantages trained with are made later; samplers read them."""
+    """The algorithm of the stored advantages, which samplers read, if those of the training are computed later."""
     credits: tuple[str, ...] = ("trajectory", "turn", "state")
-    """Values of `advantage.credit` it goes with."""
+    """Values of `advantage.credit` that it goes with."""
     several_agents: bool = True
     """Agents of one episode may have rewards of their own."""
     greedy_episodes: bool = False
@@ -82,18 +82,18 @@ class Algorithm:
 
     @property
     def compares_members(self) -> bool:
-        """Other trajectories say what a reward is measured by: replayed members can be among them."""
+        """True if a reward is compared with those of other trajectories, which may be replayed ones."""
         return self.compares in ("group", "batch")
 
     @property
     def skips_equal_groups(self) -> bool:
-        """A group of equal rewards teaches nothing, and can be replaced."""
+        """True if a group of equal rewards teaches nothing, so that it can be replaced."""
         return self.compares == "group" and not self.whitens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """One value of `loss.<stream>.objective`: its loss, and what a pass over some of the rows must know of it."""
+    """One value of `loss.<stream>.objective`: its loss, and what else training must know about it."""
 
     name: str
     paper: str
@@ -102,19 +102,19 @@ class Objective:
     function: Callable[..., PolicyLoss]
     """Takes an `ObjectiveInput`; its keyword arguments are the options, with their types and defaults."""
     replay_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Options whose default is another one for the replay stream."""
+    """The options that have another default in the replay stream, with this default."""
     whole_trajectories: bool = False
-    """A token's loss depends on all rows of its trajectory: they must be in one pass."""
+    """A token's loss depends on all rows of its trajectory, so they must be in one pass."""
     needs_advantage: bool = True
-    """Where the advantage is 0 there is neither loss nor gradient: such rows can be left out."""
+    """A token of advantage 0 has no loss and no gradient, so rows without an advantage can be left out."""
     has_ratio: bool = True
-    """False: its anchor is a denominator of nothing but the metrics."""
+    """False: the loss has no ratio, so only metrics use the anchor."""
     bounded: bool = True
-    """Something in it bounds how far an update goes from the policy that sampled."""
+    """The loss limits how far an update moves away from the policy that sampled."""
     anchor: str | None = None
-    """The anchor that it must have; None: any."""
+    """The only anchor that it allows; None: any."""
     replaces_missing: bool = False
-    """It can be trained on tokens of unknown behavior log-probs: a value of `loss.<stream>.missing_log_probs`."""
+    """It can train tokens with unknown behavior log-probs, so it is a value of `loss.<stream>.missing_log_probs`."""
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Advantages from a critic over the action tokens of whole trajectories, and the loss that the critic learns by."""
+"""Computes advantages from a critic over the action tokens of whole trajectories, and the critic's own loss."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from agentloop.algorithms.log_probs import require_detached
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CriticRows:
-    """Rows of a batch as a critic sees them; those of one trajectory must be in their order. Reward units."""
+    """The rows of a batch for a critic, in reward units. The rows of one trajectory must be in order."""
 
     rewards: Tensor
     """[B, T]"""
     values: Tensor
-    """[B, T]: of the state before each action token."""
+    """[B, T]: value of the state before each action token."""
     bootstrap: Tensor
-    """[N]: value behind the last action token of each trajectory; 0 where the episode ended."""
+    """[N]: value after the last action token of each trajectory; 0 where the episode ended."""
     response_mask: Tensor
     """[B, T] bool: action tokens."""
     loss_mask: Tensor
@@ -30,10 +30,10 @@ class CriticRows:
 
 
 def gae(rows: CriticRows, *, gamma: float, gae_lambda: float) -> Tensor:
-    """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438), [B, T]; 0 but on action tokens.
+    """Estimate advantages (GAE, Schulman et al. 2016, arXiv 1506.02438), [B, T]; 0 except on action tokens.
 
-    A_k = sum over l >= 0 of (gamma gae_lambda)^l delta_{k+l} with delta_k = r_k + gamma V_{k+1} - V_k. k counts the
-    action tokens of a trajectory alone, in order over its rows: what tools and users wrote takes no time.
+    A_k = sum over l >= 0 of (gamma gae_lambda)^l delta_{k+l} with delta_k = r_k + gamma V_{k+1} - V_k. k counts
+    only the action tokens of a trajectory, in order over its rows: the text of tools and users takes no time.
     """
     values, bootstrap = rows.values, rows.bootstrap
     lines, columns = rows.response_mask.nonzero(as_tuple=True)
@@ -58,9 +58,9 @@ def gae(rows: CriticRows, *, gamma: float, gae_lambda: float) -> Tensor:
 
 
 def at_last_action_token(scores: Tensor, response_mask: Tensor, trajectory: Tensor) -> Tensor:
-    """[B, T] rewards from scores [N] of trajectories: all of it at the last action token, over all rows.
+    """Make rewards [B, T] that give the score [N] of each trajectory to its last action token.
 
-    A trajectory without an action token keeps its score to itself.
+    The score of a trajectory without an action token is left out.
     """
     rows, columns = response_mask.nonzero(as_tuple=True)
     owners, places, lengths = _in_order(trajectory[rows], len(scores))
@@ -71,7 +71,7 @@ def at_last_action_token(scores: Tensor, response_mask: Tensor, trajectory: Tens
 
 
 def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For action tokens in batch order: their trajectories, their numbers within them; and each one's tokens [N]."""
+    """Return the trajectory of each action token, its place there, and each trajectory's number of tokens [N]."""
     lengths = torch.bincount(owners, minlength=count)
     order = torch.argsort(owners, stable=True)
     begins = lengths.cumsum(0) - lengths
@@ -81,10 +81,10 @@ def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def whiten_tokens(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
-    """(A - mean) / sqrt(variance + 1e-8) where `mask`, 0 elsewhere; mean and variance (n - 1) are of `population`.
+    """Whiten advantages by those of `population`: (A - mean) / sqrt(variance + 1e-8) in `mask`, 0 elsewhere.
 
-    What is outside of the population is divided by the deviation of all that is in `mask`: it can't move the
-    population, and nearly equal advantages there can't blow it up. What is all equal is exactly 0.
+    Tokens outside the population are divided by the deviation of all tokens in `mask` instead. So they do not change
+    the population, and stay small if the population is nearly equal. Equal advantages become exactly 0.
     """
     if not bool(population.any()):
         return torch.zeros_like(advantages)
@@ -95,7 +95,7 @@ def whiten_tokens(advantages: Tensor, mask: Tensor, population: Tensor) -> Tenso
 
 
 def _mean(values: Tensor) -> Tensor:
-    """Of equal values exactly their value: rounding must not become a signal."""
+    """Compute the mean. The mean of equal values is exactly their value: rounding must not become a signal."""
     return values[0] if bool((values == values[:1]).all()) else values.mean()
 
 
@@ -107,12 +107,12 @@ def _deviation(values: Tensor) -> Tensor:
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, mask: Tensor, value_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Losses [B, T], reward units squared, and bool where the clip range decided them; 0 and False outside the mask.
+    """Compute losses [B, T] in squared reward units, and where the clip range decided them; 0, False outside `mask`.
 
-    0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), c = `value_clip`; None: 0.5 (V - R)^2.
+    0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) with c = `value_clip`; if that is None, 0.5 (V - R)^2.
 
-    PPO's clipped value loss with the factor 1/2 (Schulman et al. 2017's code; so do verl and TRL): the gradient of an
-    unclipped token is V - R. Raises ValueError if old values or returns require grad.
+    This is PPO's clipped value loss with the factor 1/2 (as in the code of Schulman et al. 2017, verl and TRL): the
+    gradient of an unclipped token is V - R. Raises ValueError if old values or returns require grad.
     """
     require_detached(old_values=old_values, returns=returns)
     # Replaced before the arithmetic: whatever stands outside the mask must not reach the gradient as 0 x inf.
@@ -127,7 +127,7 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float | None:
-    """1 - Var(R - V) / Var(R) of [n] values and returns: 1 is perfect, 0 no better than a constant, negative worse.
+    """Compute 1 - Var(R - V) / Var(R) of values and returns [n]: 1 is perfect, 0 no better than a constant.
 
     None where returns don't vary.
     """

@@ -24,7 +24,7 @@ def token_weights(
     normalise: Normalise,
     replay_weight: float,
 ) -> Tensor:
-    """Weight of every token of one optimizer step, [B, T] float64; 0 outside `loss_mask`.
+    """Compute the weight of every token of one optimizer step, [B, T] float64; 0 outside `loss_mask`.
 
     With N trained tokens, B trajectories that have one, and n_i trained tokens of trajectory i over all its rows:
 
@@ -48,7 +48,7 @@ def token_weights(
 
 
 def _row_weights(tokens: Tensor, trajectory: Tensor, *, mode: Aggregation, norm_length: float | None) -> Tensor:
-    """[B] weight of each trained token of a row, from the rows' numbers of trained tokens."""
+    """Compute the weight of a trained token of each row, [B], from the rows' numbers of trained tokens."""
     count = int(trajectory.max()) + 1 if len(trajectory) else 0
     per_trajectory = tokens.new_zeros(count).index_add_(0, trajectory, tokens)
     sequences = (per_trajectory > 0).sum().clamp_min(1)
@@ -70,13 +70,13 @@ Anchor = Literal["old", "behavior"]
 
 @dataclass(frozen=True)
 class StreamLoss:
-    """What the rows of one kind are trained with."""
+    """The loss of the rows of one kind."""
 
     objective: TokenLoss
     anchor: Anchor = "old"
     """The denominator of the ratio."""
     missing: TokenLoss | None = None
-    """For the tokens whose behavior policy is unknown; None: `objective` as for all others."""
+    """The objective of tokens whose behavior policy is unknown; None: `objective`."""
     whole_trajectories: bool = False
     """All rows of a trajectory must be in one pass."""
     needs_advantage: bool = True
@@ -84,14 +84,14 @@ class StreamLoss:
 
 
 Kinds = Sequence[tuple[Tensor, StreamLoss]]
-"""Which rows, [B] bool, have which loss; each row has one."""
+"""Masks of rows, [B] bool, with their loss; each row is in one mask."""
 
 
 def anchor_log_probs(old_log_probs: Tensor, behavior_log_probs: Tensor, kinds: Kinds) -> Tensor:
-    """The denominator of each row's ratio, [B, T] nats: `old` or `behavior`, as its loss says.
+    """Choose the denominator of each row's ratio, [B, T] nats: `old` or `behavior`, as its loss says.
 
     Where the behavior policy is unknown, the old log-probs stand in for it: the ratio is 1 until the weights change.
-    Whether such a token may be trained at all is for the caller to say.
+    The caller decides whether such a token may be trained.
     """
     behavior_rows = torch.stack([rows & (loss.anchor == "behavior") for rows, loss in kinds]).any(dim=0)
     chosen = behavior_rows[:, None] & behavior_log_probs.isfinite()
@@ -99,8 +99,7 @@ def anchor_log_probs(old_log_probs: Tensor, behavior_log_probs: Tensor, kinds: K
 
 
 def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weights: Tensor | None = None) -> PolicyLoss:
-    """Each row by the objective of its kind, which is given the rows of that kind alone, times its importance weights,
-    which must be detached."""
+    """Compute each row's loss by the objective of its kind, times the importance weights, which must be detached."""
     loss = torch.zeros_like(inputs.log_probs)
     clipped, lower = torch.zeros_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask)
     for rows, kind in kinds:
@@ -120,7 +119,7 @@ def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weigh
 
 
 def _two_objectives(inputs: ObjectiveInput, objective: TokenLoss, missing: TokenLoss) -> PolicyLoss:
-    """`missing` for the tokens whose behavior policy is unknown, `objective` for the others."""
+    """Use `missing` for the tokens whose behavior policy is unknown, and `objective` for the others."""
     known = inputs.behavior_log_probs.isfinite()
     one, other = objective(inputs.only(known)), missing(inputs.only(~known))
     return PolicyLoss(one.loss + other.loss, one.clipped | other.clipped, one.clipped_lower | other.clipped_lower)

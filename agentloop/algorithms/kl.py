@@ -18,13 +18,13 @@ K3_BOUND = 10.0
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: Estimator) -> Tensor:
-    """Nats per token; 0 outside `mask`.
+    """Estimate the KL of each token, in nats; 0 outside `mask`.
 
     - k1: d. Unbiased, may be negative.
     - k2: d^2 / 2. Biased, >= 0; its gradient is that of the KL.
-    - k3: min(exp(-d) - 1 + d, 10). Unbiased below the bound, >= 0; it has no gradient beyond it, where d is under -2.61
-      or over 11. Without the bound, which is verl's, one stale token would own a step: exp(20) nats.
-    - abs: |d|. A distance, no estimate of the KL.
+    - k3: min(exp(-d) - 1 + d, 10). Unbiased below the bound, >= 0. Beyond the bound, d < -2.61 or d > 11, it has no
+      gradient. Without the bound, which is verl's, one stale token of exp(20) nats would dominate a step.
+    - abs: |d|. A distance, not an estimate of the KL.
     """
     d = log_ratios(log_probs, ref_log_probs, mask)
     match estimator:
@@ -47,16 +47,16 @@ def kl_loss(
     estimator: Estimator,
     gradient: KlGradient,
 ) -> Tensor:
-    """The KL as a loss, per token; 0 with gradient 0 outside `mask`.
+    """Compute the KL as a loss per token; value and gradient are 0 outside `mask`.
 
-    An unbiased estimate does not differentiate to an unbiased gradient, as the tokens' distribution moves too. For
-    tokens sampled from the current policy the mean gradient of k1 is 0, that of k3 is the gradient of KL(reference ||
-    policy), and that of k2 the one wanted.
+    The gradient of an unbiased estimate is not unbiased, because the distribution of tokens changes too. For tokens
+    sampled from the current policy the mean gradient of k1 is 0, that of k2 is the gradient of the KL, and that of k3
+    is the gradient of KL(reference || policy).
 
-    - plain: of the estimator itself; k3 is GRPO as published (arXiv 2402.03300).
-    - straight_through: the estimator's value with k2's gradient: that of the KL where the current policy sampled.
-    - importance: exp(clamp(log_probs - anchors)) x estimator, gradient through both: for k1 and k3 value and gradient
-      are the KL's for tokens sampled from the policy of `anchors` (DeepSeek-V3.2, arXiv 2512.02556).
+    - plain: the estimator with its own gradient; k3 is GRPO as published (arXiv 2402.03300).
+    - straight_through: the estimator's value with k2's gradient, which is the KL's if the current policy sampled.
+    - importance: exp(clamp(log_probs - anchors)) x estimator, with the gradient of both. If the policy of `anchors`
+      sampled, value and gradient of k1 and k3 are the KL's (DeepSeek-V3.2, arXiv 2512.02556).
 
     Raises ValueError if reference or anchors require grad.
     """

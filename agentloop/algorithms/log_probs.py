@@ -23,7 +23,7 @@ class Predictions:
 
 
 def predictions(response_mask: Tensor) -> Predictions:
-    """The next-token shift, and the only place where it happens: token t is predicted by the logits at t - 1.
+    """Shift by one token, here and nowhere else: token t is predicted by the logits at t - 1.
 
     Raises ValueError if the first token of a row is an action token, which nothing predicts.
     """
@@ -35,13 +35,13 @@ def predictions(response_mask: Tensor) -> Predictions:
 
 
 def log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
-    """log softmax(logits / temperature) of [N, V] logits at [N] temperatures, in float32 or better; nats."""
+    """Compute log softmax(logits / temperature) of [N, V] logits at [N] temperatures, in float32 or better; nats."""
     precise = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(precise / temperature[:, None], dim=-1)
 
 
 def entropies(scores: Tensor) -> Tensor:
-    """-sum p log p of [N, V] log-probabilities; nats."""
+    """Compute the entropy -sum p log p of [N, V] log-probabilities; nats."""
     return -(scores.exp() * scores.clamp_min(_LOWEST_SCORE)).sum(dim=-1)
 
 
@@ -50,7 +50,7 @@ LOG_RATIO_BOUND = 20.0
 
 
 def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """clamp(log_probs - anchor_log_probs, -20, 20) where `mask`, 0 elsewhere; nats.
+    """Compute clamp(log_probs - anchor_log_probs, -20, 20) where `mask`, 0 elsewhere; nats.
 
     Masked inputs are replaced before the subtraction: a NaN or a wild stored value outside the mask would
     otherwise reach the gradient as 0 x inf.
@@ -61,13 +61,13 @@ def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Ten
 
 
 def require_detached(**tensors: Tensor) -> None:
-    """Raises ValueError for a tensor that requires grad: a gradient through it would be another objective."""
+    """Raise ValueError for a tensor that requires grad: a gradient through it would be another objective."""
     for name, tensor in tensors.items():
         if tensor.requires_grad:
             raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
 
 
 def sum_by_trajectory(values: Tensor, trajectory: Tensor, count: int) -> Tensor:
-    """[..., count] float64: sums of [..., B, T] values over all rows of each trajectory."""
+    """Sum [..., B, T] values over all rows of each trajectory, to [..., count] float64."""
     sums = values.double().sum(dim=-1)
     return sums.new_zeros(*sums.shape[:-1], count).index_add_(-1, trajectory, sums)

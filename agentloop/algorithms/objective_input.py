@@ -1,6 +1,6 @@
-"""What an objective is given of some rows, and what it gives back. Its own imports hold no torch: see `catalog.py`.
+"""The input and the result of an objective. Importing this module must not import torch (see `catalog.py`).
 
-An objective gives exactly 0, with a gradient of exactly 0, outside the loss mask.
+Outside the loss mask, the loss of an objective and its gradient are exactly 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenRows:
-    """What of its rows a loss is made from, whatever the policy thinks of them."""
+    """The part of an objective's input that does not depend on the current weights."""
 
     behavior_log_probs: Tensor
     """[B, T] float32, nats; NaN where no behavior policy is known."""
@@ -44,8 +44,8 @@ class TokenRows:
 class ObjectiveInput(TokenRows):
     """Rows of one stream, before aggregation.
 
-    Outside `loss_mask` every [B, T] array but the mask is 0 and cut off from the gradient, whatever was passed: a wild
-    or unknown number of a token that is not trained can't reach the loss. Everything but `log_probs` must be detached.
+    Outside `loss_mask` every [B, T] array but the mask is set to 0 without gradient. So a wild or unknown number of a
+    token that is not trained can't reach the loss. Everything but `log_probs` must be detached.
     """
 
     log_probs: Tensor
@@ -53,9 +53,9 @@ class ObjectiveInput(TokenRows):
     anchors: Tensor
     """[B, T] nats: the denominator of the ratio, `old` or `behavior` as the stream's anchor says."""
     num_trajectories: int
-    """Trajectories of the whole batch; not all of them need to have a row here."""
+    """Number of trajectories in the whole batch; some may have no row here."""
     signal_share: Tensor
-    """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
+    """[B]: share of trajectories with an advantage other than 0, in the row's stream and the whole optimizer step."""
 
     def __post_init__(self) -> None:
         for name in ("anchors", "behavior_log_probs", "advantages", "signal_share"):
@@ -74,23 +74,23 @@ class ObjectiveInput(TokenRows):
         return log_ratios(self.log_probs, self.anchors, self.loss_mask)
 
     def only(self, mask: Tensor) -> ObjectiveInput:
-        """With those trained tokens alone that are in `mask` [B, T]."""
+        """Leave only those trained tokens that are in `mask` [B, T]."""
         return replace(self, loss_mask=self.loss_mask & mask)
 
     def rows(self, positions: Tensor) -> ObjectiveInput:
-        """Some of the rows."""
+        """Select the rows at these positions."""
         names = ("log_probs", "anchors", "behavior_log_probs", "advantages", "loss_mask", "trajectory", "signal_share")
         chosen = replace(self, **{name: getattr(self, name)[positions] for name in names})
         vars(chosen)["log_ratios"] = self.log_ratios[positions]  # made once, whatever the number of parts
         return chosen
 
     def trajectory_sum(self, values: Tensor) -> Tensor:
-        """[B, 1]: the sum of [B, T] values over the trained tokens of the row's whole trajectory, with gradient."""
+        """Sum [B, T] values over the trained tokens of each row's whole trajectory, to [B, 1] with gradient."""
         rows = values.where(self.loss_mask, values.new_zeros(())).sum(dim=1)
         return rows.new_zeros(self.num_trajectories).index_add(0, self.trajectory, rows)[self.trajectory][:, None]
 
     def trajectory_mean(self, values: Tensor) -> Tensor:
-        """[B, 1]: likewise their mean; 0 for a trajectory without a trained token."""
+        """Average [B, T] values over the same tokens; 0 for a trajectory without a trained token."""
         return self.trajectory_sum(values) / self.trajectory_sum(values.new_ones(values.shape)).clamp_min(1)
 
 
@@ -99,15 +99,15 @@ TokenLoss = Callable[[ObjectiveInput], PolicyLoss]
 
 
 def unclipped(loss: Tensor) -> PolicyLoss:
-    """The loss of an objective that has no bounds."""
+    """Make the loss of an objective without bounds."""
     return clipped_where(loss, loss.new_zeros(loss.shape).bool())
 
 
 def clipped_where(loss: Tensor, bounded: Tensor) -> PolicyLoss:
-    """The loss of an objective without a dual clip, and where a bound decided it."""
+    """Make the loss of an objective without a dual clip; `bounded` is where a bound decided it."""
     return PolicyLoss(loss, bounded, bounded.new_zeros(bounded.shape))
 
 
 def exact_sigmoid(x: Tensor) -> Tensor:
-    """The sigmoid with an exact gradient where it is close to 1: there 1 - s would lose its digits."""
+    """Compute the sigmoid with an exact gradient even close to 1, where 1 - s would lose its digits."""
     return (1 - (-x).sigmoid()).where(x > 0, x.sigmoid())

@@ -28,8 +28,8 @@ def write_demonstrations(
 ) -> ExportReport:
     """Write rows that ended with an answer, one line each, in OpenAI's chat format with their tools.
 
-    An agent's session has one line per training sequence. Replies have weight 0, so that `sft` only shows them, if they
-    are not the policy's or another line has them. Rows of another environment or version are left out, because their
+    An agent's session has one line per training sequence. Replies that are not the policy's, or that another line
+    trains, have weight 0: `sft` only shows them. Rows of another environment or version are left out, because their
     tools are not known; sessions hold their own tools. Raises ReplayError for a file that can't be written.
     """
     known = [] if environments is None else [(one.name, one.version) for one in environments.all]

@@ -38,7 +38,7 @@ class ServedModel(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is asked of an evaluation."""
+    """The choices for an evaluation that a command can make."""
 
     tasks: int | None = None
     """Held-out tasks; None: as many as configured, as for the samples."""
@@ -103,7 +103,7 @@ def _evaluate_policy(
     whose: Evaluated,
     asked: Asked,
 ) -> EvaluationReport:
-    """`weights` are the place of the first model, and of weights saved since."""
+    """Evaluate weights: `weights` is the place of the first model, and the place of those saved since, if any."""
     display = ConsoleDisplay(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)
@@ -161,7 +161,7 @@ Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
 def play_with(
     model: str, environment: str, overrides: Sequence[str], *, task: int, respond: Respond | None = None
 ) -> tuple[Episode, RunConfig]:
-    """Let the newest policy of the run in the folder `model`, or the model of that path or hub id, play a task.
+    """Let a model play a task: `model` is a run's folder, for its newest policy, or a model's path or hub id.
 
     A run's own configuration is used, with the overrides over it. Raises UserError for a model that can't be loaded.
     With `respond`, this function answers the policy's replies, and the environment does not.

@@ -40,7 +40,7 @@ def _load_over_defaults(
     """Put `given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
 
     pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, but `loss.fresh` and
-    `loss.replay` share one class and differ in their defaults.
+    `loss.replay` have one class and different defaults.
     """
 
     def place(path: KeyPath) -> str:
@@ -245,7 +245,7 @@ def _keys_inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
 
 
 def _locate_rule(message: str, path: KeyPath, place: Place) -> tuple[KeyPath, str]:
-    """A broken rule over several keys, with the place of the first key that it names and that was written.
+    """Describe a broken rule over several keys. Its place is that of the first named key that somebody has set.
 
     The key may be below a free mapping or a list, such as context.options.budget.
     """

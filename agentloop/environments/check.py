@@ -27,7 +27,7 @@ _author_table = cache(author_table)
 
 
 def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:
-    """Return the class if it defines all that an Environment needs: for tasks that it makes, or reads from rows."""
+    """Return the class if it defines all that an Environment needs to make tasks, or to read them from rows."""
     if not issubclass(environment, Environment):
         raise UserError(
             f"{where} must be a subclass of agentloop.environments.Environment, "

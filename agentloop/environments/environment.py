@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a tool or `respond` returns where a text alone does not say it all."""
+    """What a tool or `respond` returns to give a reward or end the episode, besides a text."""
 
     content: Any = None
     """From a tool: what it would return otherwise. From `respond`: a text or messages. None: nothing is shown."""
@@ -87,7 +87,7 @@ def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
 
 
 def observed_rewards(messages: Sequence[Message]) -> tuple[float, ...] | None:
-    """Return what observations rewarded each reply with, 0 where they did not; None: no reply has a reward."""
+    """Return the reward of each reply by observations, 0 where there is none; None: no reply has a reward."""
     rewards = [message.reward for message in messages if message.author in (LLM, DEMONSTRATION)]
     return None if all(reward is None for reward in rewards) else tuple(reward or 0.0 for reward in rewards)
 

@@ -117,7 +117,7 @@ class EnvironmentFactory:
             return self.environment(**self.options)
 
     def connected(self, environment: Environment) -> AbstractContextManager[Future[Any]]:
-        """The block has the instance connected to MCP servers of its own, as soon as the future is done."""
+        """Connect the instance to MCP servers of its own, until the block ends. The yielded future waits for them."""
         if self.servers is not None:
             return self.servers.connected(environment)
         nothing = Future[Any]()
@@ -126,7 +126,7 @@ class EnvironmentFactory:
 
     @contextmanager
     def started(self, task: Task) -> Iterator[Environment]:
-        """The block has a new instance that was started with the task, outside of an episode; its end closes it."""
+        """Yield a new instance that was started with the task, outside of an episode, and close it afterwards."""
         environment = self.create()
         try:
             start_now(environment, task, self.where)
@@ -270,8 +270,8 @@ def load_environment(
     """Load the environment `name`, built-in or `path/to/file.py:ClassName`, and try it out. Raises UserError.
 
     With a `row` of the user's data the environment must read tasks from rows; without one it must make them. `tools`
-    are functions that the environment `rows` offers, and `answers` are its functions `respond` and `call_tool`;
-    `judges` are functions that decide there what a success is. The files of all are part of the environment's source.
+    are functions that the environment `rows` offers, `answers` are its functions `respond` and `call_tool`, and
+    `judges` are the functions that decide success. All their files are part of the environment's source.
     """
     found = rows_with_functions(tools, answers or {}) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)

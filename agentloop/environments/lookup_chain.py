@@ -117,7 +117,7 @@ class LookupChain(Environment):
         return rewards
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """The conversation solved the task of the key from which its last lookups followed `next` to its answer."""
+        """Return the task of the key from which the last lookups followed `next` to the answer."""
         replies = [message for message in messages if message.author == LLM]
         store: Mapping[str, Record] = task.payload["store"]
         keys = [

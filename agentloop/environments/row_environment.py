@@ -136,7 +136,7 @@ _ANSWERS: Mapping[str, tuple[str, ...]] = {"respond": ("task", "messages"), "cal
 
 
 def rows_with_functions(names: Sequence[str], answers: Mapping[str, str]) -> type[Environment]:
-    """Make the environment `rows` with functions as its tools and, by the method's name, as `respond` or `call_tool`.
+    """Make the environment `rows` with the functions `names` as tools, and `answers` as `respond` or `call_tool`.
 
     Raises UserError for an unfit function.
     """

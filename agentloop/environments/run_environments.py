@@ -87,7 +87,7 @@ def open_tasks(
     """Load and check the environments of a run, and its tasks.
 
     `sources` are the source digests that the run has had. Raises UserError where today's digest differs from the last
-    of them, unless `environment_changed`. A digest that differs from the first makes another version.
+    of them, unless `environment_changed`. If it differs from the first, the version is another.
     """
     rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})

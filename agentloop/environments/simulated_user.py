@@ -1,8 +1,8 @@
 """A user played by a model, or by a script, for use inside `Environment.respond`.
 
-The user sees the conversation from the other side: what the policy says is what a user is told, and what the user said
-before is what the model itself said. It is shown no system message, and tool calls and results only with
-`sees_tools`, so that it can't leak what the policy did not tell it.
+The user's model sees the conversation with the roles exchanged: the policy's replies are messages of a user, and what
+the user said is its own replies. It is shown no system message, and tool calls and results only with `sees_tools`, so
+that it can't leak what the policy did not tell it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from context.messages import Message
 
 _MOST_BYTES = 1 << 20
 _GREETING = "Hi! How can I help you today?"
-"""What the policy is made to have said first: many chat templates want a conversation to begin with the other side."""
+"""A first message in the policy's name: many chat templates need a message of role `user` before all replies."""
 
 
 _OTHER_SIDE = {"assistant": "user", "user": "assistant"}
@@ -156,5 +156,5 @@ class SimulatedUser:
 
 @cache
 def _trusted_context() -> ssl.SSLContext:
-    """Load the machine's trusted certificates, once: that takes 40 ms, in which no other episode goes on."""
+    """Load the machine's trusted certificates once: it takes 40 ms, in which no other episode continues."""
     return ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""Trajectories as tensors, one row per training sequence, padded on the right; cut into optimizer steps and passes."""
+"""Makes tensors of trajectories, one row per training sequence, and cuts them into optimizer steps and passes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Batch(TokenRows):
     replay_mask: Tensor
     """[B] bool: drawn from the buffer."""
     hinted: Tensor
-    """[B] bool: a fresh row, of a trajectory that was sampled in sight of a hint."""
+    """[B] bool: a fresh row of a trajectory that was sampled while a hint was shown."""
     loss_weights: Tensor
-    """[B] float32: what the loss of the row's tokens is multiplied by; denominators don't know of it."""
+    """[B] float32: factor on the loss of the row's tokens; it is in no denominator."""
     temperature: Tensor
-    """[B] float32: what the row was sampled at."""
+    """[B] float32: temperature at which the row was sampled."""
     members: tuple[BatchRow, ...]
     """The trajectories, each once; `trajectory` holds indices into them."""
 
@@ -70,9 +70,9 @@ class Batch(TokenRows):
 
     @property
     def signal_share(self) -> Tensor:
-        """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
+        """[B] float64: share with an advantage other than 0, among the trained trajectories of the row's stream.
 
-        1 / their number where there is none: then nothing is divided by it but zeros.
+        If there is none, it is 1 / their number: then only zeros are divided by it.
         """
         replayed = self.replayed
         trained, with_signal = torch.zeros_like(replayed), torch.zeros_like(replayed)
@@ -130,9 +130,9 @@ class CriticOutputs:
     rewards: Tensor
     """Scores less the KL penalty."""
     values: Tensor
-    """Before the first optimizer step of the iteration."""
+    """Estimates before the first optimizer step of the iteration."""
     returns: Tensor
-    """advantages + values, before advantages are whitened: what the critic regresses on."""
+    """The critic's targets: advantages + values, before advantages are whitened."""
 
     def select(self, positions: Tensor, width: int) -> CriticOutputs:
         return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
@@ -150,11 +150,11 @@ class ScoredBatch:
     critic: CriticOutputs | None = None
     """None without a critic."""
     importance_weights: Tensor | None = None
-    """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
+    """[B, T]: factor on the policy loss of a token; None: 1."""
     entropies: Tensor | None = None
     """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Components of a batch have none."""
     reuses: bool = False
-    """Whether some old log-probs are those that were stored when their rows were sampled."""
+    """True if some old log-probs were stored when their rows were sampled."""
 
     def select(self, positions: Tensor) -> ScoredBatch:
         """Select rows, and cut them to the longest of them."""
@@ -167,7 +167,7 @@ class ScoredBatch:
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
-    """The rows' segments as tensors, in order; masks come from the authors of the tokens.
+    """Make tensors of the rows' segments, in order; masks come from the authors of the tokens.
 
     Raises ValueError for an empty batch, a trajectory that occurs twice, is empty, was sampled greedily, or
     has an advantage that is not finite or of another length than its tokens.
@@ -257,18 +257,18 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
 
 
 def members_of(rows: Sequence[BatchRow]) -> list[Member]:
-    """The rows of a batch as members that a baseline compares."""
+    """Make the members that a baseline compares from the rows of a batch."""
     return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
 
 
 def member_of(row: Trajectory, reward: float) -> Member:
-    """A trajectory as a baseline sees it."""
+    """Make the member that a baseline compares from a trajectory."""
     record = row.record
     return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
 def plan_optimizer_steps(batch: Batch, config: RunConfig, *, iteration: int) -> list[list[int]]:
-    """The trajectories of each optimizer step of the iteration: the mini-batches of every epoch."""
+    """Choose the trajectories of each optimizer step of the iteration: the mini-batches of every epoch."""
     groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
     plan: list[list[int]] = []
     for epoch in range(config.batch.ppo_epochs):
@@ -277,11 +277,11 @@ def plan_optimizer_steps(batch: Batch, config: RunConfig, *, iteration: int) -> 
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
-    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none twice.
+    """Distribute the positions of all trajectories over ceil(len(groups) / size) mini-batches.
 
     `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are distributed as
-    evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Each has the batch's fresh:replay
-    split within one trajectory, where there are groups for all. Which go where depends on `seed` alone.
+    evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. If there are
+    groups for all, each has the batch's fresh:replay split within one trajectory. Only `seed` decides the distribution.
     """
     count = -(-len(groups) // size)
     if count == 0:
@@ -307,10 +307,10 @@ def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence
 def cut_micro_batches(
     lengths: Sequence[int], max_tokens: int, *, packs: bool = False, trajectories: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Positions of the rows of each pass: at most `max_tokens` tokens, at least one row.
+    """Cut rows into passes and return their positions: at most `max_tokens` tokens, at least one row in each pass.
 
-    By length, with the padding; packed rows as they come, a group's next to each other, which begin alike. With
-    `trajectories`, each row's, all rows of one are in the same pass, however long it is.
+    Padded rows are sorted by length, and padding counts. Packed rows stay in order, because a group's rows begin alike.
+    With `trajectories`, one for each row, all rows of a trajectory are in the same pass, however long they are.
     """
     rows: dict[int, list[int]] = {}
     for position, trajectory in enumerate(range(len(lengths)) if trajectories is None else trajectories):

@@ -1,4 +1,4 @@
-"""The critic learns, one optimizer step with each of the policy's; and what distance from the reference costs."""
+"""Teaches the critic, with one optimizer step for each of the policy's, and computes the KL penalty of rewards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from replay.records import BatchRow, StopReason, Trajectory
 
 _LIMITS = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.OVERTIME, StopReason.CALLED_LAST)
 CUT_OFF = frozenset({*_LIMITS, CONTEXT_FULL, SUMMARY_TOO_LONG})
-"""From the state they leave, an episode could have gone on. What is not named here is an end of the task itself."""
+"""Stop reasons after which an episode could have continued. All others end the task itself."""
 
 
 @dataclass
@@ -50,14 +50,14 @@ class CriticLearner:
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, iteration: int, *, rows: int) -> float:
-        """Begin the steps of an iteration of so many rows; their learning rate."""
+        """Begin the steps of an iteration with this number of rows, and return their learning rate."""
         return self._optimizer.begin(iteration, self._config, rows=rows)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
-        """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
+        """Add the gradient of the mini-batch's value loss to the critic, and return the loss; None without a token.
 
-        The mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each times its
-        row's `loss_weights`: cutting the step into passes changes speed and memory only.
+        The loss is the mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each
+        times its row's `loss_weights`. Cutting the step into passes changes only speed and memory.
         """
         batch = mini.batch
         assert mini.critic is not None, "a critic learns from a batch with its own values"
@@ -88,7 +88,7 @@ class CriticLearner:
         return self._optimizer.bytes_to_come()
 
     def bytes_of_state(self) -> int:
-        """The size of `state()` after the first step."""
+        """Return the bytes of `state()` after the first step."""
         weights: list[Tensor] = list(self.critic.weights.state_dict().values())
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
@@ -106,7 +106,7 @@ class CriticLearner:
         log.apply(self._optimizer, norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and optimizer, live tensors: `weights/<name>` and `optimizer/<name>/<field>`."""
+        """Return the tensors of weights and optimizer, not copies: `weights/<name>`, `optimizer/<name>/<field>`."""
         weights = {f"weights/{name}": tensor for name, tensor in self.critic.weights.state_dict().items()}
         return weights | {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
 
@@ -122,7 +122,7 @@ class CriticLearner:
 
 
 def learned(batch: Batch, config: RunConfig) -> Tensor:
-    """[B, T] bool: tokens whose value the critic learns."""
+    """Find the tokens, [B, T] bool, whose value the critic learns."""
     if config.critic.train_on == "both":
         return batch.loss_mask
     return batch.loss_mask & ~batch.replay_mask[:, None]
@@ -142,7 +142,7 @@ def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
 
 
 def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> ScoredBatch:
-    """The batch with values under the critic as it is, and with advantages and returns by GAE.
+    """Add the current critic's values to the batch, with advantages and returns by GAE.
 
     Fresh and replayed rows are treated alike: their stored advantages are replaced. The KL penalty compares old
     log-probs with the reference's; without a reference there is none.
@@ -189,7 +189,7 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
 
 
 def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
-    """[N]: the value of the last state of each trajectory that a limit cut off; 0 for trajectories that ended."""
+    """Find the value of the last state of trajectories that a limit cut off, [N]; 0 for those that ended."""
     last = torch.zeros(batch.num_trajectories, dtype=torch.int64, device=behind.device)
     positions = torch.arange(len(behind), device=behind.device)
     last.scatter_reduce_(0, batch.trajectory, positions, "amax")

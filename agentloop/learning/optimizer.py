@@ -1,4 +1,4 @@
-"""Moves the weights of a policy or a critic: learning rate, gradient norm, and the optimizer's state."""
+"""Updates the weights of a policy or critic: learning rate, gradient norm, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEANS = {"adamw": 2, "sgd": 1, "muon": 1}
 
 
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
-    """The scheduled learning rate of 1-based `iteration`; it depends on nothing else.
+    """Compute the scheduled learning rate of an iteration, counted from 1. It depends on nothing else.
 
     It rises linearly over `warmup_iterations`, is at its peak in the next iteration, and ends at `final_factor` of the
     peak in the last iteration.
@@ -159,7 +159,7 @@ class WeightOptimizer:
         }
 
     def begin(self, iteration: int, config: RunConfig, *, rows: int) -> float:
-        """Begin the steps of an iteration of so many rows, without gradients that others left; their learning rate."""
+        """Clear gradients, and set and return the learning rate for the steps of an iteration with `rows` rows."""
         rate = learning_rate(self._section, iteration=iteration, iterations=config.run.schedule_length)
         if config.replay.shortfall == "shrink":
             rate *= shrunk_factor(rows, config.batch)
@@ -173,7 +173,7 @@ class WeightOptimizer:
                 group["lr"] = rate
 
     def gradient_norm(self) -> float:
-        """Euclidean norm of all gradients together, over all ranks; NaN or inf if any of them is."""
+        """Compute the Euclidean norm of all gradients together, over all ranks; NaN or inf if one of them is."""
         norm = nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -182,13 +182,13 @@ class WeightOptimizer:
             parameter.grad = None
 
     def bytes_to_come(self) -> int:
-        """Memory still to be taken: by gradients, and by optimizer means that don't exist yet."""
+        """Return the bytes that gradients and optimizer means will still take."""
         parts = [(target, self._movers[name]) for name, target in self._targets.items()]
         means = [0 if target in self._optimizers[mover].state else _MEANS[mover] for target, mover in parts]
         return sum(4 * target.numel() * (1 + kept) for (target, _), kept in zip(parts, means, strict=True))
 
     def bytes_of_state(self) -> int:
-        """The size of `state()` once every parameter has been updated."""
+        """Return the bytes of `state()` once every parameter has been updated."""
         kept = {name: _MEANS[self._movers[name]] + (name in self._masters) for name in self._targets}
         return sum(4 * target.numel() * kept[name] for name, target in self._targets.items())
 
@@ -207,9 +207,9 @@ class WeightOptimizer:
         self.clear_gradients()
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, step counts and masters as `<parameter>/<optimizer>.<field>` and `<parameter>/master`.
+        """Return moments, step counts and masters by `<parameter>/<optimizer>.<field>` and `<parameter>/master`.
 
-        Live tensors, not copies; sharded as the parameters are.
+        The tensors are not copies, and are sharded as the parameters are.
         """
         tensors = {f"{name}/{_MASTER}": master.detach() for name, master in self._masters.items()}
         for name, target in self._targets.items():
@@ -258,7 +258,7 @@ def sum_gradients_in_float32(parameters: Iterable[Tensor]) -> None:
 
 
 def _to_float32(parameter: Tensor) -> None:
-    """The first pass's gradient; what comes after is added to it in place, by autograd and by FSDP2 alike."""
+    """Convert the first pass's gradient; autograd and FSDP2 add later ones to it in place."""
     if parameter.grad is not None and parameter.grad.dtype in _HALF_PRECISION:
         parameter.grad = parameter.grad.float()
 
@@ -275,7 +275,7 @@ def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSectio
 
 
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Names of the trainable matrices between embeddings and head. Muon is made for these.
+    """Find the names of the trainable matrices between embeddings and head. Muon is made for these.
 
     A matrix of one row, such as a value head, counts as a vector. A parameter that is no layer's `weight` is left out:
     it is not multiplied with, for example a state space model's table of decays.
@@ -297,7 +297,7 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 
 def _laid_like(value: Tensor, target: Tensor) -> Tensor:
-    """A copy on the device of `target`, sharded like `target`."""
+    """Copy a tensor to the device of `target`, sharded like `target`."""
     if isinstance(target, DTensor) and not isinstance(value, DTensor):
         return distribute_tensor(value.detach().to(target.device), target.device_mesh, target.placements)
     return value.detach().clone().to(target.device)

@@ -26,7 +26,7 @@ from agentloop.models.actor import Actor
 
 
 def rows_of_parts(batch: Batch, parts: Collection[str]) -> dict[str, Tensor]:
-    """The rows, [B] bool, of each of the parts `fresh`, `replay` and `hinted`, by the part's name.
+    """Find the rows, [B] bool, of each part, by its name: `fresh`, `replay` or `hinted`.
 
     Hinted rows belong to `fresh` if they have no part of their own.
     """
@@ -43,9 +43,9 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
     """Refuse behavior log-probs that can't be a ratio's denominator: unknown ones, and those of a truncated
     distribution.
 
-    A number in place of an unknown log-prob would make up a ratio. Under top-p or top-k the stored log-probs may be of
-    another distribution than the recomputed ones. A KL loss whose gradient is weighed by importance has a ratio too;
-    there old log-probs replace unknown ones.
+    Without the log-prob of a token, its ratio is unknown. Under top-p or top-k the stored log-probs may belong to
+    another distribution than the recomputed ones. A KL loss with `importance` gradient has a ratio too; there old
+    log-probs replace unknown ones.
     """
     weighs_kl = kl.loss_coef > 0 and kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1).tolist()
@@ -81,7 +81,7 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
 def score(
     actor: Actor, batch: Batch, *, max_tokens: int, known: Tensor | None = None, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
+    """Compute log-probs and entropies of all rows' action tokens, [B, T] nats, in passes of `max_tokens`.
 
     `known` rows, [B] bool, need no pass: they get their stored log-probs, and NaN as entropies. Several ranks share the
     passes, and all of them get all results.
@@ -120,13 +120,13 @@ def score_batch(
 
 
 def reusable_rows(batch: Batch) -> Tensor:
-    """[B] bool: rows that the current weights sampled, so that behavior and old log-probs are equal."""
+    """Find the rows, [B] bool, that the current weights sampled: behavior and old log-probs are equal."""
     flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
     return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 
 
 def corrected(scored: ScoredBatch, parts: Mapping[str, StreamLossSection]) -> tuple[ScoredBatch, dict[str, float]]:
-    """The batch with its importance weights and without rejected tokens, and the metrics of both streams.
+    """Add importance weights to the batch and leave out rejected tokens; also return metrics of both streams.
 
     The metrics are over a stream's trained tokens. `missing_log_probs` is the share of unknown behavior log-probs
     (absent if none is unknown). With a correction, `importance_weight_mean` is the mean weight and
@@ -169,7 +169,7 @@ class StepLoss:
     """The loss of one optimizer step, over all its passes."""
 
     loss: float
-    """What was differentiated."""
+    """The loss whose gradient was taken."""
     kl: float
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
@@ -184,11 +184,10 @@ def accumulate_gradients(
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
     The loss is the sum of (policy loss x importance weight + kl.loss_coef x KL - loss.entropy_coef x entropy) x weight
-    over trained tokens; a token's weight is its share in the whole step, so that cutting it into passes changes
-    speed and memory only, times its row's `loss_weights`. Rows that can't contribute are left out of the
-    passes and stay in every denominator. An objective of whole trajectories gets all rows of one in the same pass,
-    which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is. Several ranks share the passes;
-    the sharded gradients and the result are sums over all of them.
+    over trained tokens. A token's weight is its share in the whole step times its row's `loss_weights`, so cutting the
+    step into passes changes only speed and memory. Rows that can't contribute are in no pass, but in every denominator.
+    An objective of whole trajectories gets all rows of a trajectory in one pass, even beyond
+    `batch.micro_batch_tokens`. Several ranks share the passes; gradients and result are sums over all ranks.
     """
     batch, kinds = mini.batch, _kinds_of(mini.batch, losses)
     whole = bool(_rows_where(kinds, "whole_trajectories").any())
@@ -222,13 +221,16 @@ def _idle_pass(actor: Actor, batch: Batch) -> None:
 
 
 def _rows_where(kinds: Kinds, name: str) -> Tensor:
-    """[B] bool: the rows whose loss has this property."""
+    """Find the rows, [B] bool, whose loss has this property."""
     return torch.stack([rows & getattr(loss, name) for rows, loss in kinds]).any(dim=0)
 
 
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
-    """[B] bool: the rows with a gradient. They have an advantage, or a trained token if all rows are regularised or
-    trained without an advantage. For an objective of whole trajectories, all rows of a trajectory count if one does."""
+    """Find the rows, [B] bool, with a gradient.
+
+    They have an advantage, or a trained token if all rows are regularised or trained without an advantage. For an
+    objective of whole trajectories, all rows of a trajectory count if one does.
+    """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
@@ -278,7 +280,7 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
 def _backward(
     actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """One forward-backward pass: [6] its shares of loss and KL, then how far the policy has moved, as `_moved` says."""
+    """Run one forward-backward pass. Returns [6]: its shares of loss and KL, then the result of `_moved`."""
     batch, section = micro.batch, config.loss
     kinds = _kinds_of(batch, losses)
     log_probs, entropies = actor.log_probs(

@@ -1,4 +1,4 @@
-"""The trainer of a run: in this process alone, or one on every rank, all doing what rank 0 does."""
+"""The trainer of a run: in this process alone, or one on every rank, which all repeat the calls of rank 0."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ class TrainerSpec:
 
     config: RunConfig
     first: Path | str
-    """The weights the run began with."""
+    """The weights that the run began with."""
     saved: Path | None
-    """Those of a checkpoint to go on from."""
+    """The weights of a checkpoint to continue from."""
     authors: AuthorTable
 
 
 def check_ranks(config: RunConfig, ranks: Ranks) -> None:
-    """Refuses what can't be sharded, or shared. Raises UserError."""
+    """Raise UserError for settings that do not work on several ranks."""
     if not ranks.several:
         return
     if ALGORITHMS[config.algorithm].needs_critic:
@@ -88,8 +88,8 @@ class RankedTrainer:
     def __init__(
         self, spec: TrainerSpec, ranks: Ranks, actor: Actor, *, samples: bool, reference: Actor | None
     ) -> None:
-        """`samples`: the actor's model samples in this process, and is the whole copy that it needs for that; `publish`
-        brings the sharded weights into it. Otherwise it is sharded itself, and nobody has it whole.
+        """With `samples` the actor's model stays whole, because it samples in this process; `publish` copies the
+        sharded weights into it. Otherwise the model itself is sharded.
         """
         self._copy = actor.model if samples else None
         self._ranks = ranks
@@ -122,9 +122,9 @@ Learner = Trainer | RankedTrainer
 
 
 def serve_rank(ranks: Ranks) -> None:
-    """Any other rank's: do what rank 0 does until it says that all is done.
+    """Repeat the calls of rank 0 on another rank until rank 0 ends it.
 
-    Signals are rank 0's to answer; when it is gone, this ends with a TrainingStopped.
+    Only rank 0 answers signals. When rank 0 is gone, TrainingStopped is raised.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -13,7 +13,7 @@ Losses = dict[str, StreamLoss]
 
 
 def stream_losses(section: LossSection) -> Losses:
-    """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
+    """Make the losses, running the files of users' objectives. Raises UserError if a file or function is missing."""
     return {name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()}
 
 

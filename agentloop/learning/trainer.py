@@ -1,4 +1,4 @@
-"""One batch, one update: fresh and replayed rows together, under one heterogeneous loss."""
+"""Updates the weights by one batch of fresh and replayed rows, with one heterogeneous loss."""
 
 import math
 from collections.abc import Sequence
@@ -68,20 +68,20 @@ class Trainer:
         self._penalises = _penalises_tokens(config)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
-        """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
+        """Compute old log-probs of all rows, then make ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
-        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own with each
-        of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
+        With a critic, values, KL-penalised rewards, advantages and returns are computed first. The critic makes a step
+        with each of the policy's, also while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
 
         A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
         moments and step counts as they are. docs/reading-a-run.md explains the metrics.
 
-        Rows that are `scored` need no pass for their old log-probs. Where those are found to be further than
-        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins again with recomputed ones.
+        Rows that are `scored` need no pass for their old log-probs. If these differ by more than SAMPLING_GAP_BOUND
+        from the log-probs of the first step's passes, the update begins again with recomputed ones.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        UserError where a GPU's memory ends, and, before anything has changed, UnknownAnchor for a trained token without
-        the behavior log-prob its ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
+        and UserError if a GPU's memory does not suffice. Before anything has changed, raises UnknownAnchor for a
+        trained token without the behavior log-prob that its ratio needs, and TruncatedSampling for top-p or top-k.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
         steps = _Steps(iteration, batch.replayed)
@@ -117,16 +117,17 @@ class Trainer:
         return None if said and not passes.recomputes else note
 
     def bytes_to_come(self) -> int:
-        """Memory still to be taken: by gradients, and by states of the optimizers that don't exist yet."""
+        """Return the bytes that gradients and optimizer states will still take."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
     def bytes_of_state(self) -> int:
-        """The size of what `save` writes after the first update."""
+        """Return the bytes that `save` writes after the first update."""
         return sum(part.bytes_of_state() for part in (self._optimizer, self._critic) if part is not None)
 
     def _update(self, batch: Batch, steps: _Steps, *, reuse: bool) -> UpdateResult | None:
-        """With `reuse`, rows that the current weights sampled take their behavior log-probs as old ones. None: the
-        first step found that they differ; no weight has changed then."""
+        """Make the update; None: the first step found that reused log-probs differ, and no weight has changed.
+
+        With `reuse`, rows that the current weights sampled take their behavior log-probs as old ones."""
         scored, metrics = self._score(batch, reuse=reuse)
         iteration, rows = steps.iteration, len(batch.members)
         rates = {"actor/learning_rate": self._optimizer.begin(iteration, self._config, rows=rows)}
@@ -148,7 +149,7 @@ class Trainer:
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
 
     def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
-        """The batch with all that its losses are made from, and metrics of that."""
+        """Compute all that the batch's losses need, and metrics of it."""
         needed = self._config.kl.loss_coef > 0 or self._penalises
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
@@ -196,7 +197,7 @@ class Trainer:
         return True
 
     def _reward_kl(self, scored: ScoredBatch) -> dict[str, float]:
-        """The KL per fresh action token that rewards were charged for."""
+        """Measure the KL per fresh action token that was taken from the rewards."""
         fresh = scored.batch.response_mask & ~scored.batch.replay_mask[:, None]
         if scored.ref_log_probs is None or not bool(fresh.any()):
             return {}
@@ -207,8 +208,8 @@ class Trainer:
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random state.
 
-        `drift_*` and `ess` as in `update`; `approx_kl` is the mean of r - 1 - log r over action tokens with r
-        = drift, the only ratio there is without an update. There are no losses and no clip fractions.
+        `drift_*` and `ess` are as in `update`. `approx_kl` is the mean of r - 1 - log r over action tokens, with the
+        drift as r, because there is no other ratio without an update. There are no losses and no clip fractions.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
@@ -218,7 +219,7 @@ class Trainer:
         return update_result(scored, totals)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Nats per action token of the current policy; NaN where there is none."""
+        """Compute each trajectory's entropy per action token, in nats; NaN if it has no action token."""
         batch = build_batch([BatchRow(t) for t in trajectories], self._authors).to(self._actor.device)
         _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens, ranks=self._ranks)
         sums = entropies.new_zeros((2, len(trajectories)))
@@ -228,7 +229,7 @@ class Trainer:
         return means
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of optimizer and critic themselves, not copies."""
+        """Return the tensors of optimizer and critic, not copies."""
         tensors = self._optimizer.state()
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
@@ -239,11 +240,11 @@ class Trainer:
         write_tensors(folder, self.state(), self._ranks)
 
     def load(self, folder: Path) -> None:
-        """Continue from `save()`, whoever wrote it, exactly."""
+        """Continue exactly from `save()`, whichever ranks wrote it."""
         self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks))
 
     def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Like the parameter it belongs to, and as that is sharded."""
+        """Make an empty tensor on the device of its parameter, sharded in the same way."""
         parameter = dict(self._actor.model.named_parameters()).get(name.rpartition("/")[0])
         if parameter is not None and parameter.shape == shape:
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)

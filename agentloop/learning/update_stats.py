@@ -16,7 +16,7 @@ from agentloop.learning.batch import ScoredBatch
 from replay.records import ESS_BY_AGE, FRESH, REPLAY, age_bucket
 
 _STREAMS = ((FRESH, False), (REPLAY, True))
-"""Name, and whether its rows are replayed."""
+"""Each stream's name, and whether its rows are replayed."""
 _OF_PASSES = ("clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss")
 """Sums that gradient passes add to."""
 _QUANTILES = (1, 50, 99)
@@ -35,7 +35,7 @@ class Drift:
     token_gap_max: Tensor
     """Nats: the largest |old_log_probs - behavior_log_probs| of its tokens, not clamped."""
     weight: Tensor
-    """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
+    """exp(mean of the clamped log drift): near 1 on long trajectories, whatever the drift of single tokens."""
     squares: Tensor
     """Sum of exp(2 d)."""
     kl_sum: Tensor
@@ -53,7 +53,7 @@ class Drift:
 def trajectory_drift(
     old_log_probs: Tensor, behavior_log_probs: Tensor, *, response_mask: Tensor, trajectory: Tensor, count: int
 ) -> Drift:
-    """Drift of `count` trajectories; `trajectory` [B] is each row's. Unknown log-probs are left out."""
+    """Compute the drift of `count` trajectories; `trajectory` [B] is each row's. Unknown log-probs are left out."""
     known = response_mask & ~behavior_log_probs.isnan()
     logs = log_ratios(old_log_probs, behavior_log_probs, known)
     precise = logs.double()
@@ -72,7 +72,7 @@ def trajectory_drift(
 
 
 def drift_of(scored: ScoredBatch) -> Drift:
-    """The drift of every trajectory of the batch."""
+    """Compute the drift of every trajectory of the batch."""
     batch = scored.batch
     return trajectory_drift(
         scored.old_log_probs,
@@ -90,7 +90,7 @@ class RowStats:
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
     token_gap_max: float | None
-    """Nats: the largest |old - behavior| of them, whichever way."""
+    """Nats: the largest |old - behavior| of action tokens."""
     ess_share: float | None
     """Its weight, exp(mean of its log drift), over the sum of its stream's weights."""
     approx_kl: float | None
@@ -132,7 +132,7 @@ class UpdateTotals:
             self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
 
     def add(self, policy: PolicyLoss, inputs: ObjectiveInput, *, weights: Tensor) -> None:
-        """One gradient pass; `weights` are those of each stream alone."""
+        """Add one gradient pass; `weights` are those of each stream alone."""
         mask, logs = inputs.loss_mask, inputs.log_ratios.detach()
         ratios = logs.double().exp()
         surprise = ratios - 1 - logs.double()
@@ -161,7 +161,7 @@ class UpdateTotals:
                 self.steps[replayed] += steps
 
     def metrics(self) -> dict[str, float]:
-        """Per stream, over its own tokens; what has no tokens to be measured on is absent."""
+        """Compute each stream's metrics over its own tokens. A metric without tokens is absent."""
         metrics: dict[str, float] = {}
         for stream, replayed in _STREAMS:
             rows = self.replayed == replayed
@@ -181,7 +181,7 @@ class UpdateTotals:
         return metrics
 
     def ratios_of(self, *, replayed: bool) -> Tensor:
-        """[n]: the ratios of all trained tokens of one stream in all passes."""
+        """Return the ratios [n] of all trained tokens of one stream in all passes."""
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
@@ -203,7 +203,7 @@ class UpdateResult:
 
 
 def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
-    """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
+    """Combine the scored batch's drift with ratios and losses of its gradient passes, if there were any."""
     batch, drift = scored.batch, drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
     metrics = drift_metrics(drift, totals.replayed, ages)
@@ -243,8 +243,8 @@ def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
 def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
 
-    `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
-    oldest rows go bad first, which a mean over all ages hides.
+    `ages` names the age bucket of each trajectory; every bucket of replayed trajectories has an ESS of its
+    own, because the oldest rows go bad first, which a mean over all ages hides.
     """
     metrics: dict[str, float] = {}
     for stream, flag in _STREAMS:

@@ -1,1 +1,1 @@
-"""Acting: episodes in environments, their rewards, the trajectories they become, and what is made of stored ones."""
+"""Acting: episodes in environments, their rewards and trajectories, evaluations, and the use of stored episodes."""

@@ -110,7 +110,7 @@ def make_actors(
 
 @contextmanager
 def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
-    """The block has the actors with a gateway, if an environment has an agent. Raises UserError if it can't start."""
+    """Yield the actors, with a gateway if an environment has an agent. Raises UserError if the gateway can't start."""
     if not any(factory.agent for factory in actors.environments.all):
         yield actors
         return
@@ -205,7 +205,7 @@ def checked_parser(section: ContextSection, environments: RunEnvironments, files
 
 
 def _unread_calls(parser: ReplyParser, template: ChatTemplate) -> str | None:
-    """Explain why the parser can't read the template's calls; None: it can, or reads calls in another form."""
+    """Explain why the parser can't read the template's calls; None if it can, or if it reads calls in another form."""
     unread = unread_call(parser, template)
     if unread is None or isinstance(parser, ReactParser):
         return None

@@ -88,7 +88,7 @@ class Collector:
         collected_by: CollectedBy,
         earlier: Sequence[Collected],
     ) -> None:
-        """Add a record for each episode with a reward and for each group with such an episode, after `earlier`."""
+        """Add a record for each episode with a reward and each group with such an episode, numbered after `earlier`."""
         before = [row.record.task for round in earlier for row in round.trajectories]
         made, first_group = Counter(before), sum(len(round.groups) for round in earlier)
         ends = accumulate(size for _, size in groups)

@@ -19,7 +19,7 @@ from context.messages import ToolCall
 from context.strategies import Strategy
 
 _LONGEST_RESULT = 20_000
-"""Characters."""
+"""Characters of a tool result that the demonstrator sees."""
 
 
 def demonstrate(
@@ -66,7 +66,7 @@ def _called(environment: Environment, tools: Tools, calls: Sequence[ToolCall]) -
 def demonstrated(
     factory: EnvironmentFactory, task: Task, rng: random.Random
 ) -> Iterator[tuple[Environment, tuple[Message, ...]]]:
-    """The block has a demonstration of a task, with the instance that played it; the end closes the instance."""
+    """Yield a demonstration of a task with the instance that played it, and close the instance afterwards."""
     environment = factory.create()
     with factory.connected(environment) as servers:
         servers.result()

@@ -11,7 +11,7 @@ Round = Callable[[Sequence[int], Sequence[Collected]], Collected]
 
 
 def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
-    """Find groups whose members have equal rewards before a KL penalty, and no advantage except by the penalty."""
+    """Find groups whose members have equal rewards without the KL penalty, and no advantage except through it."""
     members = _members(fresh)
     return [
         (group, members[group.id])
@@ -32,8 +32,8 @@ def _has_advantage(row: Trajectory) -> bool:
 def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:
     """Replace the zero-variance groups of `first` that have several members, in at most `rounds` further rounds.
 
-    Each round collects a group of the same size for each group that is still to replace. Groups that remain after the
-    last round stay, so the batch keeps its size. DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), bounded.
+    Each round collects a group of the same size for each group that still has to be replaced. Groups that remain after
+    the last round stay, so the batch keeps its size. DAPO (Yu et al. 2025, arXiv 2503.14476) has no bound of rounds.
     """
     collected = [first]
     to_replace = [group.id for group, members in zero_variance_groups(first) if len(members) > 1]

@@ -105,7 +105,7 @@ class Evaluation:
 
     @property
     def why_none_succeeded(self) -> str | None:
-        """Where no episode succeeded, how the episodes failed and what helps; otherwise None."""
+        """Explain how the episodes failed and what helps; None if one succeeded."""
         episodes = [outcome for task in self.attempts for outcome in task.outcomes]
         if any(episode.success for episode in episodes):
             return None

@@ -62,7 +62,7 @@ class Hindsight:
         return found
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
-        """Make the row in the place of `row`; None if the task is held out or no success, or the tokens don't fit."""
+        """Make the row in the place of `row`; None if the task is held out or not solved, or the tokens don't fit."""
         environments, task = self.actors.environments, achieved.task
         if content_hash(task.payload) in self.held_out:
             return None
@@ -139,7 +139,7 @@ def _words(reply: Message) -> tuple[object, ...]:
 
 
 def _renumbered(results: Sequence[Message], said: Message, again: Message) -> list[Message]:
-    """Give tool results the ids of the same calls in another reply."""
+    """Replace the call ids of tool results: `again` has the same calls as `said`, with other ids."""
     numbers = {old.id: new.id for old, new in zip(said.tool_calls, again.tool_calls, strict=True)}
     return [replace(result, tool_call_id=numbers.get(result.tool_call_id, result.tool_call_id)) for result in results]
 

@@ -207,7 +207,7 @@ def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScore
 
 
 def _scored_by(episode: Episode, value: Value) -> Episode:
-    """Replace all rewards of the episode by a function's value; NaN where the function gave none."""
+    """Replace all rewards of the episode by a function's value, or by NaN if the function gave none."""
     if isinstance(value, NotJudged):
         episode = replace(episode, stop_reason=StopReason.NOT_JUDGED, problem=shortened(str(value)))
     reward = value if isinstance(value, float) else math.nan

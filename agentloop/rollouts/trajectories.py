@@ -60,7 +60,7 @@ class Collected:
     """Indices of the training tasks that dynamic sampling used beyond the planned ones."""
 
     def metrics(self) -> dict[str, float]:
-        """Average over the trajectories, used or not."""
+        """Average figures over the trajectories, whether a batch uses them or not."""
         rows, groups = [*self.trajectories, *self.unused], [*self.groups, *self.unused_groups]
         if not rows:
             return {}
@@ -144,12 +144,12 @@ def num_user_turns(messages: Sequence[Message]) -> int:
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:
-    """True if the environment's reward, or that of the function in its place, is a success, whatever else counts."""
+    """True if the environment's reward, or that of the function in its place, is a success. No other part counts."""
     return episode.environment_reward >= config.rollout.success_reward
 
 
 def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
-    """Compute the share of tool calls that another row of the task made after the same calls; None without calls."""
+    """Compute the share of calls that repeat another row's call of the task after equal calls; None without calls."""
     made, seen = 0, set[tuple[str, ...]]()
     for row in rows:
         history: tuple[str, ...] = (row.record.task,)
@@ -162,7 +162,7 @@ def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
 
 
 def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Count an iteration's fresh episodes in each of several environments, with success and reward."""
+    """Count fresh episodes and average their success and reward, for each of several environments."""
     if len(environments.all) == 1:
         return {}
     metrics: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Advantages by a run's configuration, for collected groups and for batches with replayed rows."""
+"""Computes advantages by the configuration, for collected groups and for batches with replayed rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class AdvantageEstimator:
         turn_rewards: TurnRewards | None = None,
         states: StateValues | None = None,
     ) -> None:
-        """Credit by turns needs the last three. Raises UserError for an unusable `advantage.function`."""
+        """Credit per turn needs the last three arguments. Raises UserError for an unusable `advantage.function`."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
         self._algorithm = _algorithm_for_members(config)
         spec = config.advantage.function
@@ -47,9 +47,9 @@ class AdvantageEstimator:
     def advantages_for_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[Trajectory]:
-        """Whole groups with the advantages that are stored, including those of agents with their own rewards.
+        """Set the advantages that are stored with whole groups, including those of agents with their own rewards.
 
-        `rewards` are less the KL penalty. `greedy` are rewards of greedy episodes by task.
+        The KL penalty is already taken from `rewards`. `greedy` are rewards of greedy episodes by task.
         """
         known, pairs = greedy or {}, list(zip(rows, rewards, strict=True))
         members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
@@ -62,7 +62,7 @@ class AdvantageEstimator:
         return found
 
     def _advantages_for_agents(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[dict[str, float]]:
-        """Advantages of agents with their own rewards, by row and name.
+        """Compute advantages of agents with their own rewards, by row and name.
 
         An agent is compared with the same agent of the trajectories that its trajectory is compared with. A KL penalty
         lowers each agent's reward like the trajectory's.
@@ -88,9 +88,9 @@ class AdvantageEstimator:
     def advantages_for_batch(
         self, rows: Sequence[BatchRow], baseline: ReplayBaseline
     ) -> tuple[list[BatchRow], dict[str, float]]:
-        """The rows with the advantages that they are trained with, and metrics.
+        """Set the advantages to train with; returns the rows, and metrics.
 
-        In this order: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
+        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
@@ -141,7 +141,7 @@ class AdvantageEstimator:
         return [replace(row, advantage=value) for row, value in zip(rows, values, strict=True)]
 
     def _credit_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
-        """The advantages of each row's turns; none where its turn rewards are not known."""
+        """Compute the advantages of each row's turns; empty if its turn rewards are unknown."""
         assert self._turn_rewards is not None
         section = self._config.advantage
         members = members_of(rows)
@@ -157,7 +157,7 @@ class AdvantageEstimator:
         return result
 
     def _credit_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
-        """The advantages A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns.
+        """Compute the advantages A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns.
 
         Where V is not known, A_k is the outcome. Also returns the share of turns with a known V.
         """
@@ -178,7 +178,7 @@ class AdvantageEstimator:
 
 
 def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
-    """The row with each agent's advantage on the replies to its requests, and the row's own on other replies."""
+    """Put each agent's advantage on the replies to its requests, and the row's own on other replies."""
     nodes = row.trajectory.nodes
     values = [np.float32(advantages.get(node.agent, row.advantage)) for node in nodes]
     paths = sequences_of(nodes).values()

@@ -52,13 +52,13 @@ def train(
       what a success is. Or the section `reward`, with `functions`.
     - `tasks`: rows (a list of mappings, a data set), a file or `hf:NAME`, or the section `tasks`, with `data`.
     - `respond`: a function of the task and the messages that answers a reply without calls, as a user or a game does.
-      None is the end: the reply was the answer. See `Environment.respond`.
+      If it returns None, the reply was the answer. See `Environment.respond`.
     - `call_tool`: a function of the task, a tool's name and its arguments, for tools that a row's column `tools` gives
       as schemas.
     - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
 
     With a whole `RunConfig` instead of these arguments, it calls `agentloop.training.train.train` with its options.
-    Functions given as objects exist in this process alone: workers, `agentloop evaluate` and `--resume` need the name
+    Functions that are objects exist only in this process: workers, `agentloop evaluate` and `--resume` need the name
     of a function's file. Raises UserError for what the user can mend, TrainingStopped when the run itself
     can't go on.
     """
@@ -106,7 +106,7 @@ def _check_callers(values: Mapping[str, Any], sections: Mapping[str, Any]) -> No
 
 
 def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[Path], object]]:
-    """Rows and models given as objects, by their keys, each as a function that writes it to a path."""
+    """Find the rows and models that were given as objects. Returns by key a function that writes one to a path."""
     rows, model = values["tasks"].get("data"), values["model"].get("path")
     given: dict[tuple[str, str], Callable[[Path], object]] = {}
     if rows is not None and not isinstance(rows, str):

@@ -16,10 +16,10 @@ from agentloop.config.sections.run_section import RunSection
 
 @dataclass
 class EnvironmentTurns:
-    """The turns of environments: none gets a whole group more or less than its share.
+    """Decides which environment is next. None gets a whole group more or less than its share.
 
     An environment is next if it is not ahead of its share, and needs a group soonest (earliest deadline first: Liu and
-    Layland 1973). With the shares 1/2, 1/4 and 1/4, four groups are of a, b, a and c.
+    Layland 1973). With the shares 1/2, 1/4 and 1/4, environments a, b and c get groups in the order a, b, a, c.
     """
 
     shares: list[str]
@@ -32,13 +32,13 @@ class EnvironmentTurns:
 
     @classmethod
     def begin(cls, shares: Sequence[float], group_size: int) -> EnvironmentTurns:
-        """`shares` are weights: 2, 1, 1 are a half and two quarters."""
+        """`shares` are weights: 2, 1 and 1 mean a half and two quarters."""
         weights = [Fraction(repr(share)) for share in shares]
         exact = [str(weight / sum(weights)) for weight in weights]
         return cls(exact, group_size, [0] * len(exact), [0] * len(exact))
 
     def upcoming(self, count: int) -> list[int]:
-        """Numbers of the next `count` tasks, if each is tried by a whole group."""
+        """Return the numbers of the next `count` tasks, if each has a whole group of episodes."""
         tasks, episodes = list(self.tasks), list(self.episodes)
         numbers = []
         for _ in range(count):
@@ -54,7 +54,7 @@ class EnvironmentTurns:
         return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
 
     def planned(self, numbers: Sequence[int], groups: Iterable[tuple[int, int]]) -> Counter[int]:
-        """Count episodes by environment; `groups` are pairs of a position among the numbers and a size."""
+        """Count episodes by environment. A group is a position in `numbers` and a number of episodes."""
         found = Counter[int]()
         for position, size in groups:
             found[numbers[position] % len(self.tasks)] += size
@@ -81,7 +81,7 @@ class TaskQueue:
     """None: the run has one environment."""
 
     def upcoming(self, count: int) -> list[int]:
-        """The next `count` tasks; pending ones come first."""
+        """Return the next `count` tasks; pending ones come first."""
         new = range(self.next, self.next + count) if self.turns is None else self.turns.upcoming(count)
         return [*self.pending, *new][:count]
 

@@ -53,7 +53,7 @@ class StateValues:
         return math.fsum(value * count for value, count in others.items()) / others.total()
 
     def turn_terms(self, rows: Sequence[Trajectory]) -> list[tuple[float | None, ...]]:
-        """gamma^(K-1-k) R - V(s_k) for each turn of each row: None where V is not known, () where the turns are not."""
+        """Compute gamma^(K-1-k) R - V(s_k) for each row's turns: None if V is unknown, () if the turns are unknown."""
         result = []
         for row, states in zip(rows, self._find_states(rows), strict=True):
             values = [self.value(state, without=row.id) for state in states or ()]

@@ -19,7 +19,7 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", 
 class TaggedParametersParser(BlockParser):
     """A parser of blocks of calls whose arguments are in tags.
 
-    A value ends at a closing tag that the next tag of the grammar follows. So a value may contain the text of a closing
+    A value ends at a closing tag only if the format's next tag follows. So a value may contain the text of a closing
     tag. Malformed: unclosed tags, tags in another order, an argument given twice, no name of a tool.
     """
 

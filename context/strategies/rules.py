@@ -134,7 +134,7 @@ def newest_turns(history: History, budget: int, *, kind: str) -> Rewrite | Stop:
 
 
 def suffixes(history: History, opening: Sequence[Message], limit: int) -> list[tuple[Turn, ...]]:
-    """The runs of newest turns, longest first. In the longest, the contents alone fit `limit` with the opening's."""
+    """Return the suffixes of the turns, longest first, whose contents and the opening's together fit `limit`."""
     used = sum(map(history.count, opening))
     start = len(history.turns)
     while start > 0:

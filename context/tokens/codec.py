@@ -1,4 +1,4 @@
-"""Text to token ids and back. A template's text may hold control tokens. A content never does: it stays plain text."""
+"""Turns text into token ids and back. A template's text may hold control tokens; a content is always plain text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Piece:
     """The character at which each token begins. The numbers never fall."""
 
     def find_token(self, character: int) -> int:
-        """The first token that begins at the character or behind it."""
+        """Find the first token that begins at the character or after it."""
         return int(self.starts.searchsorted(np.int32(character))) if character > 0 else 0
 
 
@@ -123,8 +123,8 @@ class TokenCodec:
         return [Control(self._control_ids[number - 1], Span(*place)) for number, place in found if number]
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        """The tokens of a text that may begin with `control`. Whatever the text spells, no other control token comes
-        out.
+        """The tokens of a text that may begin with `control`. Whatever the text spells, there is no
+        other control token.
 
         They are the tokenizer's own tokens for this text. If these would contain another control token, a tokenizer
         without control tokens makes them. `opens`: nothing comes before the text.
@@ -185,7 +185,7 @@ class TokenCodec:
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Encodes a text while other threads go on: 500,000 characters take a second."""
+    """Encode a text while other threads continue: 500,000 characters take a second."""
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
@@ -226,7 +226,7 @@ def _control_tokens(description: _Description, special: Collection[str]) -> list
 def _without_control_tokens(description: _Description, control: Collection[int]) -> Tokenizer:
     """The tokenizer without its control tokens: they are no added tokens, vocabulary entries or merge results.
 
-    In the vocabulary, they would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
+    Text could otherwise produce them: merges can spell them, and `ignore_merges` looks up whole words.
     """
     model = dict(description["model"])
     plain = [row for row in description["added_tokens"] if row["id"] not in control]
@@ -250,7 +250,7 @@ def _only_control_tokens(description: _Description, control: Sequence[Mapping[st
 
 
 def _word_decoder(description: _Description) -> Tokenizer:
-    """A tokenizer that knows SentencePiece's word `x` alone, and decodes it as this one does."""
+    """Make a tokenizer whose only word is SentencePiece's `x`, with the decoder of the described tokenizer."""
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
     word = f"{_SENTENCEPIECE_SPACE}x"
     model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
@@ -260,7 +260,7 @@ def _word_decoder(description: _Description) -> Tokenizer:
 def _pieces_without(
     vocabulary: Sequence[Sequence[Any]], plain: Sequence[Mapping[str, Any]], control: Collection[int]
 ) -> list[list[Any]]:
-    """Unigram's list of pieces without control tokens. The place in the list is the id, for plain added tokens too."""
+    """Remove control tokens from Unigram's pieces. The place of a piece, or of a plain added token, is its id."""
     worst = min((score for _, score in vocabulary), default=0.0) - 100.0
     size = max([len(vocabulary), *(row["id"] + 1 for row in plain)])
     pieces = [list(row) for row in vocabulary] + [["", worst] for _ in range(size - len(vocabulary))]
@@ -280,7 +280,7 @@ def _each_part(description: _Description, kind: str, parts: str, change: Any) ->
 
 
 def _without_first_space(decoder: dict[str, Any]) -> dict[str, Any] | None:
-    """The decoder without the rule that takes away a text's first space: here the space stands inside a text."""
+    """Remove the rule that drops a text's first space, because here the space is inside a text."""
     if decoder["type"] == "Strip" and decoder.get("content") == " ":
         return None
     return _never_first(decoder)

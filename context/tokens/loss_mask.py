@@ -30,7 +30,7 @@ def loss_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_
 
 
 def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[start, end) of the maximal runs of True."""
+    """Find the maximal runs of True, each as [start, end)."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -33,9 +33,9 @@ def num_sequence_tokens(nodes: Sequence[Node]) -> int:
 
 
 def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
-    """The last node of each training sequence.
+    """Find the last node of each training sequence.
 
-    Every node is looked at once, the latest first. Walking all paths would take the square of that.
+    Every node is visited once, the latest first. Walking all paths would take quadratic time.
     """
     is_shown, goes_on = [node.is_trained for node in nodes], [False] * len(nodes)
     for node, before in zip(reversed(nodes), reversed(holders), strict=True):
@@ -48,8 +48,8 @@ def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
 def _holders(nodes: Sequence[Node]) -> list[int]:
     """For each node the node that holds the last token it keeps; -1: it keeps no token.
 
-    That is its parent, or a node before it. Long ways back are jumped (Myers 1983, "An applicative random-access
-    stack"): a file may hang thousands of requests from the end of a long session that all keep its first token alone.
+    The holder is its parent or an earlier node. Jumps shorten long ways back (Myers 1983, "An applicative random-access
+    stack"): a file may hang thousands of requests from the end of a long session that all keep only its first token.
     """
     starts = [*(node.place.kept_tokens for node in nodes), -1]
     holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))

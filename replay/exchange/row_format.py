@@ -299,7 +299,7 @@ def _segment(position: int, part: Any) -> Segment:
 
 
 def _nodes(parts: Sequence[Any], messages: Sequence[Message]) -> tuple[Node, ...]:
-    """The nodes of a session. Each takes its number of the messages, in order."""
+    """Make the nodes of a session. The messages are distributed over them in order, by each node's `num_messages`."""
     said = iter(messages)
 
     def node(part: Any) -> Node:

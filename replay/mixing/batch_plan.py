@@ -264,7 +264,7 @@ class _Composition:
         return dict(zip(self.rule.sources, parts, strict=True))
 
     def _fresh_part(self, whole: int, ruled: int, picks: Sequence[Pick]) -> int:
-        """Count the fresh rows of a batch or group of `whole` rows, if the rule wants `ruled` replayed rows."""
+        """Count the fresh rows of a batch or group of `whole` rows; the rule asks for `ruled` replayed ones."""
         drawn = sum(pick.count for pick in picks)
         if self.rule.mode == "observe":
             return whole

@@ -1,4 +1,4 @@
-"""The shell commands that pages show. Each gives in a terminal what its page shows."""
+"""The shell commands that pages show. A command prints in a terminal what its page shows."""
 
 import re
 import shlex

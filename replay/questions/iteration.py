@@ -21,7 +21,7 @@ from replay.store import ReplayStore
 
 
 def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
-    """Return what one update learned from, its metrics, its policy (None: never published), and its neighbours."""
+    """Return what one update learned from, its metrics, its policy (None: not published), and adjacent iterations."""
     with store.reading() as connection:
         record = find_iteration(connection, run, number)
         rows = committed_draws(connection, run, first=number, last=number)
@@ -122,7 +122,7 @@ def held_out(
 ) -> QueryResult:
     """List at most `limit` episodes of the evaluation after `iteration` (None: the newest), in their order.
 
-    `success` lists only successful or only failed episodes, `after` only those behind the episode of this number. Each
+    `success` lists only successful or only failed episodes, `after` only those that come after this number. Each
     of the `rows` has a short `prompt` and a short last `answer`. `next` is the `after` of the following page; None:
     there is none. Raises ReplayError for an evaluation whose episodes are not kept.
     """
@@ -158,7 +158,7 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """List kept episodes on the held-out task with this beginning of its hash, oldest first. Damaged messages: None."""
+    """List kept episodes of held-out tasks whose hash begins with `task`, oldest first. Damaged messages are None."""
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)

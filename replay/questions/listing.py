@@ -1,6 +1,6 @@
 """Lists of trajectories, page by page; also lists of labels and saved views.
 
-A page begins behind the last row of the page before (keyset paging). Rows that are added meanwhile do not shift pages,
+A page begins after the last row of the previous page (keyset paging). Rows that are added meanwhile do not shift pages,
 and the thousandth page takes as long as the first.
 """
 
@@ -59,7 +59,7 @@ def page(
     """List at most `limit` rows that come `after` the row of that id, or `before` it.
 
     The answer's `after` and `before` lead to the pages around it. If filters ask about messages, `searched` counts the
-    rows that were searched. `complete` is False if patience ended before the page was full; the search then continues
+    rows that were searched. `complete` is False if `patience` ended before the page was full; the search then continues
     at `after` (or `before`).
     """
     backwards = before is not None

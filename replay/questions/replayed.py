@@ -26,10 +26,10 @@ _SCORED = 1_000
 
 def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
     """Return replay's share of each update: `rows` is its share of the batch's rows, `advantage` its share of the sum
-    of |advantage x weight| over them.
+    of |advantage x weight| over these rows.
 
-    The second share measures how hard rows push. It is not a share of the gradient, whose norm is stored for both
-    streams together: `replay.weight`, the number of tokens and the clip do not enter it. None: the sum is 0.
+    The second share measures how strongly rows push. It is not a share of the gradient, because it leaves out
+    `replay.weight`, the number of tokens and the clip. None: the sum is 0.
     """
     push = sa.func.sum(sa.func.abs(draws.c.advantage * draws.c.weight))
     query = sa.select(draws.c.iteration, draws.c.stream, sa.func.count(), push)

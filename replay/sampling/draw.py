@@ -33,7 +33,7 @@ class RunDraws:
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[BatchRow]:
-        """Draw rows for each pick in turn, and reserve them in place of earlier rows of the request's slots."""
+        """Draw rows for each pick in turn, and reserve them for the request's slots, replacing earlier reservations."""
         release(connection, request.run, request.iteration, request.slots, stream=REPLAY)
         self._eligible.refresh(connection, request)
         selection = Selection(self._eligible, request, sampler)

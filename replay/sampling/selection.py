@@ -178,7 +178,7 @@ def draw_in_turn(weights: Weights, first: int, random: np.random.Generator) -> I
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """[G] groups of which every member is among some rows, ordered by their first members."""
+    """The [G] groups whose members are all among some rows, ordered by their first members."""
 
     rows: Positions
     """[N]: the positions of all members, group after group."""

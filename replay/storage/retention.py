@@ -74,11 +74,11 @@ Over = Mapping[str, Sequence[StoredRow]]
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """The rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows still to be
-    fresh are never among them.
+    """Find the rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows that an
+    update will still use as fresh are never among them.
 
-    Orphaned rows go first and count in no limit, for an uninterrupted run has none. Then rows that can't be drawn go
-    before rows that can, the oldest first.
+    Orphaned rows go first and count in no limit, because an uninterrupted run has none. Then rows that can't be drawn
+    go before rows that can, the oldest first.
     """
     if not capacity:
         return {}
@@ -161,7 +161,7 @@ def summed(over: Over) -> Evicted:
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
-    """Metrics of the rows that a run keeps of its own."""
+    """Measure the stored rows that the run itself collected."""
     drawable, corrupt = (_COUNT.filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
     query = sa.select(_COUNT, drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
     names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
@@ -199,7 +199,7 @@ def _over_per_task(
 def _oldest(
     connection: sa.Connection, may_go: sa.ColumnElement[bool], gone: set[str], *, rows: int = 0, bytes: int = 0
 ) -> list[StoredRow]:
-    """The oldest rows that together free at least so many rows and so many bytes."""
+    """Find the oldest rows that together free at least these `rows` and `bytes`."""
     taken: list[StoredRow] = []
     freed = 0
     for row in _streamed(connection, may_go, drawable_last=True) if rows > 0 or bytes > 0 else ():

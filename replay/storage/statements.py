@@ -71,7 +71,7 @@ def rows_by_key(
 
 
 def remove(connection: sa.Connection, table: sa.Table, rows: sa.ColumnElement[bool]) -> int:
-    """Delete rows of a table, and all rows that name them by a foreign key; returns the number of the former."""
+    """Delete rows of a table and all rows that refer to them. Returns the number of rows deleted from the table."""
     for part in table.metadata.tables.values():
         for key in part.foreign_keys:
             if key.column.table is table:

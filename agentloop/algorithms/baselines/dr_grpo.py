@@ -1,4 +1,4 @@
-"""Dr. GRPO: a reward against the mean of its group."""
+"""Dr. GRPO: a reward minus the mean of its group."""
 
 from agentloop.algorithms.advantages import mean_reward
 from agentloop.algorithms.declarations import Algorithm

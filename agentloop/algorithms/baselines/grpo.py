@@ -1,4 +1,4 @@
-"""Group Relative Policy Optimization: a reward against the mean of its group, in units of the group's deviation."""
+"""Group Relative Policy Optimization: a reward minus its group's mean, divided by the group's deviation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +21,6 @@ GRPO = Algorithm(
 
 
 def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
-    """Of the members of one group by their rewards; without `normalise_std` they are those of Dr. GRPO."""
+    """Compute the advantages of one group from its rewards; without `normalise_std` they are Dr. GRPO's."""
     members = [Member(reward) for reward in rewards]
     return advantages_for_members(members, "stored", replace(GRPO, divides=normalise_std))

@@ -1,4 +1,4 @@
-"""On-Policy RL with Optimal reward baseline: a reward against the mean of its group, weighted by length."""
+"""On-Policy RL with Optimal reward baseline: a reward minus the length-weighted mean of its group."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from agentloop.algorithms.declarations import Algorithm, Member
 
 
 def length_weighted_mean(members: Sequence[Member]) -> float:
-    """sum(L r) / sum(L), L in action tokens: the baseline of least variance, if |grad log pi|^2 grows with L."""
+    """Compute sum(L r) / sum(L), L in action tokens: it has the least variance if |grad log pi|^2 grows with L."""
     rewards = [member.reward for member in members]
     lengths = [member.num_action_tokens for member in members]
     if max(rewards) == min(rewards) or sum(lengths) == 0:

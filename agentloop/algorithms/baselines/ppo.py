@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization: a critic says what a state is worth, and GAE what a token did (`algorithms/gae.py`)."""
+"""Proximal Policy Optimization: GAE makes advantages of tokens from a critic's values (`algorithms/gae.py`)."""
 
 from agentloop.algorithms.declarations import Algorithm
 

@@ -1,6 +1,6 @@
 """REINFORCE: the reward itself as the advantage, and the log-prob weighed by the advantage as the objective.
 
-The objective knows no ratio: rows of another policy are taken as if the current one had sampled them.
+The objective has no ratio: rows of another policy are trained as if the current one had sampled them.
 """
 
 from agentloop.algorithms.declarations import Algorithm, Member, Objective

@@ -1,4 +1,4 @@
-"""REINFORCE++ in both of its forms: one deviation for all tasks, with the mean of all of them or that of the group."""
+"""REINFORCE++ in its two forms: a reward minus the batch's or group's mean, divided by the batch's deviation."""
 
 from agentloop.algorithms.advantages import mean_reward
 from agentloop.algorithms.declarations import Algorithm

@@ -1,4 +1,4 @@
-"""ReMax: a reward against that of one greedy episode on the same task."""
+"""ReMax: a reward minus that of one greedy episode on the same task."""
 
 import math
 

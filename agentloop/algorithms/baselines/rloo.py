@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: a reward against the mean of the others in its group."""
+"""REINFORCE leave-one-out: a reward minus the mean of the others in its group."""
 
 from agentloop.algorithms.advantages import mean_reward
 from agentloop.algorithms.declarations import Algorithm

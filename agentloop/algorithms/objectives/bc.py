@@ -1,4 +1,4 @@
-"""Behavior cloning: cross-entropy on what the rows hold, whoever wrote it."""
+"""Behavior cloning: cross-entropy on the trained tokens, whoever wrote them."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss, unc
 def bc(
     inputs: ObjectiveInput, *, coef: AboveZero = 1.0, weighting: Literal["uniform", "advantage"] = "uniform"
 ) -> PolicyLoss:
-    """`uniform`: whatever the advantage; `advantage`: failures are not imitated."""
+    """Imitate all tokens alike (`uniform`), or only those of positive advantage, weighted by it (`advantage`)."""
     weights = inputs.loss_mask.to(inputs.log_probs.dtype) if weighting == "uniform" else inputs.advantages.clamp_min(0)
     return unclipped(-coef * weights * inputs.log_probs)
 

@@ -5,7 +5,7 @@ from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss, cli
 
 
 def cispo(inputs: ObjectiveInput, *, ratio_low: AtLeastZero = 0.0, ratio_high: AboveZero = 5.0) -> PolicyLoss:
-    """The bounds are those of the ratio itself, not of its distance from 1; the paper sets no lower one."""
+    """Bound the ratio itself, not its distance from 1; the paper sets no lower bound."""
     ratios = inputs.log_ratios.exp().detach()
     weights = ratios.clamp(ratio_low, ratio_high)
     clipped = (weights != ratios) & (inputs.advantages != 0)

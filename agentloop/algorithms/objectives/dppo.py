@@ -1,7 +1,7 @@
-"""DPPO: a trust region of divergences in place of a clip, with the binary total variation or the binary KL.
+"""DPPO: a bound on a divergence in place of a clip: the binary total variation or the binary KL.
 
-Both are the divergence between "this token" and "any other" from the anchor's policy to the current one. A token that
-would lead further away is left out; one that leads back is not.
+The divergence is from the anchor's policy to the current one, with two outcomes: this token, or any other. Beyond the
+bound, a token is left out if it would lead further away.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEAST_PROBABILITY = 1e-8
-"""Of all other tokens together: less counts as this."""
+"""The least probability of all other tokens together; anything less counts as this."""
 
 
 def dppo_tv(
@@ -44,7 +44,7 @@ def dppo_kl(
 
 
 def _within(inputs: ObjectiveInput, moved: Tensor, *, low: float, high: float, ratio_high: float) -> PolicyLoss:
-    """-w A log_prob but where A > 0 and `moved` > high, or A < 0 and `moved` < -low; w = min(r, ratio_high)."""
+    """Compute -w A log_prob with w = min(r, ratio_high); 0 where A > 0, `moved` > high or A < 0, `moved` < -low."""
     outside = (moved > high).where(inputs.advantages > 0, moved < -low) & (inputs.advantages != 0)
     weights = inputs.log_ratios.exp().detach().clamp_max(ratio_high)
     loss = -weights * inputs.advantages * inputs.log_probs

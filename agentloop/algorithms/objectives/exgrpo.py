@@ -1,4 +1,4 @@
-"""ExGRPO: a ratio to the behavior policy that is bent, so that a large one limits itself.
+"""ExGRPO: the ratio w to the behavior policy becomes w / (w + beta), which limits large ratios.
 
 The gradient -A beta w / (w + beta)^2 is largest at w = beta. At w = 1 and beta = 0.1 it is 0.1 / 1.21 = 0.083 of an
 unclipped token's.

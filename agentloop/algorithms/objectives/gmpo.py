@@ -1,6 +1,6 @@
-"""Geometric-Mean Policy Optimization: the geometric mean of PPO's clipped tokens.
+"""Geometric-Mean Policy Optimization: the geometric mean of a trajectory's clipped ratios.
 
-The paper's average is seq-mean-token-mean.
+The paper's aggregation is seq-mean-token-mean.
 """
 
 from agentloop.algorithms.declarations import AtLeastZero, Objective

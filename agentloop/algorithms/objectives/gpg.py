@@ -1,7 +1,7 @@
-"""Group Policy Gradient: REINFORCE's objective, made larger by what groups without a signal take from the mean.
+"""Group Policy Gradient: REINFORCE's objective, divided by the share of trajectories with a signal.
 
-A group of equal rewards has no gradient and still counts in the denominators. The factor is counted over the stream's
-trajectories of the whole optimizer step, so it does not depend on the micro-batches.
+A group of equal rewards has no gradient but counts in the denominators; the division makes up for that. The share is
+counted over the stream's trajectories of the whole optimizer step, so it does not depend on the micro-batches.
 """
 
 from agentloop.algorithms.declarations import Objective

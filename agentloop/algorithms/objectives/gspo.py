@@ -1,7 +1,7 @@
-"""Group Sequence Policy Optimization: PPO's clip of the ratio of a whole trajectory.
+"""Group Sequence Policy Optimization: PPO's clip with the ratio of a whole trajectory.
 
-In the paper's token form, s_t = sg(s) exp(d_t - sg(d_t)): the same value lets every token have its own advantage, and
-has the same gradient where all are equal. The paper's average is seq-mean-token-mean.
+This is the paper's token form, s_t = sg(s) exp(d_t - sg(d_t)): its value is s, and each token may have an advantage of
+its own. If all are equal, the gradient is that of s. The paper's aggregation is seq-mean-token-mean.
 """
 
 from agentloop.algorithms.declarations import AtLeastZero, BelowOne, Objective

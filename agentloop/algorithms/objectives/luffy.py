@@ -1,4 +1,4 @@
-"""LUFFY: for tokens of which nobody knows how likely their author found them.
+"""LUFFY: an objective for tokens whose behavior probability is unknown.
 
 The gradient -A gamma p / (p + gamma)^2 is largest at p = gamma.
 """

@@ -1,6 +1,6 @@
-"""PPO's clipped surrogate, with a bound on what a token of negative advantage can do (the dual clip).
+"""PPO's clipped surrogate, with a bound on the loss of tokens of negative advantage (the dual clip).
 
-Gradient remains where A > 0 and r < 1 + clip_high, and where A < 0 and 1 - clip_low < r < dual_clip.
+A token has a gradient where A > 0 and r < 1 + clip_high, and where A < 0 and 1 - clip_low < r < dual_clip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def ppo_clip(
     clip_high: AtLeastZero = 0.28,
     dual_clip: AboveOne | None = 3.0,
 ) -> PolicyLoss:
-    """`dual_clip` None: no dual clip."""
+    """Compute the clipped loss; if `dual_clip` is None, without a dual clip."""
     ratios = inputs.log_ratios.exp()
     whole = clipped_surrogate(ratios, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
     if dual_clip is None:
@@ -33,7 +33,7 @@ def ppo_clip(
 
 
 def clipped_surrogate(ratios: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> PolicyLoss:
-    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) of any [B, T] ratios."""
+    """Compute max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) for any ratios [B, T]."""
     plain = -advantages * ratios
     bounded = -advantages * ratios.clamp(1 - clip_low, 1 + clip_high)
     return clipped_where(plain.maximum(bounded), (bounded > plain).detach())

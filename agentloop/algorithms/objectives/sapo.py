@@ -1,7 +1,7 @@
 """SAPO: a soft gate f(r) = (4 / tau) sigmoid(tau (r - 1)) in place of a clip.
 
-The gradient is that of f itself, -A 4 s (1 - s) r with s the sigmoid: -A at r = 1, fading on both sides. Weighing
-log-probs by f would grow with r instead.
+The gradient is that of f itself, -A 4 s (1 - s) r with s the sigmoid. It is -A at r = 1 and fades on both sides. With
+f as a weight of log-probs it would grow with r.
 """
 
 from agentloop.algorithms.declarations import AboveZero, Objective

@@ -1,4 +1,4 @@
-"""Tapered Off-Policy REINFORCE: what the policy hardly does any more is not pushed down further.
+"""Tapered Off-Policy REINFORCE: a bad reply that the policy would hardly write any more is not pushed down further.
 
 The ratio is the product over the whole trajectory, as in the paper.
 """

@@ -1,11 +1,11 @@
 """The key-value cache of running episodes, across their turns.
 
-Rows have new tokens of different counts, so the tokens are padded on the left. A padded column is a hole that no query
+Rows have different numbers of new tokens, so the tokens are padded on the left. A padded column is a hole that no query
 sees. When a turn begins, ended rows are dropped and the others packed to the left, so holes do not add up.
 
 A hole costs as much as a token. So the common beginning of all first prompts is computed once, and rows with more new
-tokens than most are fed the surplus apart from the others. Example: rows with 3, 4 and 90 new tokens would need 270
-columns together. Fed apart, the long row takes 86 columns alone, and then all rows take 4.
+tokens than most are first fed their surplus apart from the others. Example: rows with 3, 4 and 90 new tokens would need
+270 columns together. Fed apart, the long row first takes 86 columns alone, and then all rows take 4 each.
 """
 
 import copy
@@ -81,7 +81,7 @@ class EpisodeCache:
         return self._feed(chunks)
 
     def _reset(self, rows: int) -> None:
-        """Begin again with so many empty rows."""
+        """Begin again with this number of empty rows."""
         if self._packs:
             self._states: Any = Cache(layer_class_to_replicate=_PackedLayer)
         else:
@@ -102,7 +102,7 @@ class EpisodeCache:
         self._real = torch.arange(width, device=index.device)[None] < self._length[:, None]
 
     def part(self, rows: Sequence[int]) -> Self | None:
-        """Copy these rows into a cache of their own, for `rejoin` later; None where the model's layers can't."""
+        """Copy these rows into a cache of their own, for `rejoin` later; None if the model's layers can't do this."""
         if not self._packs:
             return None
         index = torch.tensor(rows, device=self._model.device)
@@ -207,7 +207,7 @@ class _PackedLayer(DynamicLayer):
         self.keys, self.values = (block[..., :end, :] for block in self._blocks)
 
     def pack(self, rows: Tensor, columns: Tensor) -> None:
-        """Select these rows, and of each its `columns` [rows, width]."""
+        """Select these rows, and in each row its `columns` [rows, width]."""
         self._blocks = [
             states[rows[:, None], :, columns].transpose(1, 2).contiguous() for states in (self.keys, self.values)
         ]
@@ -227,7 +227,7 @@ def _even_width(sizes: Sequence[int]) -> int:
 
 
 def common_beginning(fed: list[int], prompt: Sequence[int]) -> list[int]:
-    """Return the common beginning, without the prompt's last token: that one is fed for its logits."""
+    """Return the common beginning without the prompt's last token, which is fed to get its logits."""
     limit = min(len(fed), len(prompt) - 1)
     if list(prompt[:limit]) == fed[:limit]:
         return fed[:limit]

@@ -53,7 +53,7 @@ class LocalGenerator:
         policy_version: int = 0,
         compute: ComputeSection | None = None,
     ) -> None:
-        """Of `compute` only `autocast` is used: the type to multiply in. The other settings are about scoring."""
+        """Only `autocast` of `compute` is used, the type to multiply in. The other settings are about scoring."""
         self.model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids
@@ -99,7 +99,7 @@ class LocalGenerator:
         return [reply.completion(self.policy_version) for reply in replies]
 
     def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
-        """Sample until every reply has ended. Ended rows are fed holes, until few enough run to copy those alone."""
+        """Sample until every reply has ended. Ended rows get holes. The last few rows are fed as a copy."""
         while True:
             self._add(replies, logits)
             # A reply's last token is not fed: it is part of the next turn's new tokens.

@@ -67,7 +67,7 @@ class EngineControl(AbstractContextManager["EngineControl"]):
         self._client.close()
 
     def healthy(self) -> bool:
-        """Whether the server reports a living engine, and the engine itself, which may hang, answers."""
+        """True if the server says that its engine lives, and the engine, which may hang, answers."""
         try:
             alive = self._client.get("/health", timeout=_HEALTH_S).status_code == 200
             self._client.get("/is_paused", timeout=_HEALTH_S)
@@ -107,7 +107,7 @@ class EngineControl(AbstractContextManager["EngineControl"]):
             self.name_weights(ASLEEP)
 
     def _wake(self, part: str) -> None:
-        """Allocate this part of its memory again, if it is asleep."""
+        """Allocate this part of the engine's memory again, if the engine is asleep."""
         if part in self._asleep:
             began = time.monotonic()
             self._call("POST", "/wake_up", params={"tags": part})

@@ -47,7 +47,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The settings that may be chosen; proved publishing determines all others."""
+    """The settings of vLLM that may be chosen; all others follow from proved publishing."""
 
     model: str
     """A folder or a hub id."""

@@ -19,7 +19,7 @@ class Adapter(Environment):
 
     version = "2"
     goal = ""
-    """What opens the prompt."""
+    """The text that opens the prompt."""
     plain_text = False
     """True: a reply is an action, and there is no tool."""
     part = "action"

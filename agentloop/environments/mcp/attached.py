@@ -104,7 +104,7 @@ class McpServers:
 
     @contextmanager
     def connected(self, environment: Environment) -> Iterator[Future[Any]]:
-        """The block has the instance connected to its own servers, which the future waits for; its end ends them."""
+        """Connect the instance to servers of its own, until the block ends. The yielded future waits for them."""
         named = {server.name: Connection(server.name, server.section) for server in self._listed}
         object.__setattr__(environment, _CONNECTIONS, named)  # the class may be a frozen dataclass
         try:

@@ -179,7 +179,7 @@ def submit(coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
 
 @asynccontextmanager
 async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
-    """The block has the SDK's message streams to and from a running program."""
+    """Yield the SDK's message streams to and from a running program."""
     incoming, received = anyio.create_memory_object_stream[_Received](0)
     sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     waiting: set[types.RequestId] = set()
@@ -230,7 +230,7 @@ def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONR
 
 @asynccontextmanager
 async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Transport]:
-    """The block has the SDK's HTTP transport, with bodies of bounded length."""
+    """Yield the SDK's HTTP transport, with bodies of bounded length."""
     timeout = httpx2.Timeout(_CONNECT_S, read=None)  # each tool call has a deadline of its own
     async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_bound]}) as client:
         yield streamable_http_client(url, http_client=client, max_sse_event_size=_MOST_BYTES)

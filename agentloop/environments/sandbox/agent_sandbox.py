@@ -49,7 +49,7 @@ class AgentSandbox:
     async def around(
         self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
     ) -> AsyncIterator[ContainedAgent]:
-        """The block has the words that start `command` in the sandbox, which shows `folder` of this episode."""
+        """Yield the words that start `command` in a sandbox, in which it sees the episode's `folder`."""
         interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
         server = await asyncio.start_unix_server(
             one_address.forward(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket

@@ -160,7 +160,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(memory_mb: int) -> Iterator[MemoryGroup | None]:
-    """The block has a new cgroup with this limit; None where the machine allows none."""
+    """Yield a new cgroup with this limit; None if the machine allows none."""
     folder = _new_cgroup(memory_mb * _MIB)
     try:
         yield None if folder is None else MemoryGroup(folder)

@@ -83,7 +83,7 @@ def _check_call(environment: Environment, tools: Tools, call: ToolCall) -> ToolR
 
 
 async def _within_time(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
-    """Await a tool's coroutine. After the time it is cancelled, nobody waits for it, and ToolTimeout is raised."""
+    """Await a tool's coroutine. After `timeout_s` cancel it, do not wait, and raise ToolTimeout."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task], timeout=timeout_s)

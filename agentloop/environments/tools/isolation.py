@@ -66,7 +66,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
 
 
 def _read_line(fd: int, deadline: float, *, most: int) -> bytes:
-    """Read up to the end of a line or of the child. The line ends the wait, as a grandchild may hold the pipe open."""
+    """Read until a line or the child ends. A line is enough, because a grandchild may hold the pipe open."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     received = bytearray()

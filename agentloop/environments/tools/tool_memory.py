@@ -23,7 +23,7 @@ _Run = Callable[[], Awaitable[ToolResult]]
 
 
 class ToolMemory:
-    """Remembers tool answers for the episodes of one event loop; of equal simultaneous calls only one is run."""
+    """Remembers tool answers for the episodes of one event loop; if equal calls come at once, only one is run."""
 
     def __init__(self, *environments: str) -> None:
         """For `environments` see `ObservationRecord`."""

@@ -111,11 +111,11 @@ class AgentEnd:
 async def run_agent(
     environment: AgentEnvironment, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
 ) -> AgentEnd:
-    """Run an agent to its end. If it takes longer, it is ended with all its processes, and TimeoutError is raised.
+    """Run an agent to its end. After `timeout_s` all its processes are ended, and TimeoutError is raised.
 
     A function is called with the payload, the base URL and the key. A program gets the payload as a line of JSON on
     standard input and in the file AGENTLOOP_TASK. It reports its reward in a last line {"reward": number}, or the
-    rewards of its agents in {"rewards": {agent: number}}. Raises NotJudged where a function does.
+    rewards of its agents in {"rewards": {agent: number}}. If a function raises NotJudged, so does this.
     """
     agent = environment.agent
     named = agent_function(agent)

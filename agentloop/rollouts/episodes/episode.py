@@ -107,7 +107,7 @@ class Episode:
 
 @dataclass
 class EpisodeHooks:
-    """Calls the methods of one instance. A failing method raises UserError, but a failing `close` only returns it."""
+    """Calls the methods of one instance. A failure raises UserError, but a failure of `close` is only returned."""
 
     environment: Environment
     task: Task
@@ -132,7 +132,7 @@ class EpisodeHooks:
                 raise
 
     async def reward(self, messages: Sequence[Message], stop_reason: str) -> float:
-        """Ask for the reward of an episode that ended so; 0 where the environment does not reward such an end."""
+        """Ask for the reward of an episode with this stop reason; 0 if the environment does not reward this end."""
         self.environment.stop_reason = stop_reason
         if type(self.environment).reward is Environment.reward:
             return math.fsum(observed_rewards(messages[len(self.task.messages()) :]) or ())
@@ -157,7 +157,7 @@ class EpisodeHooks:
         return said_by(given, f"{name}.respond", asked)
 
     async def close(self) -> str | None:
-        """Close the instance and return what went wrong, if anything. A cancelled caller waits for the end of it."""
+        """Close the instance and return what went wrong, if anything. A cancelled caller still waits for the end."""
         if not self.was_started or type(self.environment).close is Environment.close:
             return None
         limit = self.limits.tool_timeout_s
@@ -308,7 +308,7 @@ class _Turns:
     async def _answer(self, reply: Reply) -> Said:
         """Call the reply's tools and count their results; a malformed call gets an error message.
 
-        A tool that ends the episode is the last one that is called.
+        No tool is called after one that ends the episode.
         """
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)

@@ -59,7 +59,7 @@ class TogetherTurns:
             self._waiting.pop(episode, None)
 
     def ended(self) -> None:
-        """Note that an episode will ask no more."""
+        """Note that an episode will ask for no further reply."""
         self._running -= 1
         self._answer_all()
 
@@ -86,7 +86,7 @@ class TogetherTurns:
 
 
 class GatheredTurns(TogetherTurns):
-    """Answers requests together that come within a moment, because agents ask at any time and any number of times."""
+    """Collects the requests of a moment and answers them together, because agents ask at any time."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -119,7 +119,7 @@ def run_episodes(
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time, and yield the episodes in order.
 
-    `tried` is awaited with each ended episode before the others continue, to find mistakes that all would meet.
+    `tried` is awaited with each ended episode before the others continue, to find mistakes that would fail them all.
     """
     progress(0, len(tasks))
     with with_gateway(actors, config) as actors:

@@ -106,7 +106,7 @@ class EnginePublisher(Publisher):
         self._bring_to_all(policy, source)
 
     def _write_policy(self, version: int) -> tuple[PublishedPolicy, Source]:
-        """The present weights as a published policy, and their source for engines."""
+        """Write the present weights as a published policy, and return it with the source from which engines load it."""
         policies, run = self._folder.policies, self._folder.run_id
         for folder in policies.glob("[0-9]*"):
             # A resumed run makes the later versions again. A folder that a killed learner was writing has another

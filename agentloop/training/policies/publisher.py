@@ -1,4 +1,4 @@
-"""Publishing: updated weights become the sampling policy, and snapshots are kept to check stored log-probs by."""
+"""Makes updated weights the sampling policy, and keeps snapshots with which stored log-probs can be checked."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence

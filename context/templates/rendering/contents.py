@@ -1,4 +1,4 @@
-"""The texts of messages: how a template is given them, and where in its own text it wrote them."""
+"""The texts of messages: their form for a template, and their places in the text that it wrote."""
 
 import json
 import re

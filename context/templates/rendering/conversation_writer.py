@@ -6,7 +6,7 @@ contents.
     controls     <|user|>, <|end|> and <|assistant|>, which the template wrote
     contents     characters 8 to 18 are the content of message 0
 
-An episode writes every message again at each turn. So a text that continues an earlier text is read from there on.
+An episode writes every message again at each turn. If a text continues an earlier one, only its new part is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,8 +91,8 @@ class ConversationWriter:
         now: datetime | None = None,
         prompted: bool = True,
     ) -> Rendering:
-        """The text of a conversation. With `after`, an earlier text of it, the day stays the same; else the day is
-        `now`."""
+        """Write the text of a conversation. With `after`, an earlier text of it, the day is that of `after`; else it
+        is `now`."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
         shown, rows = [], []
         if after is not None and given[: len(after.given)] == after.given:
@@ -107,7 +107,7 @@ class ConversationWriter:
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now, prompted)
 
     def find_controls(self, rendering: Rendering, tail: Written | None = None) -> list[Control]:
-        """The control tokens that the template wrote. `tail`: those in this end of the text, counted from its start."""
+        """Find the control tokens that the template wrote; with `tail`, only those in this end of the text."""
         messages = rendering.messages if self._takes_thoughts_apart else rendering.given
 
         def given(change: Change) -> tuple[list[Row], list[Any]]:
@@ -145,7 +145,7 @@ class ConversationWriter:
         return self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)
 
     def write_as_last(self, before: Rendering, grown: Rendering) -> AsLast:
-        """A function that writes the reply behind the prompt `before`, which `grown` shows, as the last message."""
+        """Make a function that writes as last message the reply to the prompt `before`, as `grown` shows the reply."""
         reply, rows = len(before.messages), grown.rows
 
         @cache
@@ -172,6 +172,6 @@ class ConversationWriter:
     def _write_again(
         self, rendering: Rendering, rows: Sequence[Row], tools: Tools, *, prompted: bool | None = None
     ) -> str:
-        """The text of other rows on the rendering's day. `prompted`: None for as the rendering is."""
+        """Write the text of other rows, on the rendering's day. `prompted`: None means as in the rendering."""
         is_prompted = rendering.prompted if prompted is None else prompted
         return Written(self._marking.render(rows, tools=tools, generation_prompt=is_prompted, now=rendering.now)).text

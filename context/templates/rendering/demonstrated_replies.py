@@ -1,15 +1,15 @@
-"""Replies that nobody sampled: a teacher's, a demonstrator's, a person's who speaks in the policy's place.
+"""Finds the tokens of replies that nobody sampled: of a teacher, a demonstrator, or a person in the policy's place.
 
-Such a reply has the tokens that a policy would sample which writes like the template: those behind the generation
-prompt, up to the stop token.
+The tokens are those that a policy would sample if it wrote like the template: those behind the generation prompt, up
+to the stop token.
 
     prompt          <|user|>Which code?<|end|><|assistant|>
     with the reply  <|user|>Which code?<|end|><|assistant|>It is 78.<|end|>
     the reply                                              It is 78.<|end|>
 
-Some templates write a prompt and a reply that do not meet so plainly. A prompt may end in an empty thought that is not
-written before replies: the reply then begins with the control token at which the two part. A turn may be ended by the
-header of the next one: the reply then ends with that header's token.
+In some templates prompt and reply do not meet so plainly. A prompt may end in an empty thought that is not written
+before replies: the reply then begins with the control token at which the two texts differ. The header of the next turn
+may end a turn: the reply then ends with that header's token.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class DemonstratedReplies:
         self._end_ids = end_ids
 
     def write(self, prompt: Rendering, message: Message) -> list[int]:
-        """The tokens with which the template answers the prompt by this message, its stop token last."""
+        """Find the tokens by which the template writes this message after the prompt, its stop token last."""
         whole = self._conversations.render((*prompt.given, message), prompt.tools, after=prompt, prompted=False)
         controls = self._conversations.find_controls(whole)
         text = whole.written.text
@@ -62,7 +62,7 @@ class DemonstratedReplies:
     def find_turn(
         self, rendering: Rendering, number: int, placed: Sequence[PlacedContent], controls: Sequence[Control]
     ) -> Span:
-        """The turn of the message with this number: from the end of its prompt to its stop token.
+        """Find the turn of the message with this number: from the end of its prompt to its stop token.
 
         If the template writes no stop token after the turn, it ends with its last content.
         """
@@ -90,10 +90,10 @@ class DemonstratedReplies:
         return Span(start, end)
 
     def _find_start(self, prompt: Rendering, text: str, same: _SamePlace | None = None) -> int:
-        """The character of `text` from which on the reply to the prompt is the policy's.
+        """Find the character of `text` at which the policy's own part of the reply to the prompt begins.
 
-        `same`: a place from which on the prompt and the text are compared. Raises RenderError where the reply does not
-        go on from its prompt.
+        Prompt and text are compared from the place `same` on. Raises RenderError if the reply does not continue its
+        prompt.
         """
         same = same or _SamePlace()
         asked, rest = prompt.written.text, text[same.in_text :]
@@ -116,7 +116,7 @@ class DemonstratedReplies:
         return same.moved_to_text(differing.start)
 
     def _encode_behind(self, text: str, start: int, controls: Sequence[Control]) -> list[int]:
-        """The tokens of the text from `start` on, as they follow the tokens before."""
+        """Encode the text from `start` on, as it follows the text before."""
         lead = next((each for each in reversed(controls) if each.place.end <= start), None)
         asked, ids = (self._encode_from(lead, text[:end], controls) for end in (start, len(text)))
         if ids[: len(asked)] == asked:

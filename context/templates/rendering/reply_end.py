@@ -75,7 +75,7 @@ class ShownReply:
 
 @dataclass(frozen=True)
 class ReplyEnd:
-    """Where a tail goes on behind the sampled reply."""
+    """The place where a tail continues after the sampled reply."""
 
     place: int
     closing: Control | None
@@ -105,7 +105,7 @@ def find_reply_end(tail: Tail, shown: ShownReply, sampled: Sampled, as_last: AsL
 
 
 def _is_rewritten(tail: Tail, stop: Control | None, shown: ShownReply, sampled: Sampled, as_last: AsLast) -> bool:
-    """Whether the template writes the reply otherwise than while it was the last message."""
+    """True if the template writes the reply in another way than while it was the last message."""
     alone = _write_as_last(shown.message, as_last)
     if alone is None:
         return False
@@ -137,7 +137,7 @@ def _write_as_last(reply: Message, as_last: AsLast) -> str | None:
 
 
 def _find_end_of_sampled(text: str, sampled: str) -> int:
-    """Where the text ends that the policy has sampled too, with an end of turn in plain text. 0: it sampled another."""
+    """Find the end of the text that the policy sampled, with an end of turn in plain text. 0: it sampled another."""
     place = 0
     for character in sampled.strip():
         if not character.isspace():

@@ -131,8 +131,8 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
 
 
 def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
-    """The tickets of claims for one run. Tickets that have not ended are locked until the transaction ends. Ended ones
-    never change their state and are not locked, so that the learner need not wait for workers."""
+    """Read the tickets of claims for one run, and lock unended ones until the transaction ends. Ended tickets never
+    change their state, so they are not locked, and the learner need not wait for workers."""
     runs = {claim.ticket.run for claim in claims}
     if len(runs) > 1:
         raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
