@@ -38,12 +38,12 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Write JSON in ASCII: some readers of streams would take other line separators for the end of a line."""
+    """Write JSON in ASCII: some readers of streams take Unicode's line separators for the end of a line."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Write a call's arguments as text, for providers that pass them on so."""
+    """Write a call's arguments as text, for APIs that send arguments as text."""
     return json.dumps(arguments, ensure_ascii=False)
 
 

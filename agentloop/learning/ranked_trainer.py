@@ -1,4 +1,4 @@
-"""The trainer of a run: in this process alone, or one on every rank, which all repeat the calls of rank 0."""
+"""The trainer of a run, in this process alone or on every rank. Other ranks repeat the calls of rank 0."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 def _together(ranks: Ranks, part: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a method of rank 0's trainer or weights. The other ranks are told first, so that all make the same call."""
+    """Call a method of rank 0's trainer or weights. The other ranks get the call first, so that all make it."""
     with rank_failures(), ranks.broadcasting((part, call.__name__, arguments, named)):
         return call(*arguments, **named)
 
@@ -118,11 +118,11 @@ class RankedTrainer:
 
 
 Learner = Trainer | RankedTrainer
-"""What the loop asks: the trainer of a run, on one rank or on several."""
+"""The trainer that the loop calls, on one rank or on several."""
 
 
 def serve_rank(ranks: Ranks) -> None:
-    """Repeat the calls of rank 0 on another rank until rank 0 ends it.
+    """Repeat the calls of rank 0 on another rank, until rank 0 ends the calls.
 
     Only rank 0 answers signals. When rank 0 is gone, TrainingStopped is raised.
     """
@@ -146,16 +146,17 @@ def serve_rank(ranks: Ranks) -> None:
             with rank_failures():
                 getattr(parts[part], name)(*arguments, **named)
         except RankLost:
-            raise  # and leave: those who wait for this one notice
+            raise  # ranks that wait for this one notice
         except TrainingStopped:
-            continue  # rank 0 has met the same, and says what follows
+            continue  # rank 0 has met the same error, and decides what follows
 
 
 def _sharded(
     spec: TrainerSpec, ranks: Ranks, model: PreTrainedModel | None, reference: Actor | None
 ) -> tuple[PreTrainedModel, Trainer]:
-    """This rank's part of the policy, of a whole `model` or of one that is loaded for it. A reference that is no
-    adapter switch is whole, and made unless given.
+    """Return this rank's part of the policy, and its trainer. None as `model` loads the policy first.
+
+    The reference is not sharded. It is made here if it is None, or the policy without its adapters.
     """
     config = spec.config
     if model is None:

@@ -16,7 +16,7 @@ _LONGEST_PAUSE = 0.75
 
 
 class RunPoller:
-    """Looks at the database, which all workers share: the more there are, the longer each waits between two looks."""
+    """Looks at the database of all workers. The more workers there are, the longer each waits between two looks."""
 
     def __init__(self, store: ReplayStore, run: str, worker: str, *, lease_s: float) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class RunPoller:
         return time.monotonic() >= self._next_report
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """Report that this worker is alive, with these facts; count the workers that are."""
+        """Report these facts and that this worker is alive. Count the living workers."""
         self._store.roles.report("worker", self._run, self._worker, facts)
         self._workers = self._store.roles.count("worker", self._run, lease_s=self._lease_s)
         self._next_report = time.monotonic() + self._report_s
@@ -47,7 +47,7 @@ class RunPoller:
 
 
 class ListedEngines:
-    """Keeps the engine client to the weights that the learner has proved."""
+    """Limits the engine client to engines that the learner lists as serving."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
@@ -59,7 +59,7 @@ class ListedEngines:
         return bool(self._serving)
 
     def update(self, listed: Sequence[Participant]) -> None:
-        """Take the list of engines. One that is absent, or is being published to, gets no requests meanwhile."""
+        """Take the list of engines. An absent engine, or one that loads new weights, gets no requests meanwhile."""
         serving = {
             each.id: (int(each.facts["version"]), str(each.facts["label"]), each.facts["adapter"])
             for each in listed

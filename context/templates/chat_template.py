@@ -24,7 +24,7 @@ from context.messages import Message, calls_named_by_ids, content_hash
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _WORD = re.compile(r"[\w.$-]*")
 _Row = Mapping[str, Any]
-# `message.thinking`, `message["thinking"]`: what GPT-OSS and the first LFM2.5 call `reasoning_content`.
+# `message.thinking`, `message["thinking"]`: GPT-OSS and the first LFM2.5 read `reasoning_content` by this name.
 _THINKING_FIELD = re.compile(r"""message(\.|\[["'])thinking\b""")
 LOOKUP: dict[str, Any] = {
     "type": "function",
@@ -58,8 +58,8 @@ class RenderError(ValueError):
 class ChatTemplate:
     """A chat template, as the model's authors wrote it, turns messages into text.
 
-    It runs in jinja2's immutable sandbox and reaches only its variables. Its time and memory are not limited: whoever
-    loads a model trusts its programs.
+    The template runs in jinja2's immutable sandbox and reaches only its variables. Its time and memory are not limited,
+    because whoever loads a model trusts its programs.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class ChatTemplate:
     def render(
         self, rows: Sequence[_Row], *, tools: Sequence[_Row] = (), generation_prompt: bool, now: datetime | None = None
     ) -> str:
-        """The text of a conversation in rows of `to_template`. `now`: the day that the template takes for today."""
+        """Render a conversation, given as rows of `to_template`, to text. `now` is the template's current time."""
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
     def marking(self, mark: Callable[[str], str]) -> ChatTemplate:
-        """The template with `mark` done to the texts in its source. Words, which it compares and looks up, stay."""
+        """Apply `mark` to the texts in a copy's source, but not to words, which the template may compare or look up."""
         found = copy(self)
         found._plain = self._plain.marking(mark)
         found._with_tools = found._plain if self.tool_use is None else self._with_tools.marking(mark)
@@ -99,17 +99,17 @@ class ChatTemplate:
 
     @property
     def knows_thoughts(self) -> bool:
-        """True: the template takes `<think>` ... `</think>` in a content for a thought, or writes it around one."""
+        """True if the template reads `<think>` ... `</think>` in a content as a thought, or writes these marks."""
         return "</think>" in self.source
 
     @property
     def reads_thoughts(self) -> bool:
-        """True: the template takes a thought apart from its message's content, and writes the marks around it."""
+        """True if the template reads thoughts from a field of their own, and writes the marks around them."""
         return self.knows_thoughts and ("reasoning_content" in self.source or bool(_THINKING_FIELD.search(self.source)))
 
     @cached_property
     def needs_call_ids(self) -> bool:
-        """True: the template refuses a call without an id, or writes the id as nothing or as `None`."""
+        """True if the template refuses a call without an id, or writes a missing id as nothing or as `None`."""
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
 
     def with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -247,9 +247,9 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox with two short ways, for the fields of messages and of loops.
+    """jinja2's sandbox with faster access to the fields of messages and of loops.
 
-    Without them, most of the time goes into exceptions: a message's field is no attribute, and a loop's is safe.
+    A message's field is no attribute, and jinja2's own look-up spends most time on exceptions. A loop's field is safe.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -270,7 +270,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """Reads `{% generation %}` ... `{% endgeneration %}`, which marks replies for other tools. Here authors do that."""
+    """Reads `{% generation %}` ... `{% endgeneration %}`, by which other tools find replies. Here authors mark them."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
 
@@ -287,7 +287,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter of transformers. The filter of jinja2 escapes for HTML."""
+    """Write JSON as transformers does. jinja2's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -300,7 +300,7 @@ def _marked(value: Any, mark: Callable[[str], str]) -> Any:
 
 
 def _variables(source: str) -> set[str]:
-    """The names that a template reads and does not make itself. A text that is no template has none."""
+    """Find the names that a template reads and does not set. A text that is no template has none."""
     try:
         return set(meta.find_undeclared_variables(_sandbox().parse(source)))
     except jinja2.TemplateError:

@@ -1,1 +1,1 @@
-"""Plays episodes: one, or many at once, with the policy or with an agent of its own."""
+"""Plays one episode or many at once, with the policy alone or with an agent program."""

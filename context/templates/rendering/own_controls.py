@@ -10,7 +10,7 @@ the template's:
     text            <|user|>What is <|end|>?<|end|>         in doubt: <|user|> and the first <|end|>
     asked again     <|user|>What is <#|end|>?<|end|>        <|user|> is the template's, the first <|end|> is not
 
-Only suspected contents are broken, because a template may look at its contents. At first only contents that contain the
+Only suspected contents are broken, as a template may decide by its contents. At first only contents that contain the
 whole token are suspected. While a token is in doubt, contents that contain one end of it are suspected too, then
 contents that contain its middle.
 """
@@ -30,7 +30,7 @@ from context.templates.rendering.written_text import BREAK, Written, mark_own
 from context.tokens.codec import Control, Span, TokenCodec
 
 AskAgain = Callable[[Change], str | None]
-"""Writes the whole conversation again with a change to each content and name. None: the change leaves all as it is."""
+"""Renders the whole conversation with every content and name changed. None: the change leaves all of them equal."""
 _NEAR = 32
 """Characters beside a control token that are compared with a content."""
 _NOW = datetime(2026, 1, 1)
@@ -91,7 +91,7 @@ def find_own_controls(written: Written, codec: TokenCodec, ask_again: AskAgain, 
 
 
 def _find_controls(text: str, breaks: Sequence[int], codec: TokenCodec) -> list[Control]:
-    """The control tokens of a text that go across none of the breaks."""
+    """Find the control tokens of a text that cross no break."""
     return [
         Control(found.token, found.place.moved(start))
         for start, end in pairwise([0, *breaks, len(text)])
@@ -100,7 +100,7 @@ def _find_controls(text: str, breaks: Sequence[int], codec: TokenCodec) -> list[
 
 
 def _find_doubtful(written: Written, found: Sequence[Control]) -> list[Doubtful]:
-    """The tokens of a text that its template did not mark."""
+    """Find the tokens of a text that its template did not mark."""
     own = frozenset(written.own)
     inner = [control.place.without_space(written.text) for control in found if control.place not in own]
     return [Doubtful.in_text(written.text, place) for place in inner if place not in own]
@@ -120,7 +120,7 @@ class Doubtful:
         return cls(before, place.cut_from(text), text[place.end : place.end + _NEAR])
 
     def reversed(self) -> Doubtful:
-        """Every text read from its end, so that the beginning of a token becomes its rest."""
+        """Reverse every text, so that a check of the token's end checks its beginning."""
         return Doubtful(self.behind[::-1], self.token[::-1], self.before[::-1])
 
     def may_end_in(self, content: str, *, is_half_enough: bool, may_go_on: bool) -> bool:
@@ -176,7 +176,7 @@ class Suspicion:
         return replace(self, in_the_middle=True) if doubtful and not self.in_the_middle else None
 
     def broken(self, content: str) -> str:
-        """The content with a break wherever a suspected token would go across it."""
+        """Put a break into the content at each place that a suspected token may cross."""
         said = content.strip()
         cuts = self._find_cuts(said) if said else set()  # the name of an argument may be white space
         if not cuts:
