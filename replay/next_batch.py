@@ -1,4 +1,4 @@
-"""A preview of a run's next batch: planned as the run plans it, drawn as it draws.
+"""Previews a run's next batch, which is planned and drawn as in the run.
 
 The preview changes neither the run, nor its database, nor its sampler.
 """
@@ -72,10 +72,10 @@ def preview(
     folder: Path | None = None,
     sampler: Sampler | None = None,
 ) -> QueryResult:
-    """The next batch of `run` (None: the only run), by `config` instead of its own configuration.
+    """Preview the next batch of `run` (None: the only run). `config` replaces the run's own configuration.
 
-    `folder` is the run's folder: its checkpoint holds what earlier iterations rounded off. `sampler` is a person's own
-    one, for its file is not run here. Raises WrongSettings if no batch can be made by the settings.
+    `folder` is the run's folder: its checkpoint holds the remainders of earlier iterations. `sampler` is a sampler of a
+    person's own, because its file is not run here. Raises WrongSettings if the settings allow no batch.
     """
     record = store.run(run)
     config = config or stored_config(record)
@@ -136,7 +136,7 @@ def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> l
 def empty_sources(
     store: ReplayStore, run: str, *, sampler: Sampler | None = None, named: Iterable[str] = ()
 ) -> list[str]:
-    """A sentence for each source that can give the run no row by its configuration.
+    """Write a sentence for each source from which the run's configuration can draw no row.
 
     `named` are further sources to look at. A person's own sampler counts only if it is given as `sampler`.
     """
@@ -272,7 +272,7 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
 
 
 class WrongSettings(ReplayError):
-    """No batch can be made by the settings."""
+    """The settings are invalid, or allow no batch."""
 
 
 def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:

@@ -40,8 +40,7 @@ def _kinds_of(batch: Batch, losses: Losses) -> Kinds:
 
 
 def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlSection) -> None:
-    """Refuse behavior log-probs that can't be a ratio's denominator: unknown ones, and those of a truncated
-    distribution.
+    """Refuse ratios to a behavior log-prob that is unknown, or that comes from a truncated distribution.
 
     Without the log-prob of a token, its ratio is unknown. Under top-p or top-k the stored log-probs may belong to
     another distribution than the recomputed ones. A KL loss with `importance` gradient has a ratio too; there old
@@ -54,7 +53,7 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
         section = parts[stream]
         for row in rows.nonzero()[:, 0].tolist():
             trajectory = batch.members[owners[row]].trajectory
-            # Of relabelled rows the old log-probs are the anchor.
+            # Relabelled rows have the old log-probs as their anchor.
             relabelled = any(segment.behavior_context == "relabelled" for segment in trajectory.segments)
             if unknown[row] and section.rejects_missing and not relabelled:
                 why, way = f"loss.{stream}.anchor is behavior", "anchor: old"
@@ -173,9 +172,9 @@ class StepLoss:
     kl: float
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
-    """How far the policy is from the old one, k3 in nats: mean over the fresh rows' trained tokens, which the old
-    policy is taken to have sampled; over the replayed ones' if there are no others. None if there are none at all. It
-    is measured for `kl.early_stop`, and where some old log-probs are stored ones; elsewhere it is None too."""
+    """The distance from the old policy: mean k3 in nats over the fresh rows' trained tokens, as if the old policy had
+    sampled them. Without fresh trained tokens, the replayed rows count. None: no token is trained, or neither
+    `kl.early_stop` nor stored old log-probs need the distance."""
 
 
 def accumulate_gradients(
@@ -193,7 +192,7 @@ def accumulate_gradients(
     whole = bool(_rows_where(kinds, "whole_trajectories").any())
     contributing = _contributing(batch, config, kinds, whole=whole)
     shares = _shares_of(mini, config, kinds)
-    # Summed on the device: reading a number would make every pass wait.
+    # The device sums: reading a number would make every pass wait.
     sums = torch.zeros(6, dtype=torch.float64, device=actor.device)
     passes = batch.passes(contributing, max_tokens=config.batch.micro_batch_tokens, packs=actor.packs, whole=whole)
     for own in ranks.share(passes):
@@ -228,8 +227,8 @@ def _rows_where(kinds: Kinds, name: str) -> Tensor:
 def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
     """Find the rows, [B] bool, with a gradient.
 
-    They have an advantage, or a trained token if all rows are regularised or trained without an advantage. For an
-    objective of whole trajectories, all rows of a trajectory count if one does.
+    A row has one if a trained token has an advantage. With a regulariser, or a loss that needs no advantage, any
+    trained token is enough. For an objective of whole trajectories, all rows of a trajectory count if one does.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
     needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
@@ -242,12 +241,12 @@ def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool)
 
 @dataclass(frozen=True)
 class _Shares:
-    """The weights of rows in the whole optimizer step, and the anchors of their ratios."""
+    """The weights of tokens in the whole optimizer step, and the anchors of their ratios."""
 
     weights: Tensor
-    """[B, T]: of each token."""
+    """[B, T]: a token's weight."""
     own_weights: Tensor
-    """[B, T]: as if its stream were alone."""
+    """[B, T]: a token's weight if its stream were alone."""
     anchors: Tensor
     """[B, T] nats."""
     signal: Tensor
@@ -280,7 +279,7 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
 def _backward(
     actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """Run one forward-backward pass. Returns [6]: its shares of loss and KL, then the result of `_moved`."""
+    """Run one forward-backward pass. Returns [6]: the pass's loss and KL, then the four numbers of `_moved`."""
     batch, section = micro.batch, config.loss
     kinds = _kinds_of(batch, losses)
     log_probs, entropies = actor.log_probs(
@@ -305,7 +304,7 @@ def _backward(
     if section.entropy_coef > 0:
         loss = loss - section.entropy_coef * (entropies * weights).sum()
     if not loss.requires_grad:
-        # An objective of one's own that trains none of these rows may give a plain 0; other ranks wait for the pass.
+        # A user's objective may return a plain 0 if it trains none of these rows. Other ranks wait for the pass.
         loss = loss + (log_probs * 0.0).sum()
     torch.autograd.backward(loss)
     totals.add(policy, inputs, weights=shares.own_weights)
@@ -316,8 +315,8 @@ def _backward(
 
 
 def _moved(micro: ScoredBatch, log_probs: Tensor) -> Tensor:
-    """[4]: the sum of k3 to the old log-probs over the fresh trained tokens, their number, and both for the replayed
-    ones."""
+    """Return [4]: the sum of k3 to the old log-probs and the number of tokens, over the trained tokens of fresh rows,
+    then of replayed rows."""
     batch = micro.batch
     masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])
     moved = kl_estimate(micro.old_log_probs, log_probs, batch.loss_mask, "k3").double() * masks

@@ -24,54 +24,53 @@ from context.tokens.token_sequence import TokenSequence
 class Status(StrEnum):
     """The fate of a reply."""
 
-    TRAINED = "trained"  # the agent was given it
-    UNDELIVERED = "undelivered"  # the agent had gone before the reply was there, and never asked again
-    ASIDE = "aside"  # the agent asked for it beside its task: it was answered, and is never trained
+    TRAINED = "trained"  # the agent received the reply
+    UNDELIVERED = "undelivered"  # the agent was gone when the reply came, and never asked again
+    ASIDE = "aside"  # the agent asked outside its task: the reply is never trained
     REFUSED = "refused"  # there is no reply: the prompt left no room for one, or the engine failed
 
 
 class Fork(StrEnum):
-    """The reason why a prompt does not go on from a reply that ended its turn."""
+    """The reason why a prompt does not continue a reply that ended its turn."""
 
     NEW = "new"  # it has nothing in common with earlier requests
     RETRY = "retry"  # an equal request was made before
-    EDITED = "edited"  # an earlier message is another one now
+    EDITED = "edited"  # an earlier message has changed
     THINKING = "thinking"  # the agent left out the thought of a reply
     TOOLS = "tools"  # other tools are offered
-    CUT = "cut"  # the reply that it goes on from reached its limit on tokens
-    TEMPLATE = "template"  # the chat template writes the earlier messages otherwise
+    CUT = "cut"  # the reply before the prompt reached its limit on tokens
+    TEMPLATE = "template"  # the chat template writes the earlier messages in another way
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a request in the tree: it shares the beginning of its parent's path, and has its own tokens after
-    it."""
+    """The place of a request in the tree. The request shares the beginning of its parent's path."""
 
     parent: int | None
-    """The node whose path begins as the request does. None: no path does."""
+    """The node whose path begins like the request. None: no path begins so."""
     kept_tokens: int
-    """How many tokens it shares with the parent's path."""
+    """How many tokens the request shares with the parent's path."""
     kept_messages: int
-    """How many messages it shares with the parent's conversation."""
+    """How many messages the request shares with the parent's conversation."""
     tools: str
     """Hash of the tools that the prompt shows."""
     fork: Fork | None
-    """None: the request goes on behind its parent's reply."""
+    """None: the request continues its parent's reply."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One request of an agent with the reply to it."""
+    """One request of an agent, with its reply."""
 
     number: int
     """Its index in the session, in the order of time."""
     place: Place
     tokens: TokenSequence
-    """The tokens behind the kept ones: the rest of the prompt, and the reply."""
+    """The tokens after the kept tokens: the rest of the prompt, and the reply."""
     num_sampled: int
     """How many of `tokens`, from their end, are the reply."""
     messages: tuple[Message, ...]
-    """The messages behind the kept ones. The reply is the last, if there is one."""
+    """The messages after the kept messages. The reply is the last, if there is one."""
     status: Status
     agent: str = ""
     """The name that the agent gives itself; empty where it gives none."""
@@ -92,15 +91,14 @@ class Node:
 
 
 Path = Sequence[tuple[int, int]]
-"""The nodes of a path from the root on, each with how much of it belongs to the path."""
+"""The nodes of a path from the root on, each with the number of its tokens or messages in the path."""
 _KEPT_TOKENS, _KEPT_MESSAGES = attrgetter("place.kept_tokens"), attrgetter("place.kept_messages")
 
 
 def path_of(nodes: Sequence[Node], number: int, *, holders: Sequence[int] | None = None) -> Path:
-    """The tokens that the policy had seen and sampled after a node's reply.
+    """Find the path of all tokens that the policy has seen and sampled by the end of a node's reply.
 
-    `holders` names for each node the node that has the last of its kept tokens, as a shortcut. None: go parent by
-    parent.
+    `holders` is a shortcut: for each node, the node that has the last of its kept tokens. None: go parent by parent.
     """
     return _path(nodes, number, nodes[number].num_path_tokens, _KEPT_TOKENS, holders)
 
@@ -110,19 +108,19 @@ def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
 
 
 def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
-    """All messages up to a node's reply."""
+    """Return the whole conversation, up to and with a node's reply."""
     return tuple(said for part, count in messages_path_of(nodes, number) for said in nodes[part].messages[:count])
 
 
 def messages_path_of(nodes: Sequence[Node], number: int) -> Path:
-    """The path of a node, counted in messages."""
+    """Find the path of a node, counted in messages."""
     return _path(nodes, number, nodes[number].num_path_messages, _KEPT_MESSAGES)
 
 
 def _path(
     nodes: Sequence[Node], number: int, end: int, kept: Callable[[Node], int], holders: Sequence[int] | None = None
 ) -> Path:
-    """The first `end` tokens or messages of a node's path. `kept(node)`: how many of them come from before it."""
+    """Find the first `end` tokens or messages of a node's path. `kept(node)`: how many precede the node's own."""
     found: list[tuple[int, int]] = []
     at: int | None = number
     while at is not None and end:
@@ -134,7 +132,7 @@ def _path(
 
 
 def shared_beginnings(nodes: Sequence[Node], given: npt.NDArray[np.int32]) -> list[int]:
-    """For each node, how many of these token ids its path begins with."""
+    """Count for each node the tokens at the start of its path that equal `given`."""
     found: list[int] = []
     for node in nodes:
         held, start = node.tokens.token_ids, node.place.kept_tokens

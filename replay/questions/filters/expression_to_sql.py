@@ -2,7 +2,7 @@
 
     success and 0.5 < reward <= 1 and (num_turns >= 2 or error_kind is not None) and 'drawer' in text
 
-`ast` parses the filter, and nothing of it is evaluated. This module lists the forms that are allowed. Every comparison
+`ast` parses the filter; nothing is evaluated. This module lists the forms that are allowed. Every comparison
 is true or false, never NULL: None equals nothing and is neither greater nor smaller than anything. So
 `error_kind != 'timeout'` holds for a row without errors. The result is the same on SQLite and PostgreSQL.
 
@@ -38,7 +38,7 @@ _LONGEST_QUOTE = 40
 _FEW_NEEDLES = 50
 Value = float | int | bool | str
 Known = Mapping[str, sa.ColumnElement[Any]]
-"""Expressions by the names of the fields that they replace."""
+"""Expressions in place of the fields' own, by the fields' names."""
 
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
@@ -89,7 +89,7 @@ class WrongFilter(ReplayError):
 
 @dataclass(frozen=True)
 class SplitCondition:
-    """A condition in two parts. The part about messages takes a thousand times as long as the part about columns."""
+    """A condition in two parts. The part about messages takes a thousand times as long as the other."""
 
     columns: sa.ColumnElement[bool]
     messages: sa.ColumnElement[bool] | None
@@ -103,7 +103,7 @@ def condition(text: str) -> sa.ColumnElement[bool]:
 
 
 def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCondition:
-    """Translate filters that must all hold. `known` replaces the expressions of fields. Raises WrongFilter."""
+    """Translate filters that must all hold. `known` has expressions in place of fields' own. Raises WrongFilter."""
     given = list(texts)
     if (length := sum(map(len, given))) > _LONGEST:
         raise WrongFilter(f"where must have at most {_LONGEST:,} characters in all, got {length:,}. Shorten it.")
@@ -237,7 +237,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _value_of_kind(value: Any, kind: FieldKind) -> Value | None:
-    """Return the value as one of this kind. None: it is of another kind."""
+    """Convert the value to this kind. None: the value is of another kind."""
     if kind is FieldKind.truth:
         return value if isinstance(value, bool) else None
     if kind not in (FieldKind.number, FieldKind.whole):
@@ -260,14 +260,14 @@ _NAMED_BY: dict[sa.FromClause, tuple[sa.Column[str], sa.Column[str]]] = {
     nodes: (trajectories.c.id, nodes.c.trajectory),
     trajectory_labels: (trajectories.c.id, trajectory_labels.c.trajectory),
 }
-"""The columns that join trajectories with each other table, by that table."""
+"""For each other table, the columns that join trajectories with it."""
 
 
 def compare_field(field: Field, sign: str, values: Sequence[Value], known: Known) -> sa.ColumnElement[bool]:
-    """Return the condition that a field compares so. It is true or false, never NULL.
+    """Return the condition that a field compares to `values` by `sign`. The condition is true or false, never NULL.
 
     `sign` is one of == < <= > >= in contains startswith, or `is` for a comparison with None, which has no values.
-    `known` replaces the expressions of fields.
+    `known` has expressions in place of fields' own.
     """
     if field.kind is FieldKind.messages:
         parts = (_Part(sa.literal_column(name)) for name in ("'content'", "'reasoning'"))
@@ -279,7 +279,7 @@ def compare_field(field: Field, sign: str, values: Sequence[Value], known: Known
         calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
     if field.elsewhere is not None:
-        # The database finds the groups that fit once, and does not look up the group of every row.
+        # The database finds the fitting groups, nodes or labels once, and does not look them up for every row.
         mine, theirs = _NAMED_BY[field.elsewhere.table]
         holds = field.elsewhere.is_not(None) if sign == "is" else _holds(field.elsewhere, sign, values)
         some = mine.in_(sa.select(theirs).where(holds))
