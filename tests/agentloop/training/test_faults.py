@@ -201,8 +201,8 @@ def test_weights_that_are_no_numbers_are_refused_by_name(door: FrontDoor, tmp_pa
     ("mood", "said"),
     [
         ("nan", "reward must return a finite number, got nan"),
-        ("raise", "reward must return a number, got ConnectionError: no answer at parity.py:85"),
-        ("stuck", "start must accept its tasks, got ConnectionError: no answer at parity.py:69"),
+        ("raise", "reward must return a number, got ConnectionError: no answer at parity.py:84"),
+        ("stuck", "start must accept its tasks, got ConnectionError: no answer at parity.py:68"),
     ],
 )
 def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(

@@ -189,7 +189,11 @@ def test_writers_outlive_faults_of_their_server(own_server: LocalServer, writers
             own_server.crash()
             own_server.start()
         else:
+            log = own_server.folder / "log"
+            before = log.stat().st_size
             wait_for(lambda: kill_backend(own_server, database, chance))
+            # It may answer for a moment longer, until it has seen what happened.
+            wait_for(lambda: b"reinitializing" in log.read_bytes()[before:])
             wait_for(lambda: server_answers(own_server))
 
     survive(own_server, hurt, writers=writers, times=times)
