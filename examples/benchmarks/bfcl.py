@@ -165,11 +165,20 @@ class MultiTurn(Bfcl):
             elif message.role == "assistant":
                 turns[-1].append([])
                 waiting = list(message.tool_calls)
-            elif waiting and (call := waiting.pop(0)) and message.error_kind is None:  # the call was made
+            elif waiting and counts(call := waiting.pop(0), message, held_back_by(task.payload), len(turns) - 1):
                 turns[-1][-1].append(written(call))
         made = [[step for step in turn if step] for turn in turns]
         whole = len(made) == len(task.payload["question"])
         return self.judged("check_turns", task.payload, made) if whole else 0.0
+
+
+def counts(call: ToolCall, answer: Message, held_back: Mapping[int, list[dict[str, Any]]], turn: int) -> bool:
+    """Tell whether BFCL would have run a call: it does so with arguments that do not fit, which are refused here."""
+    if answer.error_kind != "bad_arguments":
+        return answer.error_kind is None
+    later = {function["name"] for when, functions in held_back.items() if when > turn for function in functions}
+    fits = isinstance(call.arguments, Mapping) and all(name.isidentifier() for name in call.arguments)
+    return fits and call.name not in later
 
 
 def held_back_by(row: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:

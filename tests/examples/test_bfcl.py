@@ -31,8 +31,6 @@ NOT_RIGHT = {
     *("live_simple_106-63-0", "live_simple_112-68-0", "live_multiple_964-207-0"),
     "live_multiple_862-181-3",  # ... or the answer has an argument that the function has not.
     "multi_turn_miss_func_49",  # The answer calls `tail` before it is handed out.
-    # The answer's call lacks a required argument, so it is refused before BFCL's program sees it.
-    *("multi_turn_base_173", "multi_turn_miss_func_173", "multi_turn_miss_param_173"),
 }
 
 
