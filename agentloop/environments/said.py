@@ -23,12 +23,13 @@ def said_by(given: Any, where: str, asked: str) -> Said | None:
     if given is None:
         return None
     observation = given if isinstance(given, Observation) else Observation(given)
-    shown = observation.content
+    shown, over = observation.content, observation.over
+    reward = None if observation.reward is None else float(observation.reward)
     messages = [Message("user", shown)] if isinstance(shown, str) else [shown] if isinstance(shown, Message) else shown
-    if messages is None or (messages in ([], ()) and observation.over):
-        return Said([], observation.reward, observation.over)
+    if messages is None or (messages in ([], ()) and over):
+        return Said([], reward, over)
     if not (isinstance(messages, list | tuple) and messages and all(isinstance(each, Message) for each in messages)):
         raise UserError(
             f"{where} must return a text, Messages, an Observation or None, got {shown!r:.200} for {asked}. Mend it."
         )
-    return Said(list(messages), None if observation.reward is None else float(observation.reward), observation.over)
+    return Said(list(messages), reward, over)
