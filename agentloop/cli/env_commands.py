@@ -15,16 +15,12 @@ from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
-from agentloop.environments.check import reward_now
-from agentloop.environments.environment import quoted_task
+from agentloop.environments.check import respond_now, reward_now
 from agentloop.environments.row_environment import agent_function
-from agentloop.environments.said import said_by
-from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
-from agentloop.user_code import failing_as
 from context.authors import LLM
 from context.messages import Message, canonical_json, conversation_text, plain_message
 from context.wording import visible_lines
@@ -149,9 +145,8 @@ def _reward_empty_reply(factory: EnvironmentFactory, scorer: RewardScorer, task:
 
 def _try_respond(factory: EnvironmentFactory, task: Task) -> None:
     """Ask the environment once what it says to an empty reply. Raises UserError for what it may not say."""
-    messages, name = (*task.messages(), Message("assistant", "", author=LLM)), f"{factory.where}.respond"
-    with factory.started(task) as environment, failing_as(f"{name} must answer any reply, got", " to ''. Mend it."):
-        said_by(run_hook(environment.respond, task, messages), name, quoted_task(task, messages))
+    with factory.started(task) as environment:
+        respond_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), factory.where)
 
 
 def _demonstrate(factory: EnvironmentFactory, tasks: Sequence[Task], config: RunConfig) -> dict[str, Any]:

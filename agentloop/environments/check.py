@@ -11,6 +11,7 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 
 from agentloop.config.sections.context import author_table
 from agentloop.environments.environment import Environment, Task, observed_rewards, quoted_task
+from agentloop.environments.said import Said, said_by
 from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.tools.tool_schema import can_observe, resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
@@ -133,6 +134,14 @@ def start_now(environment: Environment, task: Task, where: str) -> None:
     advice = f" for {quoted_task(task)}. Mend it."
     with failing_as(f"{where}.start must accept its tasks, got", advice):
         run_hook(environment.start, task)
+
+
+def respond_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> Said | None:
+    """Ask a started instance what it says to the last reply, outside of an episode; None: the reply was the answer."""
+    asked = quoted_task(task, messages)
+    with failing_as(f"{where}.respond must answer any reply, got", f" for {asked}. Mend it."):
+        given = run_hook(environment.respond, task, messages)
+    return said_by(given, f"{where}.respond", asked)
 
 
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:

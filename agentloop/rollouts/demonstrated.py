@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
-from agentloop.environments.check import start_now
+from agentloop.environments.check import respond_now, start_now
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.said import Said, said_by
+from agentloop.environments.said import Said
 from agentloop.environments.tools.call import Tools
-from agentloop.environments.tools.worker_threads import close_now, run_hook
+from agentloop.environments.tools.worker_threads import close_now
 from agentloop.user_code import failing_as
 from context import Message
 from context.authors import LLM
@@ -38,9 +38,7 @@ def demonstrate(
         if reply.tool_calls:
             said = _called(environment, tools, reply.tool_calls)
         else:
-            asked = quoted_task(task, messages)
-            with failing_as(f"{where}.respond must answer any reply, got", f" for {asked}. Mend it."):
-                said = said_by(run_hook(environment.respond, task, tuple(messages)), f"{where}.respond", asked)
+            said = respond_now(environment, task, tuple(messages), where)
         if said is None:
             return tuple(messages)
         messages[-1] = replace(reply, reward=said.reward)
