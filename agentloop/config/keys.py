@@ -12,17 +12,13 @@ from replay.setting_types import rule_in_words
 _NAMES_ELSEWHERE = {
     "run.iterations": "epochs num_epochs num_train_epochs total_epochs run.steps max_steps total_training_steps",
     "run.folder": "output_dir default_local_dir",
-    "run.name": "run_name experiment_name",
-    "model.path": "model_name model_name_or_path pretrained",
     "lora.rank": "peft_config lora_rank lora_r",
     "tasks.data": "dataset train_dataset train_files",
-    "tasks.held_out": "eval_dataset val_files",
     "context.max_tokens": "max_length max_seq_length max_model_len max_prompt_length",
     "rollout.engine": "use_vllm",
     "rollout.max_turns": "max_tool_calling_iterations max_assistant_turns",
     "rollout.max_tokens_per_turn": "max_completion_length max_new_tokens max_response_length response_length",
     "engine.serve": "vllm_mode",
-    "engine.memory_share": "gpu_memory_utilization vllm_gpu_memory_utilization",
     "batch.trajectories": "batch_size batch.size train_batch_size generation_batch_size",
     "batch.group_size": "num_generations rollout.n",
     "batch.mini_batch": "gradient_accumulation_steps ppo_mini_batch_size mini_batch_size",
@@ -37,10 +33,8 @@ _NAMES_ELSEWHERE = {
     "optimizer.learning_rate": "lr",
     "optimizer.schedule": "lr_scheduler_type warmup_style",
     "optimizer.warmup_iterations": "warmup_steps warmup_ratio lr_warmup_steps",
-    "optimizer.max_grad_norm": "grad_clip",
     "evaluation.every": "eval_steps eval_strategy test_freq",
     "checkpoint.every": "save_steps save_strategy save_freq",
-    "checkpoint.keep": "save_total_limit max_actor_ckpt_to_keep",
     "metrics.sinks": "report_to logger callbacks wandb",
 }
 KEY_OF_NAME_ELSEWHERE = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in names.split()}
