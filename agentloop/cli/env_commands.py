@@ -15,7 +15,7 @@ from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.cli.replay.common import Force
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
-from agentloop.environments import Environment, EnvironmentFactory, RunEnvironments, Task, TaskSource, open_tasks
+from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import respond_now, reward_now
 from agentloop.environments.row_environment import agent_function
 from agentloop.errors import UserError
@@ -112,15 +112,13 @@ def demonstrate(
     from agentloop.analysis.stored_demonstrations import conversation_row
 
     config = _config_of(environment, overrides)
-    environments, source = _open_environment(config)
+    environments, source = open_tasks(config)
     factory = environments.all[0]
     if not factory.defines("demonstrate"):
         raise UserError(
             f"{factory.where} must define demonstrate(self, task, messages, rng), got none. Write it; or take a run's "
             "successes: agentloop replay demonstrations RUN FILE"
         )
-    if to.suffix != ".jsonl":
-        raise UserError(f"--to must end in .jsonl, got {str(to)!r}. Rename it.")
     asked, most = [source.train(index) for index in range(tasks)], config.rollout.success_reward
     hashes, successes = {*map(factory.task_hash, asked)}, 0
     with replaced(to, force=force) as target, target.open("w", encoding="utf-8") as file:
@@ -132,22 +130,19 @@ def demonstrate(
 
 
 def _config_of(environment: str, overrides: Sequence[str] | None) -> RunConfig:
+    """The configuration that CONFIG or FILE:CLASS names. Raises UserError if it has several environments."""
     if is_config_file(environment):
-        return load_config(Path(environment), overrides or [])
-    return load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
-
-
-def _open_environment(config: RunConfig) -> tuple[RunEnvironments, TaskSource]:
-    """Open the only environment, and its tasks. Raises UserError if there are several."""
-    environments, source = open_tasks(config)
-    if len(environments.all) > 1:
-        raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
-    return environments, source
+        config = load_config(Path(environment), overrides or [])
+    else:
+        config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
+    if len(config.parts) > 1:
+        raise UserError(f"CONFIG must have one environment, got {len(config.parts)}. Name one of them.")
+    return config
 
 
 def _check_environment(config: RunConfig) -> dict[str, Any]:
     """Facts about the environment, as JSON values. Raises UserError for faults that would stop a run."""
-    environments, source = _open_environment(config)
+    environments, source = open_tasks(config)
     factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
     drawn = [source.train(index) for index in range(_DRAWN)]
     tasks = {*map(factory.task_hash, drawn)}
