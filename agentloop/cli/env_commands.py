@@ -123,9 +123,9 @@ def demonstrate(
     hashes, successes = {*map(factory.task_hash, asked)}, 0
     with replaced(to, force=force) as target, target.open("w", encoding="utf-8") as file:
         for task, (messages, reward) in zip(asked, _demonstrations(factory, asked, config.run.seed), strict=True):
-            row = conversation_row(messages, factory.tools_for(task))
-            file.write(json.dumps({**row, "reward": reward, "success": reward >= most}) + "\n")
-            successes += reward >= most
+            row = conversation_row(messages, factory.tools_for(task)) | {"success": reward >= most}
+            file.write(json.dumps(row) + "\n")
+            successes += row["success"]
     print(f"wrote {to}: {tasks} demonstrations of {len(hashes)} different tasks, {successes} of them a success")
 
 
