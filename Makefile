@@ -14,19 +14,25 @@ help:
 	@sed -n 's/^## //p' Makefile
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PYTHON must be Python 3.11 or newer, got " \
+	+ sys.version.split()[0] + ". Set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@touch $(VENV)/.empty
+
+# A first install that fails leaves no environment, so that the next may have another PYTHON.
+failed = || { test ! -e $(VENV)/.empty || rm -rf $(VENV); exit 1; }
 
 # A stamp is newer than what it was made from, so a second run installs nothing.
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	@touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(failed)
+	@rm -f $(VENV)/.empty; touch $@
 
 # trl and axolotl come without their dependencies: tests read the chat templates among their files, and never import
 # them.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(failed)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl axolotl
-	@touch $(VENV)/.core $@
+	@rm -f $(VENV)/.empty; touch $(VENV)/.core $@
 
 ## make quickstart   train the quickstart agent (three to five minutes on two cores)
 quickstart: $(VENV)/.core

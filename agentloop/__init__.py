@@ -6,6 +6,8 @@ The public names are imported on first use: `from agentloop import Environment` 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ __all__ = [
     "tool",
     "train",
 ]
+
+for _name in ("context", "replay"):
+    _origin = getattr(find_spec(_name), "origin", None)
+    if _origin is None or Path(_origin).parents[1] != Path(__file__).parents[1]:
+        raise ImportError(f"{_name} must be the package that comes with agentloop, got {_origin}. Rename that file.")
 
 
 def __getattr__(name: str) -> Any:

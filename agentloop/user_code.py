@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,8 +150,6 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
 def _load_member(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:
     """Run the file of `spec` and return the class or function that it names. Raises UserError."""
     path, _, name = spec.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise UserError(f"{what} must have the form path/to/file.py:NAME of a {kind}, got {spec!r}.")
     module = _run_file(file_of(spec, what=what), what=what)
     if not is_kind(found := getattr(module, name, None)):
         own = [key for key, value in inspect.getmembers(module, is_kind) if value.__module__ == module.__name__]
@@ -159,9 +158,11 @@ def _load_member(spec: str, kind: str, is_kind: Callable[[object], bool], what: 
 
 
 def file_of(spec: str, *, what: str) -> Path:
-    """Return the file of `path/to/file.py:name`. Raises UserError if the file does not exist."""
-    named = spec.rpartition(":")[0]
+    """Return the file of `path/to/file.py:name`. Raises UserError for another form, or if the file does not exist."""
+    named, _, name = spec.rpartition(":")
     path = Path(named)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise UserError(f"{what} must have the form path/to/file.py:NAME, got {spec!r}.")
     if not path.is_file():
         raise UserError(f"{what} must name a file that exists, got {named!r}. Looked for {path.absolute()}.")
     return path.resolve()
@@ -199,6 +200,12 @@ def _run_file(path: Path, *, what: str) -> ModuleType:
     name, source = _UserFileFinder.module_name(path), path.read_bytes()
     if name in sys.modules and _sources.get(name) == source:
         return sys.modules[name]
+    for own in ("context", "replay"):
+        if (path.parent / f"{own}.py").is_file() and re.search(rf"^\s*(from|import) {own}\b".encode(), source, re.M):
+            raise UserError(
+                f"{what} must name a file that can be imported, got {str(path)!r}, which imports {own}: a package of "
+                f"agentloop, which hides {path.parent / own}.py. Rename yours."
+            )
     sys.modules.pop(name, None)
     with failing_as(f"{what} must name a file that can be imported, got {str(path)!r} with", ". Mend the file."):
         module = importlib.import_module(name)

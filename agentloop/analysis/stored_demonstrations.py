@@ -1,7 +1,7 @@
-"""Exports stored rows as conversations that `agentloop sft` reads."""
+"""Writes conversations as `agentloop sft` reads them: stored rows, or what an environment demonstrates."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,16 @@ def write_demonstrations(
             assert factory  # the query takes known environments alone
             own = bundle.task.tools
             conversations = [(row.messages, list(factory.tools) if own is None else json.loads(own))]
-        conversations = [(_up_to_last_reply(said), tools) for said, tools in conversations]
-        lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
-        return "\n".join(map(json.dumps, lines)).encode()
+        return "\n".join(json.dumps(conversation_row(said, tools) | outcome) for said, tools in conversations).encode()
 
     asked = where & whole_with_known_tools(known)
     return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
 
 
-def _up_to_last_reply(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Leave out what the environment said after the end: nobody answered it."""
+def conversation_row(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A conversation in OpenAI's chat format, without what the environment said after the end: nobody answered it."""
     last = max(place for place, message in enumerate(messages) if message.role == "assistant")
-    return messages[: last + 1]
+    return {"messages": [*map(_message, messages[: last + 1])], "tools": tools}
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`agentloop env check | play`: a report on an environment, and an episode in it by a model."""
+"""`agentloop env check | play | demonstrate`: a report on an environment, an episode by a model, and demonstrations."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from agentloop.cli.options import AsJson, Overrides, command_group
+from agentloop.cli.replay.common import Force
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
@@ -24,6 +25,7 @@ from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
 from context.messages import Message, canonical_json, conversation_text, plain_message
 from context.wording import visible_lines
+from replay.exchange.files import replaced
 
 _DRAWN, _DEMONSTRATED = 100, 20
 """Number of tasks that are compared with each other, and of demonstrations that are judged."""
@@ -51,11 +53,7 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
 
     Whatever would stop a run is an error of one line, with exit code 2.
     """
-    if is_config_file(environment):
-        config = load_config(Path(environment), overrides or [])
-    else:
-        config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
-    found = _check_environment(config)
+    found = _check_environment(_config_of(environment, overrides))
     print(json.dumps(found) if as_json else visible_lines(_as_text(found)))
 
 
@@ -102,11 +100,49 @@ def play(
     print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))
 
 
+@app.command(epilog="Example: agentloop env demonstrate examples/library.py:Library --to demonstrations.jsonl")
+def demonstrate(
+    environment: Name,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="What to write; ends in .jsonl.")],
+    overrides: Overrides = None,
+    tasks: Annotated[int, typer.Option(min=1, metavar="COUNT", help="How many, on the first training tasks.")] = 200,
+    force: Force = False,
+) -> None:
+    """Write what the environment's `demonstrate` plays, with its tools, as conversations that `agentloop sft` reads."""
+    from agentloop.analysis.stored_demonstrations import conversation_row
+
+    config = _config_of(environment, overrides)
+    environments, source = open_tasks(config)
+    factory = environments.all[0]
+    if not factory.defines("demonstrate"):
+        raise UserError(
+            f"{factory.where} must define demonstrate(self, task, messages, rng), got none. Write it; or take a run's "
+            "successes: agentloop replay demonstrations RUN FILE"
+        )
+    asked, most = [source.train(index) for index in range(tasks)], config.rollout.success_reward
+    hashes, successes = {*map(factory.task_hash, asked)}, 0
+    with replaced(to, force=force) as target, target.open("w", encoding="utf-8") as file:
+        for task, (messages, reward) in zip(asked, _demonstrations(factory, asked, config.run.seed), strict=True):
+            row = conversation_row(messages, factory.tools_for(task)) | {"success": reward >= most}
+            file.write(json.dumps(row) + "\n")
+            successes += row["success"]
+    print(f"wrote {to}: {tasks} demonstrations of {len(hashes)} different tasks, {successes} of them a success")
+
+
+def _config_of(environment: str, overrides: Sequence[str] | None) -> RunConfig:
+    """The configuration that CONFIG or FILE:CLASS names. Raises UserError if it has several environments."""
+    if is_config_file(environment):
+        config = load_config(Path(environment), overrides or [])
+    else:
+        config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
+    if len(config.parts) > 1:
+        raise UserError(f"CONFIG must have one environment, got {len(config.parts)}. Name one of them.")
+    return config
+
+
 def _check_environment(config: RunConfig) -> dict[str, Any]:
     """Facts about the environment, as JSON values. Raises UserError for faults that would stop a run."""
     environments, source = open_tasks(config)
-    if len(environments.all) > 1:
-        raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
     factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
     drawn = [source.train(index) for index in range(_DRAWN)]
     tasks = {*map(factory.task_hash, drawn)}
@@ -149,15 +185,21 @@ def _try_respond(factory: EnvironmentFactory, task: Task) -> None:
         respond_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), factory.where)
 
 
-def _demonstrate(factory: EnvironmentFactory, tasks: Sequence[Task], config: RunConfig) -> dict[str, Any]:
-    """The share of demonstrations that are a success, and the first dialogue behind its opening."""
-    rng, rewards, dialogues = random.Random(0), [], []
+def _demonstrations(
+    factory: EnvironmentFactory, tasks: Sequence[Task], seed: int
+) -> Iterator[tuple[tuple[Message, ...], float]]:
+    """Yield a demonstration of each task, and what the environment rewards it with."""
+    rng = random.Random(seed)
     for task in tasks:
         with demonstrated(factory, task, rng) as (environment, messages):
-            rewards.append(reward_now(environment, task, messages, factory.where))
-            dialogues.append(messages[len(task.messages()) :])
-    share = sum(reward >= config.rollout.success_reward for reward in rewards) / len(rewards)
-    return {"demonstrated": share, "dialogue": [*map(plain_message, dialogues[0])]}
+            yield messages, reward_now(environment, task, messages, factory.where)
+
+
+def _demonstrate(factory: EnvironmentFactory, tasks: Sequence[Task], config: RunConfig) -> dict[str, Any]:
+    """The share of demonstrations that are a success, and the first dialogue behind its opening."""
+    played = [*_demonstrations(factory, tasks, 0)]
+    share = sum(reward >= config.rollout.success_reward for _, reward in played) / len(played)
+    return {"demonstrated": share, "dialogue": [*map(plain_message, played[0][0][len(tasks[0].messages()) :])]}
 
 
 def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:

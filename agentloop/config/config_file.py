@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
-from agentloop.config.keys import Key, schema_entries, value_at
+from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE, Key, schema_entries, value_at
 from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import MAX_BYTES, KeyPath, read_yaml, shown
 from agentloop.errors import UserError
@@ -169,18 +169,27 @@ def _without_password(text: str) -> str:
 
 
 def _unknown_key(path: KeyPath) -> str:
-    """The error for an unknown key. It suggests a key of that name, below the same section first, or a similar one."""
-    dotted, known = shown(".".join(path)), [each.dotted for each in schema_entries().values() if isinstance(each, Key)]
-    above = "".join(f"{name}." for name in path[:-1])
-    last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
-    below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
-    similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, known)
-    similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
-    advice = f"Did you mean {similar}?" if similar else _list_keys(path[:-1])
-    return f"{dotted} must be a known key, got an unknown one. {advice}"
+    """The error for an unknown key. It names the key of that name, below the same section first, of that name in other
+    libraries, or of a similar name."""
+    known = {each.dotted: each for each in schema_entries().values() if isinstance(each, Key)}
+    dotted, above = ".".join(path), "".join(f"{name}." for name in path[:-1])
+    meant = KEY_OF_NAME_ELSEWHERE.get(dotted) or KEY_OF_NAME_ELSEWHERE.get(path[-1])
+    name = (meant or path[-1]).rpartition(".")[2]
+    below = [key for key in known if key.startswith(above) and key.endswith(f".{name}")]
+    if meant is not None:
+        meant = meant if meant in below else min(below, key=lambda key: key.count("."), default=meant)
+        advice = f"Here that is {meant}: {known[meant].meaning}"
+    else:
+        last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
+        similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, known)
+        similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
+        advice = f"Did you mean {similar}?" if similar else _list_keys(path[:-1])
+    return f"{shown(dotted)} must be a known key, got an unknown one. {advice}"
 
 
 def _list_keys(section: KeyPath) -> str:
+    while section and not isinstance(schema_entries().get(section), str):
+        section = section[:-1]  # there is no such section
     names = [path[-1] for path in schema_entries() if path[:-1] == section]
     where = f" of {'.'.join(section)}" if section else ""
     return f"The keys{where}: {', '.join(names)}."

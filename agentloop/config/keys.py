@@ -9,6 +9,32 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.model import MODEL_DEFAULTS
 from replay.setting_types import rule_in_words
 
+_NAMES_ELSEWHERE = {
+    "run.iterations": "epochs num_epochs num_train_epochs total_epochs run.steps max_steps total_training_steps",
+    "lora.rank": "peft_config lora_rank lora_r",
+    "tasks.data": "dataset train_dataset train_files",
+    "context.max_tokens": "max_length max_seq_length max_model_len max_prompt_length",
+    "rollout.engine": "use_vllm",
+    "rollout.max_tokens_per_turn": "max_completion_length max_new_tokens max_response_length response_length",
+    "engine.serve": "vllm_mode",
+    "batch.trajectories": "batch_size batch.size train_batch_size generation_batch_size",
+    "batch.group_size": "num_generations rollout.n",
+    "batch.mini_batch": "gradient_accumulation_steps ppo_mini_batch_size mini_batch_size",
+    "batch.ppo_epochs": "num_iterations",
+    "batch.micro_batch_tokens": "per_device_train_batch_size micro_batch_size ppo_micro_batch_size_per_gpu",
+    "reward.functions": "reward_funcs reward_weights custom_reward_function",
+    "advantage.normalise_std": "scale_rewards norm_adv_by_std_in_grpo",
+    "loss.aggregation": "loss_type loss_agg_mode",
+    "loss.fresh.objective": "epsilon epsilon_high clip_range clip_ratio clip_ratio_high clip_low clip_high",
+    "kl.loss_coef": "beta kl_beta kl_coef kl_loss_coef",
+    "optimizer.learning_rate": "lr",
+    "evaluation.every": "eval_steps eval_strategy test_freq",
+    "checkpoint.every": "save_steps save_strategy save_freq",
+    "metrics.sinks": "report_to logger callbacks wandb",
+}
+KEY_OF_NAME_ELSEWHERE = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in names.split()}
+"""Keys by what other libraries call them, of which spelling tells nothing."""
+
 
 @dataclass(frozen=True)
 class Key:

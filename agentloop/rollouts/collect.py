@@ -153,7 +153,8 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
         actors.warnings.warn(
             f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (logged once, above "
-            f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
+            f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error. Mend the tool, or "
+            "say in its docstring what it takes.",
             reason="failed tool calls",
         )
     in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))

@@ -36,7 +36,7 @@ def train(
     /,
     *,
     model: str | Path | tuple[Any, Any] | Mapping[str, Any] | None = None,
-    tools: Sequence[Function] | None = None,
+    tools: Function | Sequence[Function] | None = None,
     reward: Function | Sequence[Any] | Mapping[str, Any] | None = None,
     tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
     respond: Function | None = None,
@@ -66,7 +66,8 @@ def train(
         mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
         mixed |= {"respond": respond, "call_tool": call_tool}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
-    environment = {"name": ROWS, "tools": list(tools or ()), **sections.pop("environment", {})}
+    tools = [tools] if callable(tools) or isinstance(tools, str) else list(tools or ())
+    environment = {"name": ROWS, "tools": tools, **sections.pop("environment", {})}
     environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     answers = {"respond": respond, "call_tool": call_tool}
     environment |= {name: _function_name(given, name) for name, given in answers.items() if given is not None}

@@ -30,7 +30,7 @@ _GREATEST = 2**62
 
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
-    *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
+    *(_rows[name] for name in ("num_turns", "num_user_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
     *(_rows[name] for name in ("stop_reason", "error_kinds", "advantage", "state", "state_reason", "uses")),
     _rows.group.label("group_id"),
     NUM_TOOL_ERRORS.label("num_tool_errors"),

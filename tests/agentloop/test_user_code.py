@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -289,3 +290,14 @@ def test_file_edited_within_a_second_is_run_as_it_is_now(tmp_path: Path, monkeyp
     file.write_text(file.read_text().replace("1.0", "2.0"))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert load_function(spec, what="reward.functions")(None) == 2.0
+
+
+@pytest.mark.parametrize("name", ["context", "replay"])
+def test_file_of_ones_own_that_is_named_like_a_package_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("hint = 1")
+    (tmp_path / "right.py").write_text(f"from {name} import hint\ndef right(episode):\n    return hint\n")
+    with pytest.raises(UserError, match=rf"imports {name}: a package of agentloop, which hides .*{name}\.py\. Rename"):
+        load_function(f"{tmp_path / 'right.py'}:right", what="reward.functions")
+    imported = subprocess.run([sys.executable, "-c", "import agentloop"], cwd=tmp_path, capture_output=True, text=True)
+    last = imported.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {name} must be the package that comes with agentloop, got {tmp_path}")

@@ -1,8 +1,13 @@
 """The shop's agent is judged by the value that was asked for, in words and of articles that it does not learn on."""
 
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +89,18 @@ def test_service_desk_rewards_the_database_and_what_the_customer_was_told() -> N
     short = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_turns": len(whole[0])})})
     (row,) = collect(scripted_actors(desk, whole[:1]), [(tasks[0], 1)], short).trajectories
     assert (row.record.stop_reason, row.record.reward, row.record.success) == ("max_turns", 0.5, False)
+
+
+@pytest.mark.slow
+def test_copied_folders_run_outside_of_the_checkout(tmp_path: Path) -> None:
+    """With chat_rows.py, as docs/small-model.md says."""
+    for name in (folders := ["shop_agent", "calculator_agent", "coding_agent", "sql_agent", "gateway_agents"]):
+        shutil.copytree(ROOT / "examples" / name, tmp_path / "examples" / name)
+    shutil.copy(ROOT / "examples" / "chat_rows.py", tmp_path / "examples")
+    for package in ("context", "replay", "agentloop"):
+        (tmp_path / "installed").mkdir(exist_ok=True)
+        (tmp_path / "installed" / package).symlink_to(ROOT / package)
+    made = f"import {', '.join(f'examples.{name}.make_data' for name in folders)}; examples.shop_agent.make_data.main()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=environment, check=True)
+    assert len((tmp_path / "runs" / "shop_agent" / "demonstrations.jsonl").read_text().splitlines()) == 128

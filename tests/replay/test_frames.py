@@ -32,7 +32,7 @@ def opened(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> It
     location = databases.new(tmp_path_factory.mktemp("frames") / "replay.sqlite")
     fill(location)
     store = ReplayStore.open(location, read_only=True)
-    with replay.open(str(location)) as buffer:
+    with replay.open(location) as buffer:
         yield buffer, store
     store.close()
 

@@ -87,6 +87,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
+    if run is not None and ("://" in id or Path(id).exists()):
+        id, run = run, id  # other commands have RUN first
     with opened(run) as buffer:
         answer = questions.trajectory(buffer.store, id)
         if as_json:

@@ -29,6 +29,7 @@ class Sort(StrEnum):
     advantage = "advantage"
     success = "success"
     num_turns = "num_turns"
+    num_user_turns = "num_user_turns"
     num_tool_calls = "num_tool_calls"
     num_tool_errors = "num_tool_errors"
     num_tokens = "num_tokens"

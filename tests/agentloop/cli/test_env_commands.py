@@ -1,4 +1,4 @@
-"""`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
+"""`agentloop env check | play | demonstrate`: an environment looked at without a model, and episodes in it."""
 
 import io
 import json
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.config.config_file import load_plain
+from agentloop.models.loading import load_model
+from agentloop.supervised.demonstrations import compare_with_environment, read_demonstrations
 from agentloop.training.train import train
 from tests.docs.blocks import ROOT
 from tests.fakes.runs import PARITY, SilentDisplay, small_config
@@ -90,6 +93,22 @@ def test_check_says_of_an_agent_only_what_is_known_before_it_asks(shell: Shell, 
     assert lines[-1] == "note: ./mine is no program of this machine: install it, or give its path"
     there = shell.type(["env", "check", "run.yaml", "--set", "environment.agent=sh mine"], tmp_path)[1].splitlines()
     assert there[-1] == lines[-2]
+
+
+def test_demonstrations_are_written_as_sft_reads_them(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    asked = ["env", "demonstrate", LIBRARY, "--tasks", "30", "--to", "d.jsonl"]
+    code, output, _ = shell.type(asked, tmp_path)
+    assert code == 0 and output.startswith("wrote d.jsonl: 30 demonstrations of ") and ", 30 of them a suc" in output
+    config = load_plain(
+        {"environment": {"name": LIBRARY}, "context": {"max_tokens": 2000}, "sft": {"data": str(tmp_path / "d.jsonl")}}
+    )
+    assert compare_with_environment(config) is None
+    found = read_demonstrations(tmp_path / "d.jsonl", config, load_model(config.model, qwen2), key="sft.data")
+    assert (len(found.read), found.too_long, dict(found.ignored)) == (30, 0, {})
+    assert "FILE must not exist, got 'd.jsonl'." in shell.refusal(asked, tmp_path)
+    assert "Calculator must define demonstrate" in shell.refusal(
+        ["env", "demonstrate", CALCULATOR, *asked[3:]], tmp_path
+    )
 
 
 FUNCTIONS = """

@@ -89,7 +89,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore")}
     context = {"context", "context check"}
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "gateway", "launch"}
-    environments = {"env", "env check", "env play"}
+    environments = {"env", "env check", "env play", "env demonstrate"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
 
 

@@ -9,6 +9,7 @@ import yaml
 from agentloop.config import RunConfig, strict_yaml
 from agentloop.config.config_file import load_config, load_plain, to_plain
 from agentloop.config.describe import describe_config, reference_yaml
+from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE, Key, schema_entries
 from agentloop.errors import UserError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -156,6 +157,12 @@ def test_quickstart_is_found_by_its_name_where_no_file_has_it(tmp_path: Path, mo
     assert load_config(Path("quickstart")).run.name == "mine"
 
 
+def test_names_of_other_libraries_lead_to_known_keys_and_are_none_themselves() -> None:
+    known = {".".join(path) for path, key in schema_entries().items() if isinstance(key, Key)}
+    assert {*KEY_OF_NAME_ELSEWHERE.values()} <= known
+    assert known & {*KEY_OF_NAME_ELSEWHERE} == set()
+
+
 AT_LEAST_1 = "batch.trajectories must be a whole number of at least 1"
 TRICKS = "must not use YAML anchors, aliases or tags, got"
 
@@ -171,6 +178,18 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
         ("replay:\n  fracton: 0.2\n", "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did "),
         ("loss: {fresh: {clip_low: 1}}", "run.yaml:1: loss.fresh.clip_low must be a known key, got an unknown one."),
         ("\nlearning_rate: 3\n", "run.yaml:2: learning_rate must be a known key, got an unknown one. Did you mean "),
+        (
+            "optimizer: {lr: 1}",
+            "run.yaml:1: optimizer.lr must be a known key, got an unknown one. Here that is optimizer.l",
+        ),
+        (
+            "sft: {lr: 1}",
+            "run.yaml:1: sft.lr must be a known key, got an unknown one. Here that is sft.learning_rate: P",
+        ),
+        (
+            "num_generations: 8",
+            "run.yaml:1: num_generations must be a known key, got an unknown one. Here that is batch.g",
+        ),
         ('"a\\n\\e[31m": 1', r"run.yaml:1: a\n\x1b[31m must be a known key"),
         ("- 1\n", "run.yaml:1: the file must hold keys and values, got [1]. See configs/reference.yaml."),
         ("run:\n  seed: 1\n  seed: 2\n", "run.yaml:3: run.seed must be given once, got it on line 2 too. Keep one."),
@@ -208,6 +227,7 @@ def test_load_config_refuses_in_one_line_with_the_place(tmp_path: Path, text: st
     [
         ("replay.fraction=1.5", "replay.fraction must be a number from 0 to 1, got 1.5."),
         ("replay.fracton=1", "replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"),
+        ("trainer.size=1", "trainer.size must be a known key, got an unknown one. The keys: algorithm, run, model, "),
         ("replay.fraction", "an override must be dotted.key=value, got no =."),
         ("=1", "an override must be dotted.key=value, got no key."),
         ("run.seed=*x", f"run.seed {TRICKS} `*x`. Write plain values out."),

@@ -170,7 +170,7 @@ def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path:
     assert refusal("lookup_chian").endswith("got 'lookup_chian'. Did you mean lookup_chain?")
     assert "must name a file that exists, got 'gone.py'. Looked for /" in refusal("gone.py:Mine")
     assert refusal(name.replace(":Mine", ":Mien")).endswith("got 'Mien'. Did you mean Mine?")
-    assert "must have the form path/to/file.py:NAME of a class, got 'mine:Mine'" in refusal("mine:Mine")
+    assert "must have the form path/to/file.py:NAME, got 'mine:Mine'" in refusal("mine:Mine")
 
 
 def test_file_may_import_its_neighbours_and_use_postponed_annotations(tmp_path: Path) -> None:

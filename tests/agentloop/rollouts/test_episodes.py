@@ -139,7 +139,9 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     quiet = played(graded(["done"])).metrics()
     assert not {"rollout/failed_calls", "rollout/failed_closes"} & quiet.keys()
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
-    at = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
+    at = (
+        r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error\. Mend the tool, or say"
+    )
     assert re.search(rf"got 2 failed of 5 calls in one iteration \(logged once, above 20%\), the last with {at}", told)
 
 

@@ -159,6 +159,8 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
     [
         ({"tools": [lambda a: a]}, "tools must be functions with names, got <function"),
         ({"tools": [len]}, "tools must be functions with names, got <built-in function len>"),
+        ({"reward": "accuracy"}, r"reward.functions must have the form path/to/file.py:NAME, got 'accuracy'\."),
+        ({"tools": len}, "tools must be functions with names, got <built-in function len>"),
         ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
         ({"reward": ()}, "reward.functions must be given when environment.name is rows"),
         ({"tasks": None}, "tasks.data must be given when environment.name is rows"),

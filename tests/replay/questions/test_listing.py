@@ -149,7 +149,8 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplaySt
         "labels": [],
         "id": "07-run-2", "run": UNPUBLISHED, "group_id": "run-2-2", "task": "task-1", "environment": "lookup_chain",
         "iteration": 2, "slot": 0, "source": "hindsight", "reward": 0.25, "success": False, "advantage": -1.5,
-        "num_turns": 1, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2, "stop_reason": "error",
+        "num_turns": 1, "num_user_turns": 0, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2,
+            "stop_reason": "error",
         "error_kinds": None, "num_tool_errors": 0, "state": "eligible", "state_reason": None, "uses": 2,
         "staleness": None, "drift": 1.0, "token_gap_max": 4.0, "prompt": "hay", "answer": None,
     }  # fmt: skip

@@ -137,7 +137,7 @@ def test_show_prints_facts_tokens_authors_log_probs_and_uses(run: Path) -> None:
     assert "look[-0.50]up[-1.00]" in output.replace(" ", "")
     assert used_lines(output) == [tuple(map(str, row)) for row in sql(buffer_of(run), USES, id)]
     ((id,),) = sql(buffer_of(run), "select id from trajectories where iteration = 1 and slot = 3")
-    printed = ask("show", id, run).stdout
+    printed = ask("show", run, id).stdout  # or in the order of other commands
     assert 'payload     {"hops": 2, "store": {"k1": "drawer"}}\n' in printed
     assert "group       member 4 of 4, " in printed
 
