@@ -75,11 +75,6 @@ class Mine(Environment):
         """Act."""
         fail()
 
-    @tool(isolated=True)
-    def act_apart(self, what: str) -> str:
-        """Act."""
-        fail()
-
     @tool
     async def act_later(self, what: str) -> str:
         """Act."""
@@ -213,7 +208,7 @@ def called(file: Path, name: str) -> ToolResult:
 
 
 def test_tools_dropped_rewards_sinks_and_closes_that_raise_cost_themselves_alone(file: Path, raised: str) -> None:
-    for name in ("act", "act_apart", "act_later"):
+    for name in ("act", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
         assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))
