@@ -19,7 +19,6 @@ from typing import Any
 from agentloop.errors import NotJudged, one_line, shortened
 from context.messages import Message
 
-_MOST_BYTES = 1 << 20
 _GREETING = "Hi! How can I help you today?"
 """A first message in the policy's name: many chat templates need a message of role `user` before all replies."""
 
@@ -107,23 +106,16 @@ class SimulatedUser:
 
         body = {**self._body, "messages": [{"role": "system", "content": self._system}, *self._seen(messages)]}
         # Written in ASCII: a model may have said halves of surrogate pairs, which UTF-8 lacks.
-        address, content, received = f"{self._url.rstrip('/')}/chat/completions", json.dumps(body), b""
+        address, content = f"{self._url.rstrip('/')}/chat/completions", json.dumps(body)
         try:
-            async with (
-                httpx2.AsyncClient(timeout=self._timeout_s, verify=_trusted_context()) as client,
-                client.stream("POST", address, content=content, headers=self._headers) as answer,
-            ):
-                async for part in answer.aiter_bytes():
-                    received += part
-                    if len(received) > _MOST_BYTES:
-                        raise NotJudged(f"the simulated user sent more than {_MOST_BYTES:,} bytes")
+            async with httpx2.AsyncClient(timeout=self._timeout_s, verify=_trusted_context()) as client:
+                answer = await client.post(address, content=content, headers=self._headers)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise NotJudged(f"the simulated user at {self._url} is away ({one_line(error)})") from error
         if answer.status_code != 200:
-            said = received.decode(errors="replace")
-            raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(said)}")
+            raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(answer.text)}")
         try:
-            return json.loads(received)
+            return answer.json()
         except (ValueError, RecursionError) as error:
             raise NotJudged(f"the simulated user sent no JSON ({error})") from None
 

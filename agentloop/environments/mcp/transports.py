@@ -1,6 +1,6 @@
-"""Carries messages of bounded length through a program's pipes or over HTTP.
+"""Carries messages through a program's pipes or over HTTP.
 
-The SDK's own transport for programs has no bound, and leaves a program's children running.
+The SDK's own transport for programs leaves a program's children running.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import atexit
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -23,27 +22,18 @@ import mcp_types as types
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
 from agentloop.errors import shortened
 
-_MOST_BYTES = 8 << 20
-"""Bytes of the longest message that is read."""
-_TOO_LONG = f"the answer was longer than {_MOST_BYTES >> 20} MB and was left out"
+_MOST_BYTES = 1 << 30
+"""Bytes of the longest message that is read; a longer one ends the connection."""
 _CONNECT_S = 30.0
 _Received = SessionMessage | Exception
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _GRACE_S = 2.0
 _POLL_S = 0.01
 _STDERR_LINES, _STDERR_BYTES = 5, 4096
-# The kernel kills the program when this process ends in any way. A `preexec_fn` could do this too, but Python code
-# between fork and exec may wait for ever for a lock that another thread held.
-ENDS_WITH_PARENT = """\
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 
 class ServerProgram:
@@ -63,9 +53,7 @@ class ServerProgram:
         whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         if shutil.which(command[0], path=whole.get("PATH")) is None:
             raise FileNotFoundError(f"there is no program {command[0]!r}")
-        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
-            *(before if sys.platform == "linux" else ()),
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -76,24 +64,11 @@ class ServerProgram:
         )
         return cls(process)
 
-    async def read(self) -> AsyncIterator[bytes | None]:
-        """Yield the program's lines until it ends; None stands for a line that was too long."""
-        stdout, skipping = self._process.stdout, False
-        assert stdout is not None
-        while True:
-            try:
-                line = await stdout.readuntil(b"\n")
-            except asyncio.LimitOverrunError as long:
-                await stdout.readexactly(long.consumed)
-                if not skipping:
-                    yield None
-                skipping = True
-            except asyncio.IncompleteReadError:
-                return
-            else:
-                if not skipping:
-                    yield line
-                skipping = False
+    async def read(self) -> AsyncIterator[bytes]:
+        """Yield the program's lines until it ends. Raises ValueError for a line that is too long."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            yield line
 
     async def write(self, line: bytes) -> None:
         """Write a line to the program. Raises OSError if the program has ended."""
@@ -182,24 +157,22 @@ async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
     """Yield the SDK's message streams to and from a running program."""
     incoming, received = anyio.create_memory_object_stream[_Received](0)
     sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    waiting: set[types.RequestId] = set()
 
     async def read() -> None:
         async with incoming:
             async for line in program.read():
-                for message in _read(line, waiting):
+                with suppress(ValidationError):  # many programs print other text to their standard output
+                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                     await incoming.send(SessionMessage(message))
 
     async def write() -> None:
         async with outgoing:
             async for message in outgoing:
-                if isinstance(message.message, types.JSONRPCRequest):
-                    waiting.add(message.message.id)
                 await program.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
     async def ending_in_silence(work: Any) -> None:
         # A caller that waits for an answer notices the end of `incoming`.
-        with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        with suppress(OSError, ValueError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await work()
 
     tasks = [asyncio.create_task(ending_in_silence(work)) for work in (read, write)]
@@ -212,48 +185,9 @@ async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
             stream.close()
 
 
-def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONRPCMessage]:
-    """Parse a line into its message, if it is one; a line that was too long is an error for all waiting requests."""
-    if line is None:
-        error = types.ErrorData(code=-32050, message=_TOO_LONG)
-        failed: list[types.JSONRPCMessage] = [types.JSONRPCError(jsonrpc="2.0", id=id, error=error) for id in waiting]
-        waiting.clear()
-        return failed
-    try:
-        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        return []  # many programs print other text to their standard output
-    if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
-        waiting.discard(message.id)
-    return [message]
-
-
 @asynccontextmanager
 async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Transport]:
-    """Yield the SDK's HTTP transport, with bodies of bounded length."""
+    """Yield the SDK's HTTP transport."""
     timeout = httpx2.Timeout(_CONNECT_S, read=None)  # each tool call has a deadline of its own
-    async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_bound]}) as client:
+    async with httpx2.AsyncClient(headers=headers, timeout=timeout) as client:
         yield streamable_http_client(url, http_client=client, max_sse_event_size=_MOST_BYTES)
-
-
-async def _bound(response: httpx2.Response) -> None:
-    # In a stream of events, the SDK bounds each event.
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream)
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        read = 0
-        async for chunk in self._stream:
-            read += len(chunk)
-            if read > _MOST_BYTES:
-                raise httpx2.StreamError(_TOO_LONG)
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()

@@ -1,8 +1,6 @@
 """Tools of real MCP servers: whatever one answers, or does instead, is one observation; it ends with its episode."""
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -79,9 +77,7 @@ def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> 
     assert (hung.error_kind, error(hung)) == ("timeout", "hang took longer than 0.3 s")
     long = ask(way, "flood", megabytes=1)
     assert long.content == "x" * 100 + f"... [cut: {(1 << 20) - 100} characters left out]"
-    flood = ask(way, "flood", megabytes=100)
-    assert flood.error_kind == "raised"
-    assert error(flood).endswith("the answer was longer than 8 MB and was left out")
+    assert ask(way, "flood", megabytes=100).content.endswith(f"... [cut: {(100 << 20) - 100} characters left out]")
     assert ask(way, "keep", text="b").content == "2"
 
 
@@ -150,29 +146,6 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
     [segment] = episode.segments
     # One end per message: the tools, the task, five replies and four results.
     assert segment.tokens.token_ids.tolist().count(CHATML.end_id) == 11
-
-
-KILLED = """
-import os, signal, sys
-from agentloop.environments.mcp.transports import ServerProgram, submit
-
-async def start():
-    program = await ServerProgram.start([sys.executable, "-S", "-c", sys.argv[1]], {})
-    async for line in program.read():
-        print(line.decode(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-submit(start()).result()
-"""
-DEAF = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(3600)"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
-def test_program_that_reads_nothing_ends_with_the_killed_run() -> None:
-    command = [sys.executable, "-c", KILLED, DEAF]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert process.returncode == -signal.SIGKILL
-    assert ended(int(process.stdout))
 
 
 # What a configuration says of them
