@@ -140,7 +140,7 @@ async def hook(file: Path, name: str, method: str) -> None:
 
 def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
     given = {"functions": [{"function": f"{file}:{name}"}], "timeout_s": 20.0, **section}
-    return RewardScorer(RewardSection.model_validate(given), max_tokens=100)
+    return RewardScorer(RewardSection.model_validate(given))
 
 
 def of_file(file: Path) -> object:
