@@ -1,8 +1,8 @@
 """A user played by a model, or by a script, for use inside `Environment.respond`.
 
 The user's model sees the conversation with the roles exchanged: the policy's replies are messages of a user, and what
-the user said is its own replies. It is shown no system message, and tool calls and results only with `sees_tools`, so
-that it can't leak what the policy did not tell it.
+the user said is its own replies. It is shown no system message and neither calls nor results of tools, so that it can't
+leak what the policy did not tell it.
 """
 
 import asyncio
@@ -61,7 +61,6 @@ class SimulatedUser:
         model: str,
         stop: str = "###STOP###",
         api_key_env: str | None = None,
-        sees_tools: bool = False,
         max_tokens: int = 256,
         timeout_s: float = 60.0,
         options: Mapping[str, Any] | None = None,
@@ -75,7 +74,7 @@ class SimulatedUser:
         self._system = (
             f"{instructions}\nYou are the user. Write only what the user says. When all is done, write {stop}"
         )
-        self._url, self._stop, self._sees_tools, self._timeout_s = url, stop, sees_tools, timeout_s
+        self._url, self._stop, self._timeout_s = url, stop, timeout_s
         key = {} if api_key_env is None else {"authorization": f"Bearer {os.environ.get(api_key_env, '')}"}
         self._headers = {"content-type": "application/json", **key}
         self._body = {"max_tokens": max_tokens, **(options or {}), "model": model}
@@ -133,13 +132,9 @@ class SimulatedUser:
         return said
 
     def _seen(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        seen: list[tuple[str, str]] = []
-        for message in messages:
-            if message.role in _OTHER_SIDE and message.content:
-                seen.append((_OTHER_SIDE[message.role], message.content))
-            if self._sees_tools and (message.tool_calls or message.role == "tool"):
-                calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls]
-                seen.append(("user", "\n".join(calls) or f"(result) {message.content}"))
+        seen = [
+            (_OTHER_SIDE[said.role], said.content) for said in messages if said.role in _OTHER_SIDE and said.content
+        ]
         if not seen or seen[0][0] != "user":
             seen.insert(0, ("user", _GREETING))
         turns = groupby(seen, key=lambda part: part[0])  # many templates refuse two of one role in a row

@@ -117,15 +117,13 @@ def test_a_user_sees_the_dialogue_from_its_side_without_rules_and_tools(server: 
         Message("tool", "a pot of green", name="brew"),
         Message("assistant", "Here it is."),
     )
-    for sees_tools in (False, True):
-        user = SimulatedUser("You want tea.", url=f"{server.url}/good", model="m", sees_tools=sees_tools)
-        assert asyncio.run(user.respond(said)) is None
-    without, with_tools = ([(m["role"], m["content"]) for m in asked["messages"]] for _, asked in server.asked)
-    assert without[0][0] == "system" and without[0][1].startswith("You want tea.")
+    user = SimulatedUser("You want tea.", url=f"{server.url}/good", model="m")
+    assert asyncio.run(user.respond(said)) is None
+    [(_, asked)] = server.asked
+    (role, instructions), *shown = [(m["role"], m["content"]) for m in asked["messages"]]
+    assert role == "system" and instructions.startswith("You want tea.")
     hello = ("user", "Hi! How can I help you today?"), ("assistant", "Tea, please.")
-    assert without[1:] == [*hello, ("user", "I look.\n\nHere it is.")]
-    shown = 'brew({"tea": "green"})\n\n(result) a pot of green'
-    assert with_tools[1:] == [*hello, ("user", f"I look.\n\n{shown}\n\nHere it is.")]
+    assert shown == [*hello, ("user", "I look.\n\nHere it is.")]
 
 
 @pytest.mark.parametrize("context", [{}, {"strategy": "sliding_window", "options": {"budget": 70}}])

@@ -67,7 +67,7 @@ def test_arguments_that_do_not_fit_the_servers_schema_are_the_policys_error(way:
     assert error(wrong[1]) == "'text' is a required property"
 
 
-def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> None:
+def test_state_lasts_through_failures_a_hang_and_a_long_answer(way: Way) -> None:
     assert ask(way, "keep", text="a").content == "1"
     failed = ask(way, "fail", words=100)
     assert failed.error_kind == "raised"
@@ -77,7 +77,6 @@ def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> 
     assert (hung.error_kind, error(hung)) == ("timeout", "hang took longer than 0.3 s")
     long = ask(way, "flood", megabytes=1)
     assert long.content == "x" * 100 + f"... [cut: {(1 << 20) - 100} characters left out]"
-    assert ask(way, "flood", megabytes=100).content.endswith(f"... [cut: {(100 << 20) - 100} characters left out]")
     assert ask(way, "keep", text="b").content == "2"
 
 
@@ -90,7 +89,7 @@ def test_server_that_crashes_ends_with_all_it_started_and_each_further_call_says
         child, server = map(int, ask((factory, environment), "child").content.split())
         crashed = ask((factory, environment), "crash")
         assert (crashed.error_kind, error(crashed)) == ("crashed", "the server notes has ended")
-        assert crashed.problem == "the server notes has ended: exit code 3; out of luck"
+        assert crashed.problem == "the server notes has ended: out of luck"
         assert ask((factory, environment), "keep", text="a").error_kind == "crashed"
     assert ended(child)
     assert ended(server)
@@ -168,8 +167,8 @@ def python(code: str, **settings: Any) -> McpServerSection:
             McpServerSection(command=("no-such-program", "x")),
             " must be a server that lists its tools, got 'no-such-program x' with: FileNotFoundError: there is no ",
         ),
-        (python("import sys; sys.exit('no notes here')"), "with: exit code 1; no notes here. Try it by hand."),
-        (python("import time; time.sleep(600)", start_timeout_s=0.3), "with: no answer within start_timeout_s=0.3 s ("),
+        (python("import sys; sys.exit('no notes here')"), "with: no notes here. Try it by hand."),
+        (python("import time; time.sleep(600)", start_timeout_s=0.3), "with: no answer within start_timeout_s=0.3 s. "),
         (McpServerSection(url="http://127.0.0.1:9/mcp"), "got 'http://127.0.0.1:9/mcp' with: ConnectError: "),
         (python("", pass_env=("NO_SUCH",)), ".pass_env must name variables that are set, got 'NO_SUCH'."),
         (McpServerSection(url="http://x", token_env="NO_SUCH"), ".token_env must name variables that are set, got"),
