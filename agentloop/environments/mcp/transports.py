@@ -52,7 +52,9 @@ def through_pipes(command: Sequence[str], env: Mapping[str, str], errors: TextIO
     if shutil.which(command[0], path=known.get("PATH")) is None:
         raise FileNotFoundError(f"there is no program {command[0]!r}")
     program, *arguments = ending_all(command)
-    return stdio_client(StdioServerParameters(command=program, args=arguments, env=known), errors)
+    return stdio_client(
+        StdioServerParameters(command=program, args=arguments, env=known, encoding_error_handler="replace"), errors
+    )
 
 
 def last_lines(errors: TextIO) -> str:
