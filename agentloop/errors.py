@@ -34,10 +34,6 @@ class WrongObservation(UserError):
     """An `Observation` that can't be stored. The run stops, because the policy could mend nothing."""
 
 
-class ToolTimeout(BaseException):
-    """A tool has used up its time. It is not an `Exception`, so a tool that it is raised inside seldom catches it."""
-
-
 class UserCodeFailed(Exception):
     """The user's code raised the exception that is this one's cause; the text is `TypeError: text at file.py:12`."""
 

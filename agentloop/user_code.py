@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from agentloop.errors import NotJudged, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
+from agentloop.errors import NotJudged, RunStop, UserCodeFailed, UserError, one_line_with_place
 from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
 
@@ -46,7 +46,7 @@ def users_code() -> Iterator[None]:
     process = os.getpid()
     try:
         yield
-    except (UserError, NotJudged, RunStop, ToolTimeout, UserCodeFailed):
+    except (UserError, NotJudged, RunStop, UserCodeFailed):
         raise
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():

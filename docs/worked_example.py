@@ -117,7 +117,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
     environments = RunEnvironments.from_factory(factory)
     actors = Actors(environments, policy, renderer, ReactParser(), AUTHORS, len(ID), parsers=ReactParser)
-    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
+    scorer = RewardScorer(config.reward)
     collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups)
     return collector.collect([(factory.example, 1)], CollectedBy("worked", iteration, 0))
 

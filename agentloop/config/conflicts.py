@@ -56,7 +56,6 @@ _ACTING: tuple[tuple[str, str, object], ...] = (
     ("critic.optimizer.momentum", "critic.optimizer.name", ["sgd", "muon"]),
     ("replay.weight", "loss.normalise", "per_stream"),
     ("reward.parallel reward.timeout_s reward.on_error", "reward.functions", LISTED),
-    ("reward.overlong", "reward.overlong.buffer", GIVEN),
     ("tasks.split tasks.held_out", "tasks.data", GIVEN),
     ("tasks.subset tasks.revision", "tasks.data", Values("hf:NAME", lambda data: str(data).startswith("hf:"))),
 )

@@ -102,11 +102,11 @@ def tool(function: _Function) -> _Function: ...
 
 
 @overload
-def tool(*, isolated: bool = False, deterministic: bool = False) -> Callable[[_Function], _Function]: ...
+def tool(*, deterministic: bool = False) -> Callable[[_Function], _Function]: ...
 
 
 def tool(
-    function: _Function | None = None, *, isolated: bool = False, deterministic: bool = False
+    function: _Function | None = None, *, deterministic: bool = False
 ) -> _Function | Callable[[_Function], _Function]:
     """Offer a method of an `Environment` to the policy.
 
@@ -115,13 +115,12 @@ def tool(
     at the same time: an `async def` tool on one event loop, any other tool in a thread. The thread of a call that
     takes too long goes on until the call returns.
 
-    `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
-    `self` are lost, and a crash costs one call. `deterministic=True` promises that the result follows from the task
-    and the arguments alone, and that a call changes nothing. Such a tool is called once per task and arguments.
+    `deterministic=True` promises that the result follows from the task and the arguments alone, and that a call
+    changes nothing. Such a tool is called once per task and arguments.
     """
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _TOOL_MARK, ToolMark(isolated, deterministic))
+        setattr(function, _TOOL_MARK, ToolMark(deterministic))
         return function
 
     return mark if function is None else mark(function)
@@ -131,7 +130,6 @@ def tool(
 class ToolMark:
     """The options that the author of a tool gave to `@tool`."""
 
-    isolated: bool
     deterministic: bool
 
 

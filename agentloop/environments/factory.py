@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.environments import McpServerSection
-from agentloop.environments.adapters.gymnasium_text import GymnasiumText
-from agentloop.environments.adapters.openenv import OpenEnv
 from agentloop.environments.check import (
     check_class,
     check_options,
@@ -54,13 +52,7 @@ from context.wording import suggest
 if TYPE_CHECKING:
     from agentloop.environments.mcp.attached import McpServers
 
-BUILT_IN: Mapping[str, type[Environment]] = {
-    AGENT: AgentEnvironment,
-    "gymnasium": GymnasiumText,
-    "lookup_chain": LookupChain,
-    "openenv": OpenEnv,
-    ROWS: RowEnvironment,
-}
+BUILT_IN: Mapping[str, type[Environment]] = {AGENT: AgentEnvironment, "lookup_chain": LookupChain, ROWS: RowEnvironment}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A user played by a model, or by a script, for use inside `Environment.respond`.
 
 The user's model sees the conversation with the roles exchanged: the policy's replies are messages of a user, and what
-the user said is its own replies. It is shown no system message, and tool calls and results only with `sees_tools`, so
-that it can't leak what the policy did not tell it.
+the user said is its own replies. It is shown no system message and neither calls nor results of tools, so that it can't
+leak what the policy did not tell it.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from typing import Any
 from agentloop.errors import NotJudged, one_line, shortened
 from context.messages import Message
 
-_MOST_BYTES = 1 << 20
 _GREETING = "Hi! How can I help you today?"
 """A first message in the policy's name: many chat templates need a message of role `user` before all replies."""
 
@@ -62,7 +61,6 @@ class SimulatedUser:
         model: str,
         stop: str = "###STOP###",
         api_key_env: str | None = None,
-        sees_tools: bool = False,
         max_tokens: int = 256,
         timeout_s: float = 60.0,
         options: Mapping[str, Any] | None = None,
@@ -76,7 +74,7 @@ class SimulatedUser:
         self._system = (
             f"{instructions}\nYou are the user. Write only what the user says. When all is done, write {stop}"
         )
-        self._url, self._stop, self._sees_tools, self._timeout_s = url, stop, sees_tools, timeout_s
+        self._url, self._stop, self._timeout_s = url, stop, timeout_s
         key = {} if api_key_env is None else {"authorization": f"Bearer {os.environ.get(api_key_env, '')}"}
         self._headers = {"content-type": "application/json", **key}
         self._body = {"max_tokens": max_tokens, **(options or {}), "model": model}
@@ -107,23 +105,16 @@ class SimulatedUser:
 
         body = {**self._body, "messages": [{"role": "system", "content": self._system}, *self._seen(messages)]}
         # Written in ASCII: a model may have said halves of surrogate pairs, which UTF-8 lacks.
-        address, content, received = f"{self._url.rstrip('/')}/chat/completions", json.dumps(body), b""
+        address, content = f"{self._url.rstrip('/')}/chat/completions", json.dumps(body)
         try:
-            async with (
-                httpx2.AsyncClient(timeout=self._timeout_s, verify=_trusted_context()) as client,
-                client.stream("POST", address, content=content, headers=self._headers) as answer,
-            ):
-                async for part in answer.aiter_bytes():
-                    received += part
-                    if len(received) > _MOST_BYTES:
-                        raise NotJudged(f"the simulated user sent more than {_MOST_BYTES:,} bytes")
+            async with httpx2.AsyncClient(timeout=self._timeout_s, verify=_trusted_context()) as client:
+                answer = await client.post(address, content=content, headers=self._headers)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise NotJudged(f"the simulated user at {self._url} is away ({one_line(error)})") from error
         if answer.status_code != 200:
-            said = received.decode(errors="replace")
-            raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(said)}")
+            raise NotJudged(f"the simulated user answered with {answer.status_code}: {shortened(answer.text)}")
         try:
-            return json.loads(received)
+            return answer.json()
         except (ValueError, RecursionError) as error:
             raise NotJudged(f"the simulated user sent no JSON ({error})") from None
 
@@ -141,13 +132,9 @@ class SimulatedUser:
         return said
 
     def _seen(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        seen: list[tuple[str, str]] = []
-        for message in messages:
-            if message.role in _OTHER_SIDE and message.content:
-                seen.append((_OTHER_SIDE[message.role], message.content))
-            if self._sees_tools and (message.tool_calls or message.role == "tool"):
-                calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls]
-                seen.append(("user", "\n".join(calls) or f"(result) {message.content}"))
+        seen = [
+            (_OTHER_SIDE[said.role], said.content) for said in messages if said.role in _OTHER_SIDE and said.content
+        ]
         if not seen or seen[0][0] != "user":
             seen.insert(0, ("user", _GREETING))
         turns = groupby(seen, key=lambda part: part[0])  # many templates refuse two of one role in a row

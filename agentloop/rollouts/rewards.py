@@ -1,4 +1,4 @@
-"""Rewards ended episodes by the environment's score, the user's reward functions and the episode's length."""
+"""Rewards ended episodes by the environment's score and the user's reward functions."""
 
 import asyncio
 import inspect
@@ -10,18 +10,16 @@ from functools import partial
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
+from agentloop.config.sections.reward import RewardFunctionSection, RewardSection
 from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import NotJudged, UserCodeFailed, UserError, one_line, shortened
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.user_code import load_function, users_code
-from context.strategies import CONTEXT_FULL
 from context.wording import suggest
 from replay.records import StopReason
 
-_CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 Value = float | str | NotJudged
 """What a reward function gives for an episode: a number, why it gave none, or that nobody can judge it."""
@@ -81,9 +79,9 @@ class Scores:
 class RewardScorer:
     """Scores episodes by the configured rewards; equal episodes get equal scores if the functions are deterministic."""
 
-    def __init__(self, section: RewardSection, *, max_tokens: int, judges: bool = False) -> None:
+    def __init__(self, section: RewardSection, *, judges: bool = False) -> None:
         """`judges`: the first function takes the environment's place. Raises UserError for an unfit function."""
-        self._section, self._max_tokens, self._judges = section, max_tokens, judges
+        self._section, self._judges = section, judges
         self._functions = [RewardFunction(row) for row in section.functions]
         self._tried: set[bool] = set()
 
@@ -140,9 +138,6 @@ class RewardScorer:
                     scores.episodes[place] = _scored_by(scores.episodes[place], value)
             numbers = [value if isinstance(value, float) else math.nan for value in values]
             columns.append((function.section.name, function.section.weight, numbers))
-        if section.overlong.buffer is not None:
-            costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in played]
-            columns.append(("overlong", 1.0, costs))
         totals = [math.fsum(weight * values[i] for _, weight, values in columns) for i in range(len(played))]
         for place, total in zip(places, totals, strict=True):
             scores.totals[place] = total
@@ -184,23 +179,11 @@ class RewardScorer:
         ) from (answer if failed else None)
 
 
-def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int) -> float:
-    """-penalty x clip((tokens - (max_tokens - buffer)) / buffer, 0, 1); an episode cut by a limit costs -penalty.
-
-    This is the soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), for a whole training sequence
-    instead of one response.
-    """
-    assert section.buffer is not None
-    over = (episode.num_tokens - (max_tokens - section.buffer)) / section.buffer
-    share = 1.0 if episode.stop_reason in _CUT_SHORT else min(max(over, 0.0), 1.0)
-    return -section.penalty * share if share else 0.0
-
-
 def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScorer:
     """Make the scorer of the configured rewards. Raises UserError for functions that do not fit the tasks."""
     section = config.parts[0].environment
     judges = section.is_rows or (section.agent is not None and bool(config.reward.functions))
-    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens, judges=judges)
+    scorer = RewardScorer(config.reward, judges=judges)
     for example in (one.example for one in environments.all if one.example is not None):
         scorer.check(example)
     return scorer

@@ -76,11 +76,6 @@ class Mine(Environment):
         """Act."""
         fail()
 
-    @tool(isolated=True)
-    def act_apart(self, what: str) -> str:
-        """Act."""
-        fail()
-
     @tool
     async def act_later(self, what: str) -> str:
         """Act."""
@@ -146,7 +141,7 @@ async def hook(file: Path, name: str, method: str) -> None:
 
 def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
     given = {"functions": [{"function": f"{file}:{name}"}], "timeout_s": 20.0, **section}
-    return RewardScorer(RewardSection.model_validate(given), max_tokens=100)
+    return RewardScorer(RewardSection.model_validate(given))
 
 
 def of_file(file: Path) -> object:
@@ -214,7 +209,7 @@ def called(file: Path, name: str) -> ToolResult:
 
 
 def test_tools_dropped_rewards_sinks_and_closes_that_raise_cost_themselves_alone(file: Path, raised: str) -> None:
-    for name in ("act", "act_apart", "act_later"):
+    for name in ("act", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
         assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))

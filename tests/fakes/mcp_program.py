@@ -80,7 +80,7 @@ def crash() -> str:
 @server.tool(structured_output=False)
 def chatter() -> str:
     """Print to where messages go."""
-    print("hello", flush=True)
+    os.write(1, b"hello \xff\n")
     return "said it"
 
 

@@ -26,17 +26,6 @@ class RewardFunctionSection(Section):
         return self.function.rpartition(":")[2]
 
 
-class OverlongSection(Section):
-    """Soft overlong punishment."""
-
-    buffer: Positive | None = Field(
-        None,
-        description="Width of the zone before context.max_tokens, in tokens, in which an episode's longest "
-        "training sequence costs reward, more the longer it is; null: length costs nothing.",
-    )
-    penalty: PositiveFloat = Field(1.0, description="Reward that an episode loses at the limit, or if cut short.")
-
-
 class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
     functions: tuple[RewardFunctionSection, ...] = Field(
@@ -44,7 +33,6 @@ class RewardSection(Section):
         description="Reward functions of yours, added by weight; e.g. {function: rewards.py:brief, weight: 0.1}, "
         "or rewards.py:right for weight 1. In the environment `rows` the first one decides what a success is.",
     )
-    overlong: OverlongSection = Field(default_factory=OverlongSection, description="Cost of too long an episode.")
     parallel: Positive = Field(32, description="Most async reward functions that wait at once.")
     timeout_s: PositiveFloat = Field(60.0, description="Seconds one reward function may take for one episode.")
     on_error: Literal["stop", "drop"] = Field(
@@ -57,7 +45,7 @@ class RewardSection(Section):
     def _functions_are_there_with_names(self) -> Self:
         names = [row.name for row in self.functions]
         for name in names:
-            if names.count(name) > 1 or name in ("environment", "overlong"):
+            if names.count(name) > 1 or name == "environment":
                 raise ValueError(
                     f"reward.functions must have names of their own, got {name!r} twice. Rename the function: metrics "
                     "call it by its name."

@@ -72,7 +72,7 @@ def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
     description = inspect.cleandoc(tool.description or tool.title or "")
     function = {"name": name, "description": description, "parameters": schema}
     shown = {"type": "function", "function": function}
-    return ToolSpec(name, shown, False, False, arguments_of(schema, where), _calling(server, tool.name))
+    return ToolSpec(name, shown, False, arguments_of(schema, where), _calling(server, tool.name))
 
 
 class McpServers:

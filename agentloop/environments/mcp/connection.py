@@ -2,16 +2,17 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TextIO
 
 import anyio
 from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
 from agentloop.config.sections.environments import McpServerSection
-from agentloop.environments.mcp.transports import ServerProgram, over_http, through_pipes
+from agentloop.environments.mcp.transports import last_lines, over_http, through_pipes
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import one_line
 
@@ -19,6 +20,7 @@ _STARTS = asyncio.Semaphore(os.cpu_count() or 1)
 """Limits the programs that start at once, so that each has the CPU to answer within its time."""
 _TO_CLOSE_S = 10.0
 _MOST_PAGES = 100
+_ENDED = "it has ended"
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -26,7 +28,6 @@ class Connection:
     def __init__(self, name: str, section: McpServerSection) -> None:
         self._name, self._section = name, section
         self._client: Client | None = None
-        self._program: ServerProgram | None = None
         self._holding: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self.problem = "it was not started"
@@ -47,7 +48,8 @@ class Connection:
         if not opened.is_set() and not self._holding.done():
             self._holding.cancel()
             await asyncio.wait({self._holding})
-            self.problem = f"no answer within start_timeout_s={self._section.start_timeout_s:g} s ({self.problem})"
+            said = "" if self.problem == _ENDED else f" ({self.problem})"
+            self.problem = f"no answer within start_timeout_s={self._section.start_timeout_s:g} s{said}"
 
     async def tools(self) -> list[Tool]:
         found: list[Tool] = []
@@ -103,29 +105,27 @@ class Connection:
 
     async def _hold(self, opened: asyncio.Event) -> None:
         """Hold the connection until it is closed or breaks, in a task of its own, because the SDK cancels its task."""
-        self.problem = "it has ended"
-        try:
-            async with AsyncExitStack() as stack:
-                transport = await self._transport(stack)
-                self._client = await stack.enter_async_context(Client(transport, cache=None))
-                opened.set()
-                await self._closing.wait()
-        except Exception as error:  # noqa: BLE001  any error of the SDK becomes the `problem` of later calls
-            self.problem = _innermost(error)
-        finally:
-            self._client = None
-            if self._program is not None:
-                await self._program.end()
-                self.problem = self._program.last_words
+        self.problem = _ENDED
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            try:
+                async with AsyncExitStack() as stack:
+                    transport = await self._transport(stack, errors)
+                    self._client = await stack.enter_async_context(Client(transport, cache=None))
+                    opened.set()
+                    await self._closing.wait()
+            except Exception as error:  # noqa: BLE001  any error of the SDK becomes the `problem` of later calls
+                self.problem = _innermost(error)
+            finally:
+                self._client = None
+                self.problem = last_lines(errors) or self.problem
 
-    async def _transport(self, stack: AsyncExitStack) -> Any:
+    async def _transport(self, stack: AsyncExitStack, errors: TextIO) -> Any:
         section = self._section
         if section.url is not None:
             token = {} if section.token_env is None else {"Authorization": f"Bearer {os.environ[section.token_env]}"}
             return await stack.enter_async_context(over_http(section.url, token))
         passed = {name: os.environ[name] for name in section.pass_env}
-        self._program = await ServerProgram.start(section.command, {**passed, **section.env})
-        return through_pipes(self._program)
+        return through_pipes(section.command, {**passed, **section.env}, errors)
 
 
 def _innermost(error: BaseException) -> str:

@@ -1,166 +1,32 @@
-"""Carries messages of bounded length through a program's pipes or over HTTP.
-
-The SDK's own transport for programs has no bound, and leaves a program's children running.
-"""
+"""Carries messages through a program's pipes or over HTTP, on one event loop for the servers of all episodes."""
 
 import asyncio
-import atexit
+import logging
 import os
 import shutil
-import signal
-import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, TextIO, TypeVar
 
-import anyio
 import httpx2
-import mcp_types as types
+from mcp import StdioServerParameters, stdio_client
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.message import SessionMessage
 
+from agentloop.environments.program_tree import ending_all
 from agentloop.errors import shortened
 
-_MOST_BYTES = 8 << 20
-"""Bytes of the longest message that is read."""
-_TOO_LONG = f"the answer was longer than {_MOST_BYTES >> 20} MB and was left out"
 _CONNECT_S = 30.0
-_Received = SessionMessage | Exception
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-_GRACE_S = 2.0
-_POLL_S = 0.01
-_STDERR_LINES, _STDERR_BYTES = 5, 4096
-# The kernel kills the program when this process ends in any way. A `preexec_fn` could do this too, but Python code
-# between fork and exec may wait for ever for a lock that another thread held.
-ENDS_WITH_PARENT = """\
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-
-class ServerProgram:
-    """A server's process with its group, on the event loop of the servers."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._stderr = b""
-        """The last bytes that the program wrote to stderr."""
-        self._listening = asyncio.create_task(self._listen())
-        self._ending: asyncio.Task[None] | None = None
-        _RUNNING.add(self)
-
-    @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Self:
-        """Start a program. Raises OSError if it does not exist."""
-        whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
-        if shutil.which(command[0], path=whole.get("PATH")) is None:
-            raise FileNotFoundError(f"there is no program {command[0]!r}")
-        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(
-            *(before if sys.platform == "linux" else ()),
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=whole,
-            start_new_session=True,
-            limit=_MOST_BYTES,
-        )
-        return cls(process)
-
-    async def read(self) -> AsyncIterator[bytes | None]:
-        """Yield the program's lines until it ends; None stands for a line that was too long."""
-        stdout, skipping = self._process.stdout, False
-        assert stdout is not None
-        while True:
-            try:
-                line = await stdout.readuntil(b"\n")
-            except asyncio.LimitOverrunError as long:
-                await stdout.readexactly(long.consumed)
-                if not skipping:
-                    yield None
-                skipping = True
-            except asyncio.IncompleteReadError:
-                return
-            else:
-                if not skipping:
-                    yield line
-                skipping = False
-
-    async def write(self, line: bytes) -> None:
-        """Write a line to the program. Raises OSError if the program has ended."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(line + b"\n")
-        await stdin.drain()
-
-    @property
-    def last_words(self) -> str:
-        """How the program ended, and its last lines on stderr."""
-        code = self._process.returncode
-        ended = "it runs" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
-        said = [line for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
-        return shortened(f"{ended}; {' / '.join(said[-_STDERR_LINES:])}" if said else ended)
-
-    async def end(self) -> None:
-        """Close the program's input, wait, and kill its group; a cancelled caller does not stop this."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)
-
-    async def _end(self) -> None:
-        process = self._process
-        assert process.stdin is not None
-        process.stdin.close()
-        if not await self._ended_within(_GRACE_S):
-            self._signal(signal.SIGTERM)
-            await self._ended_within(_GRACE_S)
-        # The group is killed even if the program has ended, because its children must not outlive it.
-        self._signal(signal.SIGKILL)
-        await self._ended_within(_GRACE_S)
-        self._listening.cancel()
-        # Otherwise the transport stays open while a process outside of the group holds a pipe.
-        process._transport.close()  # type: ignore[attr-defined]
-        _RUNNING.discard(self)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # no such group; macOS: a group of zombies
-            os.killpg(self._process.pid, number)
-
-    async def _ended_within(self, seconds: float) -> bool:
-        """True if the process ends in time. `wait()` would also wait for other processes that hold its pipes."""
-        deadline = time.monotonic() + seconds
-        while self._process.returncode is None:
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(_POLL_S)
-        return True
-
-    async def _listen(self) -> None:
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(_STDERR_BYTES):
-            self._stderr = (self._stderr + chunk)[-_STDERR_BYTES:]
-
-
-_RUNNING: set[ServerProgram] = set()
-
-
-@atexit.register
-def _end_before_exit() -> None:
-    async def end_all() -> None:
-        await asyncio.gather(*(program.end() for program in list(_RUNNING)))
-
-    if _RUNNING:
-        submit(end_all()).result(4 * _GRACE_S)
-
+_MOST_BYTES = 1 << 30
+"""Bytes of the longest message over HTTP."""
+_INHERITED = ("LANG", "LC_ALL", "TMPDIR", "TZ")
+"""Variables that a program sees besides those that the SDK passes on: HOME, LOGNAME, PATH, SHELL, TERM and USER."""
+_LAST_LINES, _LAST_CHARACTERS = 5, 4096
+# Many programs print other text than messages to their standard output, and the SDK would log each such line.
+logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 _Result = TypeVar("_Result")
 
@@ -177,83 +43,30 @@ def submit(coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
 
-@asynccontextmanager
-async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
-    """Yield the SDK's message streams to and from a running program."""
-    incoming, received = anyio.create_memory_object_stream[_Received](0)
-    sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    waiting: set[types.RequestId] = set()
+def through_pipes(command: Sequence[str], env: Mapping[str, str], errors: TextIO) -> Transport:
+    """Return the SDK's transport that starts and ends a program. Its standard error goes to a file.
 
-    async def read() -> None:
-        async with incoming:
-            async for line in program.read():
-                for message in _read(line, waiting):
-                    await incoming.send(SessionMessage(message))
-
-    async def write() -> None:
-        async with outgoing:
-            async for message in outgoing:
-                if isinstance(message.message, types.JSONRPCRequest):
-                    waiting.add(message.message.id)
-                await program.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-
-    async def ending_in_silence(work: Any) -> None:
-        # A caller that waits for an answer notices the end of `incoming`.
-        with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await work()
-
-    tasks = [asyncio.create_task(ending_in_silence(work)) for work in (read, write)]
-    try:
-        yield received, sent
-    finally:
-        for task in tasks:
-            task.cancel()
-        for stream in (incoming, received, sent, outgoing):
-            stream.close()
+    Raises OSError if the program does not exist.
+    """
+    known = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
+    if shutil.which(command[0], path=known.get("PATH")) is None:
+        raise FileNotFoundError(f"there is no program {command[0]!r}")
+    program, *arguments = ending_all(command)
+    return stdio_client(
+        StdioServerParameters(command=program, args=arguments, env=known, encoding_error_handler="replace"), errors
+    )
 
 
-def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONRPCMessage]:
-    """Parse a line into its message, if it is one; a line that was too long is an error for all waiting requests."""
-    if line is None:
-        error = types.ErrorData(code=-32050, message=_TOO_LONG)
-        failed: list[types.JSONRPCMessage] = [types.JSONRPCError(jsonrpc="2.0", id=id, error=error) for id in waiting]
-        waiting.clear()
-        return failed
-    try:
-        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        return []  # many programs print other text to their standard output
-    if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
-        waiting.discard(message.id)
-    return [message]
+def last_lines(errors: TextIO) -> str:
+    """Read the last lines that a program wrote to its standard error, on one line."""
+    errors.seek(0)
+    lines = [line for line in errors.read()[-_LAST_CHARACTERS:].splitlines() if line.strip()]
+    return shortened(" / ".join(lines[-_LAST_LINES:]))
 
 
 @asynccontextmanager
 async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Transport]:
-    """Yield the SDK's HTTP transport, with bodies of bounded length."""
+    """Yield the SDK's HTTP transport."""
     timeout = httpx2.Timeout(_CONNECT_S, read=None)  # each tool call has a deadline of its own
-    async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_bound]}) as client:
+    async with httpx2.AsyncClient(headers=headers, timeout=timeout) as client:
         yield streamable_http_client(url, http_client=client, max_sse_event_size=_MOST_BYTES)
-
-
-async def _bound(response: httpx2.Response) -> None:
-    # In a stream of events, the SDK bounds each event.
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream)
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        read = 0
-        async for chunk in self._stream:
-            read += len(chunk)
-            if read > _MOST_BYTES:
-                raise httpx2.StreamError(_TOO_LONG)
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()

@@ -10,11 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.isolation import run_isolated
 from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import ToolTimeout
 from context.messages import ToolCall
 from context.wording import excerpt, suggest
 
@@ -27,8 +25,6 @@ TIMEOUT = "timeout"
 Tools = Mapping[str, ToolSpec]
 """The tools that a task offers, by name."""
 _SHOWN_NAME = 40
-_TO_END_A_CHILD_S = 5.0
-"""Seconds after the deadline in which a thread may end the process of an isolated tool."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,8 @@ async def call_tool(
         if inspect.iscoroutinefunction(run.func):
             return await _within_time(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)
         shown = partial(observe, run, max_chars=limits.max_chars)
-        if not spec.isolated:
-            return await threads.run(shown, timeout_s=limits.timeout_s)
-        apart = partial(run_isolated, shown, timeout_s=limits.timeout_s, max_chars=limits.max_chars)
-        return await threads.run(apart, timeout_s=limits.timeout_s + _TO_END_A_CHILD_S)
-    except ToolTimeout:
+        return await threads.run(shown, timeout_s=limits.timeout_s)
+    except TimeoutError:
         return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
 
 
@@ -83,14 +76,14 @@ def _check_call(environment: Environment, tools: Tools, call: ToolCall) -> ToolR
 
 
 async def _within_time(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
-    """Await a tool's coroutine. After `timeout_s` cancel it, do not wait, and raise ToolTimeout."""
+    """Await a tool's coroutine. After `timeout_s` cancel it, do not wait, and raise TimeoutError."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task], timeout=timeout_s)
     finally:
         task.cancel()
     if not task.done():
-        raise ToolTimeout
+        raise TimeoutError
     return task.result()
 
 

@@ -38,7 +38,6 @@ class ToolSpec:
     name: str
     schema: Mapping[str, Any]
     """The form of chat templates: {"type": "function", "function": {...}}."""
-    isolated: bool
     deterministic: bool
     arguments: TypeAdapter[dict[str, Any]]
     """Checks the arguments of a call strictly: text is no number."""
@@ -137,7 +136,7 @@ def _described_tool(environment: type[Environment], schema: Mapping[str, Any], w
         return await environment.call_tool(name, arguments)
 
     function = call_awaited if inspect.iscoroutinefunction(environment.call_tool) else call
-    return ToolSpec(name, schema, False, False, arguments_of(parameters, where), function)
+    return ToolSpec(name, schema, False, arguments_of(parameters, where), function)
 
 
 def with_tools(environment: type[Environment], specs: Mapping[str, ToolSpec]) -> type[Environment]:
@@ -160,7 +159,7 @@ def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
 
 def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpec, tuple[str, ...]]:
     """Describe a function as a tool, with the names of its arguments of type `Task`, which the policy does not see."""
-    mark = tool_mark(function) or ToolMark(isolated=False, deterministic=False)
+    mark = tool_mark(function) or ToolMark(deterministic=False)
     hints = resolved_hints(function, where)
     every = inspect.signature(function).parameters.values()
     hidden = tuple(parameter.name for parameter in every if hints.get(parameter.name) is Task)
@@ -176,8 +175,6 @@ def _spec(
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UserError(f"{where} must return its result, got one that yields.")
-    if inspect.iscoroutinefunction(function) and mark.isolated:
-        raise UserError(f"{where} must be plain to be isolated, got async def. Write def without async.")
     for parameter in shown:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
@@ -193,9 +190,7 @@ def _spec(
     schema = arguments.json_schema(schema_generator=_ToolSchema)
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     described = {"name": name, "description": description, "parameters": inputs}
-    return ToolSpec(
-        name, {"type": "function", "function": described}, mark.isolated, mark.deterministic, arguments, function
-    )
+    return ToolSpec(name, {"type": "function", "function": described}, mark.deterministic, arguments, function)
 
 
 def _documented(method: Callable[..., Any], names: Sequence[str], where: str) -> tuple[str, dict[str, str]]:

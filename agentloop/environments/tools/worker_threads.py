@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from agentloop.environments.environment import Environment
-from agentloop.errors import NotJudged, ToolTimeout, UserCodeFailed, UserCodeLate, UserError
+from agentloop.errors import NotJudged, UserCodeFailed, UserCodeLate, UserError
 from agentloop.user_code import users_code
 
 _MOST_ABANDONED = 256
@@ -31,7 +31,7 @@ class WorkerThreads:
         """Number of calls that still run after their deadline."""
 
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
-        """Run a call in a thread. Raises ToolTimeout, UserCodeFailed, and UserError if too many calls never ended."""
+        """Run a call in a thread. Raises TimeoutError, UserCodeFailed, and UserError if too many calls never ended."""
         async with self._places:
             worker = self._idle.pop() if self._idle else _worker()
             done: Future[_Result] = Future()
@@ -42,7 +42,7 @@ class WorkerThreads:
             finally:
                 self._take_back(worker, future, done)
         if not future.done():
-            raise ToolTimeout
+            raise TimeoutError
         return future.result()
 
     async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
@@ -51,7 +51,7 @@ class WorkerThreads:
         if not inspect.iscoroutinefunction(function):
             try:
                 return await self.run(partial(function, *args), timeout_s=timeout_s)
-            except ToolTimeout:
+            except TimeoutError:
                 raise late from None
         with users_code():
             limit = asyncio.timeout(timeout_s)
@@ -83,7 +83,7 @@ class WorkerThreads:
         if self._abandoned > _MOST_ABANDONED:
             raise UserError(
                 f"tools must end, got {self._abandoned} calls that went on behind their deadline. Give the tools "
-                "deadlines of their own, or mark them @tool(isolated=True)."
+                "deadlines of their own."
             )
         future.add_done_callback(self._ended_late)
 

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentloop.environments import Task
+from agentloop.environments.program_tree import ending_all
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
 from agentloop.environments.sandbox.agent_sandbox import INSIDE
 from agentloop.environments.sandbox.bubblewrap import ENVIRONMENT
@@ -32,41 +33,6 @@ _TAIL = 4_000
 """Number of last characters of a program's output that are stored."""
 _LAST_WORDS_S = 1.0
 """Seconds to wait for output after the end: a process that is no child of the agent may hold the pipe open."""
-_ENDS_ALL = """\
-import ctypes, os, signal, sys
-code = 1
-def end(*_):
-    while True:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
-                        os.kill(int(pid), 9)
-            except OSError:
-                pass
-        try:
-            os.wait()
-        except ChildProcessError:
-            os._exit(code)
-signal.signal(15, end)
-prctl = ctypes.CDLL(None).prctl
-prctl(36, 1)
-prctl(1, 15)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-child = os.fork()
-if child == 0:
-    os.setsid()
-    os.execvp(sys.argv[2], sys.argv[2:])
-pid = 0
-while pid != child:
-    pid, status = os.wait()
-code = os.waitstatus_to_exitcode(status)
-code = 128 - code if code < 0 else code
-end()
-"""
-"""Runs a program on Linux, and kills all its descendants when it ends, at SIGTERM, and when the parent process dies.
-This process adopts every descendant that loses its parent (PR_SET_CHILD_SUBREAPER), so that no daemon escapes."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +141,6 @@ async def _run_program(
     words: list[str], task: Path, variables: Mapping[str, str], timeout_s: float, *fds: int
 ) -> AgentEnd:
     """Run a program to its end; it inherits the file descriptors `fds`."""
-    before = [sys.executable, "-I", "-S", "-c", _ENDS_ALL, str(os.getpid())] if sys.platform == "linux" else []
     said, output, loop = bytearray(), bytearray(), asyncio.get_running_loop()
     # These pipes are made here, because asyncio's `wait` would also wait for other processes that hold its own.
     (said_end, stdout), (output_end, stderr) = os.pipe(), os.pipe()
@@ -187,7 +152,7 @@ async def _run_program(
         with task.open("rb") as given:
             streams: dict[str, Any] = {"stdin": given, "stdout": stdout, "stderr": stderr, "pass_fds": fds}
             process = await asyncio.create_subprocess_exec(
-                *before, *words, **streams, env=variables, start_new_session=True
+                *ending_all(words), **streams, env=variables, start_new_session=True
             )
     finally:
         os.close(stdout)
@@ -197,7 +162,7 @@ async def _run_program(
             await process.wait()
     finally:
         with suppress(ProcessLookupError):
-            process.terminate() if before else os.killpg(process.pid, signal.SIGKILL)
+            process.terminate() if sys.platform == "linux" else os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         await asyncio.wait([tail.ended for _, tail in pipes], timeout=_LAST_WORDS_S)
         for reading, _ in pipes:

@@ -25,7 +25,7 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
     found = check_machine(tmp_path / "runs" / "deep")
     assert list(tmp_path.iterdir()) == []
     assert [check.name for check in found] == ["optional packages", "device", "sandbox", "disk"]
-    assert "gymnasium" in found[0].found
+    assert "peft" in found[0].found
     assert "CPU cores" not in found[1].found or found[1].found.endswith("B memory")
     assert all(check.advice for check in found if check.status != "ok")
 

@@ -44,7 +44,6 @@ REFUSED = [
     (f"{PPO}{CRITIC}name=adamw; {CRITIC}momentum=0.5", f"{CRITIC}momentum must be left at 0.95 when {CRITIC}name"),
     ("replay.weight=2", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
     ("reward.on_error=drop", "reward.on_error must be left at stop when reward.functions is [], got drop"),
-    ("reward.overlong.penalty=2", "reward.overlong.penalty must be left at 1.0 when reward.overlong.buffer is null"),
     ("tasks.split=x", "tasks.split must be left at null when tasks.data is null, got x"),
     ("tasks.data=x.jsonl; tasks.subset=main", "tasks.subset must be left at null when tasks.data is x.jsonl, got main"),
     ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),

@@ -132,7 +132,6 @@ def test_tool_schema_has_types_defaults_containers_choices_and_descriptions() ->
         ("self, x: int)", "x: int)", ".act must take self first, got (x: int)"),
         (") -> str:", "):", ".act must say that it returns what JSON has, got -> no type. Use -> str"),
         (") -> str:", ") -> bytes:", ".act must say that it returns what JSON has, got -> bytes."),
-        ("    @tool\n    def act", "    @tool(isolated=True)\n    async def act", "must be plain to be isolated"),
         ("return ", "yield ", ".act must return its result, got one that yields"),
         ("    def act", "    @staticmethod\n    def act", ".act must be a plain method to be a tool, got a"),
         ("    def act", "    def äct", ".äct must be named in at most 64 of A-Z"),

@@ -56,9 +56,9 @@ async def dying(_: Any) -> AsyncIterator[bytes]:
     raise ConnectionError
 
 
-async def endless(part: bytes) -> AsyncIterator[bytes]:
+async def endless(_: Any) -> AsyncIterator[bytes]:
     while True:
-        yield part
+        yield b" "
         await asyncio.sleep(0.01)
 
 
@@ -72,8 +72,7 @@ USERS: dict[str, tuple[int, Any, str]] = {
     "failing": (500, "out of memory", 'answered with 500: "out of memory"'),
     "killed": (200, dying, "is away (RemoteProtocolError"),
     "silent": (200, "", "said nothing within 0.1 s"),
-    "slow": (200, lambda _: endless(b" "), "said nothing within 0.1 s"),
-    "endless": (200, lambda _: endless(b"x" * 65_536), "sent more than 1,048,576 bytes"),
+    "slow": (200, endless, "said nothing within 0.1 s"),
 }
 """The status and answer of each user, and what the log says of the broken ones."""
 
@@ -104,8 +103,8 @@ def test_broken_users_cost_an_episode_and_are_counted(server: ScriptedServer, ca
     metrics = found.metrics()
     # One user replied three times. Tokens are what servers counted, of the replies that were cut or empty, too.
     counts = {name: metrics[f"user/{name}"] for name in ("replies", "failures", "tokens")}
-    assert counts == {"replies": 3, "failures": 10, "tokens": 9 + 6}
-    assert metrics["rollout/not_judged"] == 10 and metrics["user/seconds"] > 0
+    assert counts == {"replies": 3, "failures": 9, "tokens": 9 + 6}
+    assert metrics["rollout/not_judged"] == 9 and metrics["user/seconds"] > 0
     with pytest.raises(UserError, match="on at least one of 1 episodes, got none .*is away"):
         played("http://127.0.0.1:9/v1")
 
@@ -118,15 +117,13 @@ def test_a_user_sees_the_dialogue_from_its_side_without_rules_and_tools(server: 
         Message("tool", "a pot of green", name="brew"),
         Message("assistant", "Here it is."),
     )
-    for sees_tools in (False, True):
-        user = SimulatedUser("You want tea.", url=f"{server.url}/good", model="m", sees_tools=sees_tools)
-        assert asyncio.run(user.respond(said)) is None
-    without, with_tools = ([(m["role"], m["content"]) for m in asked["messages"]] for _, asked in server.asked)
-    assert without[0][0] == "system" and without[0][1].startswith("You want tea.")
+    user = SimulatedUser("You want tea.", url=f"{server.url}/good", model="m")
+    assert asyncio.run(user.respond(said)) is None
+    [(_, asked)] = server.asked
+    (role, instructions), *shown = [(m["role"], m["content"]) for m in asked["messages"]]
+    assert role == "system" and instructions.startswith("You want tea.")
     hello = ("user", "Hi! How can I help you today?"), ("assistant", "Tea, please.")
-    assert without[1:] == [*hello, ("user", "I look.\n\nHere it is.")]
-    shown = 'brew({"tea": "green"})\n\n(result) a pot of green'
-    assert with_tools[1:] == [*hello, ("user", f"I look.\n\n{shown}\n\nHere it is.")]
+    assert shown == [*hello, ("user", "I look.\n\nHere it is.")]
 
 
 @pytest.mark.parametrize("context", [{}, {"strategy": "sliding_window", "options": {"budget": 70}}])

@@ -2,14 +2,12 @@
 
 import asyncio
 import gc
-import json
 import math
 import os
 import random
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,9 @@ import pytest
 from agentloop import Observation
 from agentloop.environments import Environment, ToolLimits, ToolResult, tool
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.errors import NotJudged, ToolTimeout, UserError, WrongObservation
+from agentloop.errors import NotJudged, UserError, WrongObservation
 from context.messages import ToolCall
-from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, PATIENT, Faulty, ask, call, called, error
-from tests.fakes.processes import processes, stat, until
+from tests.fakes.environments.faulty_tools import GIFTS, HANGS, PATIENT, Faulty, ask, call, called, error
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_calls_that_run_after_their_deadline_are_counted_and_too_many_are_refuse
     async def calls() -> int:
         threads = WorkerThreads(8)
         for _ in range(256):
-            with pytest.raises(ToolTimeout):
+            with pytest.raises(TimeoutError):
                 await threads.run(call, timeout_s=0)
         with pytest.raises(UserError, match="tools must end, got 257 calls that went on behind their deadline"):
             await threads.run(call, timeout_s=0)
@@ -169,65 +166,16 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
     assert kinds == {None, "unknown_tool", "bad_arguments"}
 
 
-# In a process of its own
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    """Wait until these processes have ended; a zombie, which its parent has not reaped yet, counts as ended."""
-    until(lambda: not processes(lambda one: int(one.name) in pids and stat(one)[0] not in "ZX"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "content", "error_kind"),
-    [
-        ("ok", "fine\ufffd", "not_text"),
-        ("raise", '{"error": "ZeroDivisionError: division by zero"}', "raised"),
-        ("die", '{"error": "the tool\'s process ended without a result (exit code 7)"}', "crashed"),
-        ("crash", '{"error": "the tool\'s process ended without a result (signal 10)"}', "crashed"),
-        ("spin, catching", '{"error": "apart took longer than 0.3 s"}', "timeout"),
-    ],
-)
-def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kind: str) -> None:
-    limits = LIMITS if error_kind == "timeout" else PATIENT
-    assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
-
-
-def test_isolated_tool_leaves_no_child_and_no_file_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
-    assert pid == session != os.getpid()
-    before = len(os.listdir("/proc/self/fd"))
-    children = json.loads(call("apart", {"kind": "fork"}, limits=PATIENT).content)
-    assert len(children) == 3
-    wait_until_gone(children)
-    assert len(os.listdir("/proc/self/fd")) == before
-    monkeypatch.setenv("AGENTLOOP_TEST_PIDS", str(tmp_path / "pids"))
-    # The time is long enough for the tool's children to begin.
-    assert call("apart", {"kind": "fork, hang"}, limits=replace(LIMITS, timeout_s=1.0)).error_kind == "timeout"
-    wait_until_gone(json.loads((tmp_path / "pids").read_text()))
-
-
-def test_isolated_tool_rewards_and_ends_an_episode_and_says_that_nobody_can_judge_it() -> None:
-    class Apart(Environment):
-        @tool(isolated=True)
+def test_tool_rewards_and_ends_an_episode_and_says_that_nobody_can_judge_it() -> None:
+    class Giving(Environment):
+        @tool
         def give(self, kind: str) -> Observation:
             """Give something."""
             if kind == "away":
                 raise NotJudged("the judge is away")
             return Observation("won", math.nan if kind == "nan" else np.float32(0.5), over=np.bool_(True))  # type: ignore[arg-type]
 
-    assert ask(Apart(), "give", kind="end") == ToolResult("won", reward=0.5, over=True)
+    assert ask(Giving(), "give", kind="end") == ToolResult("won", reward=0.5, over=True)
     for kind, raised, text in (("away", NotJudged, "the judge is away"), ("nan", WrongObservation, "got nan")):
         with pytest.raises(raised, match=text):
-            ask(Apart(), "give", kind=kind)
-
-
-def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:
-    class Loud(Environment):
-        @tool(isolated=True)
-        def give(self) -> str:
-            """Print and return 100 MB."""
-            print("x" * 100_000_000)
-            return "y" * 100_000_000
-
-    result = ask(Loud(), "give", limits=ToolLimits(30, 5))
-    assert result.content == "yyyyy... [cut: 99999995 characters left out]"
+            ask(Giving(), "give", kind=kind)

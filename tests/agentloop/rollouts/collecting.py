@@ -21,6 +21,6 @@ def collect(
     iteration: int = 1,
     penalty: Penalty | None = None,
 ) -> Collected:
-    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
+    scorer = RewardScorer(config.reward)
     collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups, penalty)
     return collector.collect(groups, CollectedBy(run, iteration, 0))

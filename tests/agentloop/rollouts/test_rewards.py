@@ -52,7 +52,7 @@ FAILED = replace(episode(), environment_reward=math.nan, stop_reason="engine_fai
 
 
 def scorer(*, judges: bool = False, **reward: Any) -> RewardScorer:
-    return RewardScorer(RewardSection.model_validate(reward), max_tokens=100, judges=judges)
+    return RewardScorer(RewardSection.model_validate(reward), judges=judges)
 
 
 def test_environments_score_alone_is_the_reward_to_the_bit() -> None:
@@ -147,24 +147,6 @@ def test_number_of_any_library_is_a_reward_and_any_other_answer_is_shown(monkeyp
         with pytest.raises(UserError, match=f"must return a finite number.*got {re.escape(repr(other))}"):
             scorer(functions=named("brief")).score([episode()])
         assert math.isnan(scorer(functions=named("brief"), on_error="drop").score([episode()]).totals[0])
-
-
-@pytest.mark.parametrize(
-    ("tokens", "stop_reason", "cost"),
-    [
-        (80, "answered", 0.0),
-        (85, "answered", -0.5),  # (85 - 80) / 20 x 2
-        (100, "answered", -2.0),
-        (12, "truncated", -2.0),
-        (12, "context_full", -2.0),
-        (12, "max_turns", 0.0),
-    ],
-)
-def test_overlong_episodes_lose_more_the_longer_they_are(tokens: int, stop_reason: str, cost: float) -> None:
-    shaped = scorer(overlong={"buffer": 20, "penalty": 2.0})
-    scores = shaped.score([episode(reward=1.0, tokens=tokens, stop_reason=stop_reason)])
-    assert scores.totals == [1.0 + cost]
-    assert scores.metrics["reward/overlong"] == cost
 
 
 # Columns of rows, and the function that says what a success is

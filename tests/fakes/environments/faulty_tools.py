@@ -1,14 +1,11 @@
 """An environment with one tool per fault, and how tests call it."""
 
 import json
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
@@ -63,11 +60,6 @@ class Faulty(Environment):
         HANGS[kind]()
         return "came back"
 
-    @tool(isolated=True)
-    def apart(self, kind: str) -> str:
-        """Do something in a process of its own."""
-        return APART[kind]()
-
 
 class _Unprintable(Exception):
     def __str__(self) -> str:
@@ -87,24 +79,6 @@ def _spin_catching() -> None:
         with suppress(BaseException):
             while not _OVER.is_set():
                 pass
-
-
-def _fork_sleepers() -> str:
-    """Three children that ignore SIGTERM and hold the pipe; their ids are the result."""
-    children = []
-    for _ in range(3):
-        if (child := os.fork()) == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(60)
-            os._exit(0)
-        children.append(child)
-    return json.dumps(children)
-
-
-def _fork_then_hang() -> str:
-    Path(os.environ["AGENTLOOP_TEST_PIDS"]).write_text(_fork_sleepers())
-    time.sleep(60)
-    return ""
 
 
 _CYCLE: list[Any] = []
@@ -132,16 +106,6 @@ HANGS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(60),
     "lock": lambda: threading.Event().wait(60),
     "spin, catching": _spin_catching,
-}
-APART: dict[str, Callable[[], str]] = {
-    "ok": lambda: "fine\0",
-    "raise": lambda: str(1 / 0),
-    "pid": lambda: json.dumps([os.getpid(), os.getsid(0)]),
-    "die": lambda: os._exit(7),
-    "crash": lambda: os.kill(os.getpid(), signal.SIGUSR1) or "",
-    "fork": _fork_sleepers,
-    "fork, hang": _fork_then_hang,
-    "spin, catching": lambda: _spin_catching() or "",
 }
 
 

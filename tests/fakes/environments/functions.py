@@ -32,9 +32,9 @@ def look(key: str, task: Task) -> str:
     return str(task.payload["store"][key])
 
 
-@tool(deterministic=True, isolated=True)
-def apart(key: str, task: Task) -> str:
-    """Look from a process of its own."""
+@tool(deterministic=True)
+def look_again(key: str, task: Task) -> str:
+    """Look once more."""
     return look(key, task)
 
 

@@ -1,8 +1,6 @@
 """Tools of real MCP servers: whatever one answers, or does instead, is one observation; it ends with its episode."""
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -69,7 +67,7 @@ def test_arguments_that_do_not_fit_the_servers_schema_are_the_policys_error(way:
     assert error(wrong[1]) == "'text' is a required property"
 
 
-def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> None:
+def test_state_lasts_through_failures_a_hang_and_a_long_answer(way: Way) -> None:
     assert ask(way, "keep", text="a").content == "1"
     failed = ask(way, "fail", words=100)
     assert failed.error_kind == "raised"
@@ -79,9 +77,6 @@ def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> 
     assert (hung.error_kind, error(hung)) == ("timeout", "hang took longer than 0.3 s")
     long = ask(way, "flood", megabytes=1)
     assert long.content == "x" * 100 + f"... [cut: {(1 << 20) - 100} characters left out]"
-    flood = ask(way, "flood", megabytes=100)
-    assert flood.error_kind == "raised"
-    assert error(flood).endswith("the answer was longer than 8 MB and was left out")
     assert ask(way, "keep", text="b").content == "2"
 
 
@@ -94,7 +89,7 @@ def test_server_that_crashes_ends_with_all_it_started_and_each_further_call_says
         child, server = map(int, ask((factory, environment), "child").content.split())
         crashed = ask((factory, environment), "crash")
         assert (crashed.error_kind, error(crashed)) == ("crashed", "the server notes has ended")
-        assert crashed.problem == "the server notes has ended: exit code 3; out of luck"
+        assert crashed.problem == "the server notes has ended: out of luck"
         assert ask((factory, environment), "keep", text="a").error_kind == "crashed"
     assert ended(child)
     assert ended(server)
@@ -152,29 +147,6 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
     assert segment.tokens.token_ids.tolist().count(CHATML.end_id) == 11
 
 
-KILLED = """
-import os, signal, sys
-from agentloop.environments.mcp.transports import ServerProgram, submit
-
-async def start():
-    program = await ServerProgram.start([sys.executable, "-S", "-c", sys.argv[1]], {})
-    async for line in program.read():
-        print(line.decode(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-submit(start()).result()
-"""
-DEAF = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(3600)"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
-def test_program_that_reads_nothing_ends_with_the_killed_run() -> None:
-    command = [sys.executable, "-c", KILLED, DEAF]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert process.returncode == -signal.SIGKILL
-    assert ended(int(process.stdout))
-
-
 # What a configuration says of them
 
 
@@ -195,8 +167,8 @@ def python(code: str, **settings: Any) -> McpServerSection:
             McpServerSection(command=("no-such-program", "x")),
             " must be a server that lists its tools, got 'no-such-program x' with: FileNotFoundError: there is no ",
         ),
-        (python("import sys; sys.exit('no notes here')"), "with: exit code 1; no notes here. Try it by hand."),
-        (python("import time; time.sleep(600)", start_timeout_s=0.3), "with: no answer within start_timeout_s=0.3 s ("),
+        (python("import sys; sys.exit('no notes here')"), "with: no notes here. Try it by hand."),
+        (python("import time; time.sleep(600)", start_timeout_s=0.3), "with: no answer within start_timeout_s=0.3 s. "),
         (McpServerSection(url="http://127.0.0.1:9/mcp"), "got 'http://127.0.0.1:9/mcp' with: ConnectError: "),
         (python("", pass_env=("NO_SUCH",)), ".pass_env must name variables that are set, got 'NO_SUCH'."),
         (McpServerSection(url="http://x", token_env="NO_SUCH"), ".token_env must name variables that are set, got"),

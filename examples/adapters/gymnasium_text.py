@@ -1,20 +1,31 @@
-"""Adapter to those environments of Gymnasium whose observations and actions can be written as text."""
+"""Plays those environments of Gymnasium whose observations and actions can be written as text.
 
+Copy this file, or name it as it is: `environment.name: examples/adapters/gymnasium_text.py:GymnasiumText`. It needs
+`pip install gymnasium`, and was tried with Gymnasium 1.4.
+"""
+
+import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentloop.environments.adapters.adapter import LARGEST_SEED, WHAT_IT_DOES, Adapter, as_text
-from agentloop.environments.environment import Observation, Task
-from agentloop.errors import UserError, needing, one_line
+import gymnasium
+from gymnasium import spaces
 
+from agentloop import Environment, Message, Observation, Task
+from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.errors import UserError, one_line
+
+LARGEST_SEED = 2**31 - 1
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
 
-class GymnasiumText(Adapter):
+class GymnasiumText(Environment):
     """Tasks are seeds, and calls of `act` are steps. The policy sees `render`'s text, or else the observation."""
+
+    version = "2"
 
     def __init__(
         self,
@@ -25,31 +36,41 @@ class GymnasiumText(Adapter):
         *,
         plain_text: bool = False,
     ) -> None:
-        """`arguments` go to `gymnasium.make`, `actions` names the choices in order. For the others see `Adapter`."""
-        self.goal, self.plain_text = goal, plain_text
+        """`arguments` go to `gymnasium.make`, `actions` names the choices in order, and `goal` opens the prompt.
+
+        With `plain_text` a reply is an action, and there is no tool.
+        """
+        self._goal, self._plain_text = goal, plain_text
         self._id, self._arguments, self._actions = id, arguments or {}, actions
         self._made: Any = None
 
     def make_task(self, rng: random.Random) -> Task:
-        return self.task_of("seed", rng.randrange(LARGEST_SEED))
+        seed = rng.randrange(LARGEST_SEED)
+        try:
+            return Task(f"{self._goal}\n\n{self._reset(seed)}".strip(), {"seed": seed})
+        finally:
+            self.close()
+
+    def start(self, task: Task) -> None:
+        self._reset(task.payload["seed"])
 
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
         self._made = None
 
-    def reset(self, asked: int) -> str:
-        self._made = self._make()
-        observation, _ = self._made.reset(seed=asked)
-        return self._shown(observation)
-
     def tools_for(self, task: Task) -> list[str | Mapping[str, Any]]:
+        own = list(tools_of(type(self)))  # those of MCP servers, if there are any
         made = self._make()
         made.close()
         names = self._names(made)
+        if self._plain_text:
+            return own
         action = {"type": "string"} if names is None else {"type": "string", "enum": names}
         fixed = {"type": "object", "required": ["action"], "additionalProperties": False}
-        return self.offered("act", {**fixed, "properties": {"action": action}}, WHAT_IT_DOES)
+        parameters = {**fixed, "properties": {"action": action}}
+        function = {"name": "act", "description": "Act, and see what follows.", "parameters": parameters}
+        return [*own, {"type": "function", "function": function}]
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Observation | str:
         names, action = self._names(self._made), arguments["action"]
@@ -59,16 +80,23 @@ class GymnasiumText(Adapter):
         observation, reward, ended, cut_short, _ = self._made.step(action)
         return Observation(self._shown(observation), float(reward), over=bool(ended or cut_short))
 
+    def respond(self, task: Task, messages: Sequence[Message]) -> Observation | str | None:
+        return self.call_tool("act", {"action": messages[-1].content.strip()}) if self._plain_text else None
+
+    def _reset(self, seed: int) -> str:
+        self._made = self._make()
+        observation, _ = self._made.reset(seed=seed)
+        return self._shown(observation)
+
     def _shown(self, observation: Any) -> str:
         if self._made.render_mode != "ansi":
-            return as_text(observation)
+            plain = isinstance(observation, str)
+            return observation if plain else json.dumps(observation, ensure_ascii=False, default=_plain)
         # Colours mark the player's place: in FrozenLake the letter there is red.
         return _COLOURED.sub(_with_colour, self._made.render()).strip("\n")
 
     def _names(self, made: Any) -> list[str] | None:
         """Return the names of the actions; None where actions are free texts."""
-        from gymnasium import spaces
-
         space = made.action_space
         if isinstance(space, spaces.Text):
             return None
@@ -86,9 +114,6 @@ class GymnasiumText(Adapter):
         return names
 
     def _make(self) -> Any:
-        # Imported here, because Gymnasium is optional and slow to import.
-        with needing("gymnasium", "environment.name: gymnasium"):
-            import gymnasium
         try:
             plain = gymnasium.make(self._id, **self._arguments)
             if "ansi" not in plain.metadata.get("render_modes", ()):
@@ -100,6 +125,12 @@ class GymnasiumText(Adapter):
                 f"environment.options.id must name an environment that Gymnasium can make, got {self._id!r} with "
                 f"{one_line(error)}."
             ) from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _with_colour(drawn: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Environments of others: behind OpenEnv's protocol, and of Gymnasium."""
+"""The files to copy for environments of others: behind OpenEnv's protocol, and of Gymnasium."""
 
 import json
 import random
@@ -17,6 +17,9 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from tests.fakes.openenv_server import GuessServer, served
 from tests.fakes.scripted import call, scripted_actors
+
+GYMNASIUM = "examples/adapters/gymnasium_text.py:GymnasiumText"
+OPENENV = "examples/adapters/openenv.py:OpenEnv"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def shown(episode: Episode) -> list[str]:
 
 
 def test_action_schema_of_the_server_is_the_tool_of_each_task(url: str) -> None:
-    factory = load_environment("openenv", {"url": url})
+    factory = load_environment(OPENENV, {"url": url})
     [tool] = factory.tools_for(factory.example or Task(""))
     function = tool["function"]
     assert (function["name"], function["description"]) == ("step", "Guess the number.")
@@ -56,7 +59,7 @@ def test_action_schema_of_the_server_is_the_tool_of_each_task(url: str) -> None:
 @pytest.mark.parametrize("plain_text", [False, True])
 def test_episode_is_a_session_whose_rewards_add_up_to_its_end(url: str, plain_text: bool) -> None:
     options = {"url": url, "goal": "Guess.", "field": "text", "plain_text": plain_text}
-    factory = load_environment("openenv", options)
+    factory = load_environment(OPENENV, options)
     task = factory.make_task(random.Random(3))
     secret = random.Random(task.payload["reset"]["seed"]).randrange(5)
     wrong = (secret + 1) % 5
@@ -70,7 +73,7 @@ def test_episode_is_a_session_whose_rewards_add_up_to_its_end(url: str, plain_te
 
 
 def test_row_is_what_the_server_is_reset_by(url: str) -> None:
-    factory = load_environment("openenv", {"url": url}, row={"secret": 2})
+    factory = load_environment(OPENENV, {"url": url}, row={"secret": 2})
     task = factory.task_from_row({"secret": 4}, "row 1")
     assert json.loads(str(task.prompt)) == {"text": "A number below 9."}
     [episode] = play(factory, [{"number": 4}], tasks=[task])
@@ -78,26 +81,26 @@ def test_row_is_what_the_server_is_reset_by(url: str) -> None:
 
 
 def test_faults_of_the_server_are_observations_but_nobody_judges_plain_text_after_its_end(url: str) -> None:
-    factory = load_environment("openenv", {"url": url, "field": "text"})
+    factory = load_environment(OPENENV, {"url": url, "field": "text"})
     scripts = [[{"number": first}, {"number": then}, "I give up."] for first, then in (("3", 8), (7, 1), (9, 1))]
     refused, *lost = play(factory, *scripts)
     assert refused.error_kinds == ("bad_arguments", "raised")
     assert json.loads(shown(refused)[1]) == {"error": "no such door"}
     assert [episode.error_kinds for episode in lost] == [("crashed", "crashed")] * 2
     assert ends([refused, *lost]) == [("answered", 0.0)] * 3
-    [episode] = play(load_environment("openenv", {"url": url, "field": "text", "plain_text": True}), ["8", "7"])
+    [episode] = play(load_environment(OPENENV, {"url": url, "field": "text", "plain_text": True}), ["8", "7"])
     assert (shown(episode), episode.stop_reason) == (["no such door"], "not_judged")
 
 
 def test_server_without_a_free_session_and_settings_that_do_not_fit_are_one_error(url: str) -> None:
     with served(GuessServer(capacity=1)) as small:
-        factory = load_environment("openenv", {"url": small})
+        factory = load_environment(OPENENV, {"url": small})
         with pytest.raises(UserError, match="must have a session for each episode.*Server at capacity: 1/1"):
             play(factory, *[[{"number": 8}] * 9] * 2)
     with pytest.raises(UserError, match="environment.options.url must be an OpenEnv server that runs, got"):
-        load_environment("openenv", {"url": "http://127.0.0.1:9"})
+        load_environment(OPENENV, {"url": "http://127.0.0.1:9"})
     with pytest.raises(UserError, match="environment.options.field must be a field of the observations, got 'txt'"):
-        load_environment("openenv", {"url": url, "field": "txt"})
+        load_environment(OPENENV, {"url": url, "field": "txt"})
 
 
 # Gymnasium
@@ -125,7 +128,7 @@ gymnasium.register("Echo-v0", Echo)
 
 
 def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
-    factory = load_environment("gymnasium", LAKE)
+    factory = load_environment(GYMNASIUM, LAKE)
     assert factory.example is not None
     assert factory.example.prompt == "Reach G.\n\nS(red)FFF\nFHFH\nFFFH\nHFFG"
     [tool] = RunEnvironments.from_factory(factory).tools  # the run's parser reads calls of it
@@ -137,19 +140,19 @@ def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
 def test_return_of_the_episode_is_its_reward_and_the_environment_ends_it() -> None:
     moves = ["down", "down", "right", "right", "down", "right"]
     scripts = [[{"action": move} for move in moves], [{"action": "north"}, {"action": "down"}, "I give up."]]
-    won, left = play(load_environment("gymnasium", LAKE), *scripts)
+    won, left = play(load_environment(GYMNASIUM, LAKE), *scripts)
     assert shown(won)[0] == shown(left)[1] == "  (Down)\nSFFF\nF(red)HFH\nFFFH\nHFFG"
     assert shown(won)[5].endswith("HFFG(red)") and left.error_kinds == ("bad_arguments",)
     assert ends([won, left]) == [("ended", 1.0), ("answered", 0.0)]
-    [in_words] = play(load_environment("gymnasium", {**LAKE, "plain_text": True}), ["Down!", *moves])
+    [in_words] = play(load_environment(GYMNASIUM, {**LAKE, "plain_text": True}), ["Down!", *moves])
     assert shown(in_words) == ["That is no action. The actions are: left, down, right, up.", *shown(won)]
     assert ends([in_words]) == [("ended", 1.0)]
 
 
 def test_texts_are_actions_and_observations_as_they_are() -> None:
-    drawn = load_environment("gymnasium", {"id": "Blackjack-v1", "actions": ["stick", "hit"]}).example
+    drawn = load_environment(GYMNASIUM, {"id": "Blackjack-v1", "actions": ["stick", "hit"]}).example
     assert drawn is not None and str(drawn.prompt).startswith("[")  # a tuple of numbers
-    factory = load_environment("gymnasium", {"id": "Echo-v0", "plain_text": True})
+    factory = load_environment(GYMNASIUM, {"id": "Echo-v0", "plain_text": True})
     assert factory.make_task(random.Random(1)).prompt == factory.make_task(random.Random(1)).prompt
     [episode] = play(factory, ["hello", "stop"])
     assert (shown(episode), episode.environment_reward) == (["hello", "stop"], 0.5)
@@ -165,5 +168,5 @@ def test_texts_are_actions_and_observations_as_they_are() -> None:
 )
 def test_what_can_not_be_played_is_one_error(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_environment("gymnasium", options)
+        load_environment(GYMNASIUM, options)
     assert str(caught.value).startswith(problem)

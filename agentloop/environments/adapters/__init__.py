@@ -1,1 +1,0 @@
-"""Adapters that make environments of other libraries into environments of this one."""
