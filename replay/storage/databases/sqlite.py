@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -144,10 +144,6 @@ class SqliteDatabase(Database):
             yield connection
 
     locking_rows = writing
-
-    def one_statement(self) -> AbstractContextManager[sa.Connection]:
-        # A deferred transaction begins with the statement, and takes the lock that the statement needs.
-        return self.reading()
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
