@@ -8,7 +8,7 @@ import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
-from replay import ReplayError, ReplayStore, questions
+from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.questions import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
@@ -205,14 +205,12 @@ def test_tokens_of_a_scored_row_have_new_log_probs_and_clamped_drift(split: Repl
     unscored = questions.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
     put(store, trajectory("a", num_turns=3))
+    assert questions.tokens(store, "a")["turns"] == [None] * 6  # there are fewer replies than turns
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
-    damaged = questions.tokens(store, "a")
-    assert (damaged["score_problem"], damaged["drift"]) == ("log_probs with a wrong header", None)
-    assert damaged["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    assert damaged["turns"] == [None] * 6  # there are fewer replies than turns
-    (segment,) = questions.trajectory(store, "a")["segments"]
-    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
+    for ask in (questions.tokens, questions.trajectory):
+        with pytest.raises(CorruptTrajectory, match="got scores: log_probs with a wrong header"):
+            ask(store, "a")
 
 
 def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
