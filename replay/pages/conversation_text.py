@@ -43,17 +43,16 @@ class Folded(NamedTuple):
 
     head: str
     rest: str
-    characters: int
     left: int
     """Number of characters that are not on the page."""
 
 
 def fold_text(text: str) -> Folded:
     if len(text) <= _FOLDED_FROM and text.count("\n") < _FOLDED_LINES:
-        return Folded(text, "", len(text), 0)
+        return Folded(text, "", 0)
     head = "\n".join(text[:_HEAD].split("\n", _HEAD_LINES)[:_HEAD_LINES])
     shown = text[:MOST_SHOWN]
-    return Folded(head, shown[len(head) :], len(text), len(text) - len(shown))
+    return Folded(head, shown[len(head) :], len(text) - len(shown))
 
 
 _ONE_LINE = 80
