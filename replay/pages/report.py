@@ -17,8 +17,8 @@ from context.wording import share
 from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
-from replay.questions import QueryResult, merging, metric_series
-from replay.questions.runs import Metrics, Series, finite, newest_logged
+from replay.questions import QueryResult, metric_series
+from replay.questions.runs import Metrics, Series, finite, merged_to, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
@@ -72,7 +72,7 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
 def run_contents(store: ReplayStore, run: RunRecord) -> QueryResult:
     """Return the tiles, panels and newest iterations of a run."""
-    merged = merging(store, [run.id])
+    merged = merged_to(newest_logged(store, run.id))
     groups = panel_groups(panel_series(store, run.id, merged), run.config)
     return {
         "run": run.id,

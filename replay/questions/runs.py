@@ -211,13 +211,6 @@ def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
     return query.order_by(point.place, point.name)
 
 
-def merging(store: ReplayStore, runs: Sequence[str]) -> int:
-    """Return how many iterations to merge into one point, so that curves of these runs stay short: a power of two."""
-    with store.reading() as connection:
-        newest = connection.scalar(sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run.in_(runs))) or 0
-    return merged_to(newest)
-
-
 def merged_to(iterations: int) -> int:
     """Return how many iterations to merge into one point of a curve over so many iterations."""
     return 1 << (max(1, math.ceil(iterations / MOST_POINTS)) - 1).bit_length()

@@ -294,8 +294,6 @@ def lineage(
             answer = questions.iteration(buffer.store, find_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
-        elif run_id is not None:
-            fail(f"--run must be left out for a trajectory, whose id is of one run, got {run_id}. WHAT was {what}.")
         else:
             answer = questions.overview(buffer.store, what)
             for use in answer["uses"]:

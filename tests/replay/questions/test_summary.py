@@ -10,6 +10,7 @@ from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.questions import Sort
+from replay.questions.runs import merged_to
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from tests.fakes.databases import Databases
@@ -118,10 +119,7 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
     found = questions.metric_series(store, RUN, names=["losses", "nothing"], families=["ess/age_", "stop/"])
     assert found == {"losses": [(1, 2.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
     # Curves of at most 256 points.
-    store.add_run(a_run("run-2"))
-    for newest, merged in ((256, 1), (257, 2), (512, 2), (513, 4)):
-        store.add_metrics("run-2", newest, {"loss": 1.0})
-        assert questions.merging(store, [RUN, "run-2"]) == merged
+    assert [merged_to(newest) for newest in (-1, 0, 256, 257, 512, 513)] == [1, 1, 1, 2, 2, 4]
 
 
 class Bytes:

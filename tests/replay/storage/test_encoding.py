@@ -1,10 +1,7 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.storage.format import encoding
