@@ -39,36 +39,42 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
-    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet."""
+    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet with these columns."""
     _check_installed()
     import pyarrow as pa
 
     with opened(path) as raw:
         try:
-            for row in _rows(raw):
+            for row in _rows(pa, raw):
                 try:
                     yield from_plain(_with_texts(row, _restored))
                 except BadRow as error:
                     yield error
-        except BadRow:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             found = (str(error) or repr(error)).splitlines()[0][:200]
             raise BadRow(f"contents must be Parquet, got: {found}.") from None
 
 
-def _rows(raw: Any) -> Iterator[PlainRow]:
-    """The rows of a file, some of a row group at a time. A row group too large for the memory is refused."""
+def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
+    """The rows of a file, read within limits of memory.
+
+    A small file can expand to huge rows, for a page stores a repeated text once. So texts stay in that form until
+    `_num_bytes` has counted them: 200 references to a text of 100,000 characters count as 20 MB, and are refused.
+    """
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(
-        raw,
-        thrift_string_size_limit=_MOST_FOOTER,
-        thrift_container_size_limit=1 << 20,
-        pre_buffer=False,
-        buffer_size=1 << 20,
-        page_checksum_verification=True,
-    )
+    options: dict[str, Any] = {
+        "thrift_string_size_limit": _MOST_FOOTER,
+        "thrift_container_size_limit": 1 << 20,
+        "pre_buffer": False,
+        "buffer_size": 1 << 20,
+        "page_checksum_verification": True,
+    }
+    plain = pq.ParquetFile(raw, **options)
+    _check_columns(plain.schema_arrow, _schema(pa))
+    leaves = [plain.schema.column(at) for at in range(plain.metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    file = pq.ParquetFile(raw, metadata=plain.metadata, read_dictionary=texts, **options)
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
@@ -80,7 +86,34 @@ def _rows(raw: Any) -> Iterator[PlainRow]:
             )
         at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, taken // max(1, group.num_rows))))
         for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
+            if (size := _num_bytes(pa, batch.to_struct_array())) > MOST_BYTES:
+                raise BadRow(
+                    f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,} for {batch.num_rows}. "
+                    "Leave it out where the file was made."
+                )
             yield from batch.to_pylist()
+
+
+def _num_bytes(pa: Any, array: Any) -> int:
+    """Bytes of all values. A repeated text counts every time."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(array.type):
+        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
+    if pa.types.is_struct(array.type):
+        return sum(_num_bytes(pa, part) for part in array.flatten())
+    return _num_bytes(pa, array.flatten()) if pa.types.is_list(array.type) else int(array.nbytes)
+
+
+def _check_columns(found: Any, wanted: Any) -> None:
+    """Raises BadRow for other columns than an export's. Their order, and a writer's names inside lists, are free."""
+    for field in found:
+        if field.name not in wanted.names:
+            raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
+        if not field.type.equals(kind := wanted.field(field.name).type):
+            raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
+    if missing := [name for name in wanted.names if found.names.count(name) != 1]:
+        raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 
 def _with_texts(value: Any, change: Callable[[str], str | None]) -> Any:

@@ -46,7 +46,7 @@ FORMAT = 7
 """Raised when a column changes its meaning, or one is added or goes."""
 
 MOST_BYTES = 128 << 20
-"""Most bytes of a session's training sequences: its forks repeat their common beginning."""
+"""Most bytes of a row in memory, and of a session's training sequences: its forks repeat their common beginning."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
