@@ -1,6 +1,5 @@
 """The part of a run's configuration that decides about its buffer: all of `replay`, and a few other keys."""
 
-from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -284,18 +283,11 @@ class StoredConfig(_RunSection):
         return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
-_EARLIER_KEYS = ("complete_zero_variance", "controller", "ess", "restarts")
-"""Keys of `replay` that only earlier versions know; their runs can be looked at all the same."""
-
-
 def stored_config(run: RunRecord) -> StoredConfig:
     """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
     may have written it."""
-    stored = dict(run.config)
-    if isinstance(replay := stored.get("replay"), Mapping):
-        stored["replay"] = {key: value for key, value in replay.items() if key not in _EARLIER_KEYS}
     try:
-        return StoredConfig.model_validate(stored)
+        return StoredConfig.model_validate(dict(run.config))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))

@@ -46,21 +46,15 @@ def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
 
 
 def _holders(nodes: Sequence[Node]) -> list[int]:
-    """For each node the node that holds the last token it keeps; -1: it keeps no token.
-
-    The holder is its parent or an earlier node. Jumps shorten long ways back (Myers 1983, "An applicative random-access
-    stack"): a file may hang thousands of requests from the end of a long session that all keep only its first token.
-    """
+    """For each node its parent or the earlier node that holds the last token it keeps; -1: it keeps no token."""
     starts = [*(node.place.kept_tokens for node in nodes), -1]
-    holders, jumps, depths = ([value] * len(starts) for value in (-1, -1, 0))
+    holders: list[int] = []
     for number, node in enumerate(nodes):
-        at, kept = -1 if node.place.parent is None else node.place.parent, starts[number]
-        while starts[at] >= kept:
-            at = jumps[at] if starts[jumps[at]] >= kept else holders[at]
-        over = jumps[at]
-        is_even = depths[at] - depths[over] == depths[over] - depths[jumps[over]]
-        holders[number], jumps[number], depths[number] = at, jumps[over] if is_even else at, depths[at] + 1
-    return holders[:-1]
+        at = -1 if node.place.parent is None else node.place.parent
+        while starts[at] >= starts[number]:
+            at = holders[at]
+        holders.append(at)
+    return holders
 
 
 def trained_in(nodes: Sequence[Node]) -> dict[int, int]:

@@ -1,21 +1,17 @@
 """Rows as a folder that Hugging Face's hub takes as a dataset repository: a Parquet file, and a card about it."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from jinja2 import Template
 
-from context.wording import excerpt, visible
 from replay.exchange import parquet
 from replay.exchange.files import PARQUET, ExchangeError, is_parquet, opened, replaced
-from replay.exchange.row_format import FORMAT, Bundle
+from replay.exchange.row_format import FORMAT
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
-from replay.records import stored_setting
 from replay.store import ReplayStore
 
 ROWS = Path("data", "trajectories.parquet")
@@ -36,7 +32,7 @@ def export_folder(
 ) -> ExportReport:
     """Write the rows that `export_file` would write, with or without their labels, and a card about them. `license` is
     a name from the hub's list."""
-    file, report, contents = folder / ROWS, ExportReport(), _Contents()
+    file, report = folder / ROWS, ExportReport()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,8 +46,11 @@ def export_folder(
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
         rows = bundles(store, ids, report, progress)
         kept = rows if labels else (replace(row, labels=(), run_labels=()) for row in rows)
-        parquet.write(target, contents.counted(kept))
-        card.write_text(contents.card(license, labels=labels), encoding="utf-8")
+        parquet.write(target, kept)
+        text = resources.files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
+        template = Template(text, trim_blocks=True, keep_trailing_newline=True)
+        about = {"license": license, "rows": report.rows, "format": FORMAT, "labels": labels}
+        card.write_text(template.render(**about), encoding="utf-8")
     return report
 
 
@@ -76,42 +75,3 @@ def files_of(path: Path) -> list[Path]:
         with opened(file):
             pass
     return files
-
-
-class _Contents:
-    """The card's facts about the rows, counted while the rows are written."""
-
-    def __init__(self) -> None:
-        self._totals: Counter[str] = Counter()
-        self._names: defaultdict[str, set[str]] = defaultdict(set)
-        self._tasks: set[str] = set()
-
-    def counted(self, rows: Iterable[Bundle]) -> Iterator[Bundle]:
-        for row in rows:
-            record, made_with = row.trajectory.record, row.run.fingerprint or {}
-            totals = {"trajectories": 1, "successes": int(record.success), "tokens": record.num_tokens}
-            self._totals.update(totals | {"sampled tokens": record.num_action_tokens})
-            self._tasks.add(record.task)
-            self._names["model"].add(f"{_model(row.run.config)} ({made_with.get('model_family', UNKNOWN)})")
-            self._names["tokenizer (sha256)"] |= {policy.tokenizer_hash for policy in row.policies}
-            self._names["environment"].add(f"{record.environment} {record.environment_version}")
-            self._names["source"].add(record.source)
-            yield row
-
-    def card(self, license: str, *, labels: bool) -> str:
-        text = resources.files("replay.exchange").joinpath("card.md").read_text(encoding="utf-8")
-        template = Template(text, trim_blocks=True, keep_trailing_newline=True)
-        totals = {**self._totals, "tasks": len(self._tasks)}
-        names = {name: map(_quoted, sorted(found)) for name, found in self._names.items()}
-        return str(template.render(license=license, totals=totals, names=names, format=FORMAT, labels=labels))
-
-
-def _model(config: Mapping[str, Any]) -> str:
-    """The name of a run's model. Of an absolute path only the last part is shown."""
-    path = stored_setting(config, "model.path", str) or ("built-in" if "model" in config else UNKNOWN)
-    return Path(path).name if Path(path).is_absolute() else path
-
-
-def _quoted(text: str) -> str:
-    """A name as inline code, so that it neither becomes a link nor breaks the table."""
-    return f"`{visible(excerpt(text, 100)).replace('`', ' ').replace('|', ' ')}`"

@@ -11,9 +11,8 @@ from context.authors import AuthorTable
 from context.tokens.token_sequence import Segment
 from replay.errors import CorruptTrajectory
 from replay.frames.arrow_rows import arrow
-from replay.questions.tokens import drift_of
+from replay.questions.tokens import current_log_probs, drift_of
 from replay.records import Trajectory
-from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import token_scores
 from replay.storage.read import author_table, load
@@ -92,10 +91,7 @@ def _score(scores: Mapping[tuple[str, int], bytes], id: str, position: int, coun
     blob = scores.get((id, position))
     if blob is None:
         return np.full(count, np.nan, np.float32)
-    try:
-        return decode_log_probs(blob, count)
-    except BlobError as error:
-        raise CorruptTrajectory(id, f"scores: {error}") from error
+    return current_log_probs(id, blob, count)
 
 
 def list_arrays(found: Sequence[_Arrays | None], names: Sequence[str]) -> dict[str, Any]:

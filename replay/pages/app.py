@@ -34,7 +34,6 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,
-    trajectory_page.MESSAGE,
     trajectory_page.PAGE,
     buffer_page.TASKS,
     buffer_page.OUTCOMES,

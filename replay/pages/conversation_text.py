@@ -12,7 +12,7 @@ _HEAD = 800
 _HEAD_LINES = 12
 """Characters and lines of a folded text that stay visible."""
 MOST_SHOWN = 20_000
-"""Most characters of one text on the page of a conversation. The page of the message has all."""
+"""Most characters of one text on a page. `replay show --json` has all."""
 
 
 _LOOKS = {
@@ -43,17 +43,16 @@ class Folded(NamedTuple):
 
     head: str
     rest: str
-    characters: int
     left: int
     """Number of characters that are not on the page."""
 
 
 def fold_text(text: str) -> Folded:
     if len(text) <= _FOLDED_FROM and text.count("\n") < _FOLDED_LINES:
-        return Folded(text, "", len(text), 0)
+        return Folded(text, "", 0)
     head = "\n".join(text[:_HEAD].split("\n", _HEAD_LINES)[:_HEAD_LINES])
     shown = text[:MOST_SHOWN]
-    return Folded(head, shown[len(head) :], len(text), len(text) - len(shown))
+    return Folded(head, shown[len(head) :], len(text) - len(shown))
 
 
 _ONE_LINE = 80
@@ -93,7 +92,7 @@ def find_spans(found: QueryResult, first: int, last: int) -> list[tuple[int | No
     return [*([(None, 0, opening)] if first == 0 and opening else []), *list(turns)[first:last]]
 
 
-def shown_message(message: QueryResult, position: int) -> QueryResult:
+def shown_message(message: QueryResult) -> QueryResult:
     """Prepare a message for a template. Each of its `texts` has a label; that of the message's content is empty."""
     content, texts = message["content"], []
     if message["reasoning"]:
@@ -107,4 +106,4 @@ def shown_message(message: QueryResult, position: int) -> QueryResult:
         texts.append((f"calls {call['name']}", indent_json(given) or given))
     named = {name: message[name] for name in ("author", "role", "name", "error_kind", "reward")}
     parts = [{"label": label, "shown": fold_text(text)} for label, text in texts]
-    return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}
+    return {**named, "style": style_of(message["author"]), "texts": parts}

@@ -17,8 +17,8 @@ from context.wording import share
 from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
-from replay.questions import QueryResult, merging, metric_series
-from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
+from replay.questions import QueryResult, metric_series
+from replay.questions.runs import Metrics, Series, finite, merged_to, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
@@ -70,10 +70,10 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
     return path
 
 
-def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
-    """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
-    merged = merging(store, [run.id], within)
-    groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
+def run_contents(store: ReplayStore, run: RunRecord) -> QueryResult:
+    """Return the tiles, panels and newest iterations of a run."""
+    merged = merged_to(newest_logged(store, run.id))
+    groups = panel_groups(panel_series(store, run.id, merged), run.config)
     return {
         "run": run.id,
         "name": run.name,
@@ -98,10 +98,9 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
     ]
 
 
-def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
+def panel_series(store: ReplayStore, run: str, merged: int) -> Metrics:
     """Read the metrics of the panels. A point merges `merged` iterations."""
-    names = _find_names_read(panel_groups)
-    return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
+    return metric_series(store, run, names=_find_names_read(panel_groups), families=FAMILIES, merged=merged)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:

@@ -4,7 +4,7 @@ from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, RowCondition, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
 from replay.questions.listing import Patience, ids_of, label_counts, page, run_labels_of, sampled_rows, views
-from replay.questions.runs import merging, metric_series, progress, run_names, runs
+from replay.questions.runs import metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary
 from replay.questions.tasks import TaskSort, task, task_list, task_success
 from replay.questions.tokens import MOST_TOKENS, CodecOf, tokens
@@ -30,7 +30,6 @@ __all__ = [
     "is_collected_by_workers",
     "iteration",
     "label_counts",
-    "merging",
     "metric_series",
     "overview",
     "page",

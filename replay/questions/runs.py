@@ -170,18 +170,14 @@ def metric_series(
 ) -> dict[str, list[tuple[int, float]]]:
     """Return metrics as ordered points (iteration, value), by name. Unknown values are left out.
 
-    Only metrics in `names`, or whose name begins with one of `families`, are returned; without either, all. The points
-    are of iterations `within`. A point merges `merged` iterations and is named by the first of them; a point that is
-    partly within is returned whole. Its value is the mean over its iterations, or their largest for metrics named
-    `..._max`.
+    Only metrics in `names`, or whose name begins with one of `families`, are returned; without either, all. They are of
+    the iterations `within`. A point merges `merged` iterations and is named by the first of them. Its value is the mean
+    over its iterations, or their largest for metrics named `..._max`.
     """
     iteration = metrics.c.iteration
     place: sa.ColumnElement[int] = iteration
     if merged > 1:
         place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
-        first, last = max(0, within.start), within.stop - 1
-        start = first - (first - 1) % merged if first else 0
-        within = range(start, last - (last - 1) % merged + merged if last > 0 else 1)
     begin = (metrics.c.name.startswith(each, autoescape=True) for each in families)
     wanted = sa.or_(metrics.c.name.in_(names), *begin) if names or families else sa.true()
     points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(
@@ -213,13 +209,6 @@ def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
     )
     query = sa.select(point.name, point.place, known).group_by(point.place, point.name)
     return query.order_by(point.place, point.name)
-
-
-def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int:
-    """Return how many iterations to merge into one point, so that curves of these runs stay short: a power of two."""
-    with store.reading() as connection:
-        newest = connection.scalar(sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run.in_(runs))) or 0
-    return merged_to(min(within.stop - 1, newest) - max(1, within.start) + 1)
 
 
 def merged_to(iterations: int) -> int:

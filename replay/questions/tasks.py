@@ -1,4 +1,4 @@
-"""One task: its attempts over time, its stored rows, and its difficulty. Also the list of all tasks."""
+"""One task: its attempts over time and its stored rows. Also the list of all tasks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit:
     """Return the facts about one task, in one run (None: in all). `hash_prefix` is the beginning of its hash.
 
     Attempts are the members of the task's groups when they were collected; groups that a resume undid do not count.
-    `versions` has the success of stored rows by policy, `difficulty` the groups by their number of successes.
-    `trajectories` are the newest `limit` rows, and `more` says whether there are others.
+    `versions` has the success of stored rows by policy. `trajectories` are the newest `limit` rows, and `more` says
+    whether there are others.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
@@ -68,7 +68,6 @@ def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit:
             "versions": _versions(connection, mine),
             "groups_in_all": len(tried),
             "groups": tried[:_MOST_GROUPS],
-            "difficulty": _difficulty(tried),
             "trajectories": listed[:limit],
             "more": len(listed) > limit,
         }
@@ -156,18 +155,6 @@ def _groups_of(
 def _by_group(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     query = sa.select(_rows.group, sa.func.count()).select_from(schema.trajectories)
     return query.where(*conditions).group_by(_rows.group)
-
-
-def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
-    """Count groups, drawable rows and replays by (successes, size). `newest` marks the bucket of the newest group."""
-    buckets: dict[tuple[int, int], QueryResult] = {}
-    for group in tried:
-        new = {"size": group["size"], "successes": group["successes"], "groups": 0, "newest": not buckets}
-        bucket = buckets.setdefault((group["size"], group["successes"]), {**new, "eligible": 0, "replayed": 0})
-        bucket["groups"] += 1
-        bucket["eligible"] += group["eligible"]
-        bucket["replayed"] += group["replayed"]
-    return [buckets[key] for key in sorted(buckets)]
 
 
 class TaskSort(StrEnum):

@@ -12,7 +12,7 @@ from context.tokens.loss_mask import loss_mask, response_mask, runs_of
 from context.tokens.session_nodes import Node, Path
 from context.tokens.session_segments import sequences_of
 from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, NOT_SAMPLED, Decoder, pieces
-from replay.errors import ReplayError
+from replay.errors import CorruptTrajectory, ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.records import COMMITTED, Trajectory
 from replay.storage.format.encoding import BlobError, decode_log_probs
@@ -57,7 +57,7 @@ def tokens(
     - advantages: of trained tokens, from the last draw, or else from the row's group.
     - turns: None for tokens that the policy did not sample.
 
-    Raises CorruptTrajectory or ContentGone if there are no tokens to show.
+    Raises CorruptTrajectory for damaged tokens or scores, and ContentGone if there are no tokens to show.
     """
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
@@ -70,7 +70,7 @@ def tokens(
     first = min(max(0, first), len(whole))
     last = min(len(whole), first + max(0, min(count, MOST_TOKENS)))
     part = slice(first, last)
-    current, problem = _current(score, len(whole))
+    current = None if score is None else current_log_probs(id, score["log_probs"], len(whole))
     codec = codec_of(found.record.run)
     trained = loss_mask(whole, authors)[part]
     codes, places = np.unique(whole.authors[part], return_inverse=True)
@@ -91,7 +91,6 @@ def tokens(
         "current_log_probs": None if current is None else _numbers(current[part]),
         "drift": None if current is None else _numbers(drift_of(current[part], behavior)),
         "scored_by": _scorer(score),
-        "score_problem": problem,
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
         "advantage": advantage,
         "policy_versions": _without(whole.policy_versions[part], NOT_SAMPLED),
@@ -120,14 +119,12 @@ def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
     return {"value": last[0], "run": last[1], "iteration": last[2]}
 
 
-def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.float32] | None, str | None]:
-    """Return the current log-probs [T] (None: not scored, or damaged), and the problem of damaged scores."""
-    if score is None:
-        return None, None
+def current_log_probs(id: str, scores: bytes, count: int) -> npt.NDArray[np.float32]:
+    """Return the stored log-probs [T] of a segment of `count` tokens. Raises CorruptTrajectory for damaged ones."""
     try:
-        return decode_log_probs(score["log_probs"], count), None
+        return decode_log_probs(scores, count)
     except BlobError as error:
-        return None, str(error)
+        raise CorruptTrajectory(id, f"scores: {error}") from error
 
 
 def drift_of(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -195,7 +192,7 @@ def whole_segments(connection: sa.Connection, found: Trajectory, authors: Author
 def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.RowMapping | None) -> QueryResult:
     segment = found.segments[position]
     tokens = segment.tokens
-    current, problem = _current(score, len(tokens))
+    current = None if score is None else current_log_probs(found.id, score["log_probs"], len(tokens))
     return {
         "reason": segment.reason,
         "token_ids": tokens.token_ids.tolist(),
@@ -205,5 +202,4 @@ def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.Row
         "policy_versions": tokens.policy_versions.tolist(),
         "current_log_probs": None if current is None else [known(value) for value in current.tolist()],
         "scored_by": _scorer(score),
-        "score_problem": problem,
     }

@@ -28,7 +28,6 @@ from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
 from replay.storage.staleness import publishes_since
 from replay.storage.statements import selected
-from replay.storage.tombstones import COLLECTED, with_collected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -148,14 +147,11 @@ def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Query
     return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
 
 
-def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:
-    """List the draws of a trajectory that updates used, in order. `more` adds columns of the policy that each made."""
-    made = iterations.c.policy_version + 1
+def _uses(connection: sa.Connection, id: str) -> list[QueryResult]:
+    """List the draws of a trajectory that updates used, in order, with the version of the policy that each made."""
+    made = (iterations.c.policy_version + 1).label("makes_policy_version")
     same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
-    published = (policies.c.run == draws.c.run) & (policies.c.version == made)
-    query = sa.select(draws, made.label("makes_policy_version"), *more).select_from(
-        draws.outerjoin(iterations, same).outerjoin(policies, published)
-    )
+    query = sa.select(draws, made).select_from(draws.outerjoin(iterations, same))
     query = query.where(draws.c.trajectory == id, draws.c.state == COMMITTED)
     found = connection.execute(query.order_by(draws.c.run, draws.c.iteration, draws.c.slot)).mappings()
     return [dict(row) for row in found]
@@ -310,20 +306,6 @@ def _lanes(nodes: Sequence[Node]) -> list[str]:
         marks = ("\u25cf" if tip == number else "\u2502" if last[tip] > number else " " for tip in tips)
         lines.append(" ".join(marks).rstrip())
     return lines
-
-
-def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """Return where a trajectory came from, and every update that used it with its policy. It may be evicted already."""
-    id = find(store, id_prefix)
-    with store.reading() as connection:
-        asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
-        parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
-        facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
-        collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
-        uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
-        stored = load(connection, [id]).whole.get(id)
-        requests = [] if stored is None else requests_of(stored.nodes)
-        return {**dict(collected.one()), "uses": uses, "children": children, "requests": requests}
 
 
 MOST_SHORT = 200

@@ -135,15 +135,6 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
             assert isinstance(raised.value, WrongSettings)
 
 
-def test_keys_that_only_earlier_versions_knew_are_left_out(tmp_path: Path) -> None:
-    store, given = iterated(tmp_path / "replay.sqlite", 1), {"fraction": 0.25, "successful_only": False}
-    configure(tmp_path / "replay.sqlite", {"replay": given})
-    plain = before(store)
-    earlier = {"complete_zero_variance": True, "controller": "ess", "ess": {"floor": 0.5}, "restarts": {"enable": True}}
-    configure(tmp_path / "replay.sqlite", {"replay": given | earlier})
-    assert before(store) == plain
-
-
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
     store = iterated(tmp_path / "replay.sqlite", 2)
     schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}

@@ -31,7 +31,6 @@ from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
 from replay.questions.iteration import lineage_up_to
-from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
@@ -63,21 +62,18 @@ def ls(
     sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
     ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
-    after: Annotated[
-        str | None, typer.Option(metavar="ID", help="Go on behind the row of this id, the last of an earlier page.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
     chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
     with opened(run) as buffer:
         asked = questions.Query(buffer.run, chosen, sort, ascending)
-        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+        answer = questions.page(buffer.store, asked, limit=limit, patience=_ENDLESS)
     rows = answer["rows"]
     cells = _LISTED | (_LABELS if any(row["labels"] for row in rows) else {})
     say_json(rows) if as_json else say(row_table(rows, cells) if rows else "no trajectories")
     if answer["after"]:
-        say(f"further rows: add --after {answer['after']}", error=True)
+        say("there are further rows: raise --limit", error=True)
 
 
 @app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")
@@ -94,9 +90,7 @@ def show(
         if as_json:
             say_json(answer)
             return
-        say(_facts_text(answer))
-        if answer["requests"]:
-            say(f"\nrequests of its agent's session:\n{row_table(answer['requests'], REQUESTS)}")
+        say("\n".join([_facts_text(answer), *_requests(answer)]))
         if answer["segments"]:
             _print_tokens(buffer, answer["id"])
         else:
@@ -302,10 +296,8 @@ def lineage(
             answer = questions.iteration(buffer.store, find_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
-        elif run_id is not None:
-            fail(f"--run must be left out for a trajectory, whose id is of one run, got {run_id}. WHAT was {what}.")
         else:
-            answer = lineage_of(buffer.store, what)
+            answer = questions.overview(buffer.store, what)
             for use in answer["uses"]:
                 use["held_by"] = _first_holding(buffer.folder, use["iteration"])
             text = _trajectory_text(answer)
@@ -385,19 +377,18 @@ def _origin(row: dict[str, Any]) -> list[str]:
 
 
 def _trajectory_text(answer: dict[str, Any]) -> str:
-    facts = [
-        f"trajectory {answer['id']}, {state_text(answer)}",
-        f"collected in iteration {answer['collected_iteration']} of run {answer['collected_run']}, by policy "
-        f"{answer['policy_version_min']}, {', '.join(_origin(answer))}",
-        f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
-        f"advantage {answer['stored_advantage']:+.3f}",
-    ]
+    """Write the facts of a trajectory, and every update that used it. Facts of a corrupt row are not known."""
+    lines = [_facts_text(answer) if answer["group"] else f"{answer['id']}, {state_text(answer)}"]
     if answer["children"]:
-        facts.append(f"made from it: {', '.join(answer['children'])}")
-    if answer["requests"]:
-        facts += ["", "requests of its agent's session:", *row_table(answer["requests"], REQUESTS).splitlines()]
-    lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
+        lines.append(f"made from it: {', '.join(map(visible, answer['children']))}")
+    lines += [*_requests(answer), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:
         held = use["held_by"] or "no checkpoint that is still there"
         lines.append(f"iteration {use['iteration']} made policy {use['makes_policy_version']}, in {held}")
     return "\n".join(lines)
+
+
+def _requests(answer: dict[str, Any]) -> list[str]:
+    """Write the requests of an agent's session, a line each. A row of no session has none."""
+    rows = answer["requests"]
+    return ["", "requests of its agent's session:", row_table(rows, REQUESTS)] if rows else []

@@ -145,15 +145,12 @@ def prune(
     run: Run = None,
     filter: Filter = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
-    bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes kept.")] = None,
     age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
-    staleness: Annotated[int | None, typer.Option(min=1, help="Most publishes since it was sampled.")] = None,
-    per_task: Annotated[int | None, typer.Option(min=1, help="Most rows of one task.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
-    capacity = Capacity(rows=rows, bytes=bytes, age=age, staleness=staleness, per_task=per_task)
+    capacity = Capacity(rows=rows, age=age)
     if (filter is None) == (not capacity):
         given = "neither" if filter is None else "both"
         fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")

@@ -133,7 +133,6 @@ async function load(block) {
     if (response.ok) {
       block.answer = answer;
       drawBlock(block);
-      if (answer.score_problem) note(`The stored scores can't be read: ${answer.score_problem}`);
       return;
     }
     problem = answer.error;
@@ -145,14 +144,6 @@ async function load(block) {
   const warning = element("p", "warning trouble");
   warning.append(visibleText(problem), " ", again);
   block.node.replaceChildren(warning);
-}
-
-function note(text) {
-  if (document.getElementById("score-problem")) return;
-  const warning = element("p", "warning");
-  warning.id = "score-problem";
-  warning.append(visibleText(text));
-  view.before(warning);
 }
 
 function layOut() {
@@ -311,26 +302,6 @@ function letGo() {
   remember();
 }
 
-/** The beginning of the stretch before or after, of one author; what is not here yet ends it, and is fetched. */
-function stretchFrom(at, step) {
-  const authorOf = (place) => {
-    const block = blockOf(place);
-    return block?.answer ? block.answer.author_names[block.answer.authors[place - block.first]] : undefined;
-  };
-  if (authorOf(at) === undefined) return at;
-  let place = at;
-  if (step < 0) {
-    while (place > 0 && authorOf(place - 1) === authorOf(at)) place -= 1;
-    if (place < at) return place;
-    place -= 1;
-    if (authorOf(place) === undefined) return Math.max(0, place);
-    while (place > 0 && authorOf(place - 1) === authorOf(place)) place -= 1;
-    return Math.max(0, place);
-  }
-  while (place < total && authorOf(place) === authorOf(at)) place += 1;
-  return Math.min(total - 1, place);
-}
-
 const spanOf = (event) => event.target.closest?.(".t");
 
 view.addEventListener("click", (event) => {
@@ -353,12 +324,11 @@ view.addEventListener("pointerleave", () => tip.classList.add("hidden"));
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
-  const inside = view.contains(event.target);
   if (event.key === "Escape" && chosen >= 0) letGo();
   const to = {
     ArrowRight: () => chosen + 1,
     ArrowLeft: () => Math.max(0, chosen - 1),
-    ...(inside && { ArrowDown: () => stretchFrom(chosen, 1), ArrowUp: () => stretchFrom(chosen, -1), Home: () => 0, End: () => total - 1 }),
+    ...(view.contains(event.target) && { Home: () => 0, End: () => total - 1 }),
   }[event.key];
   if (!to) return;
   event.preventDefault();

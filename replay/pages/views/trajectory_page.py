@@ -1,7 +1,5 @@
 """The pages of one trajectory: its conversation, its tokens, and every update that used it."""
 
-import json
-
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -9,7 +7,7 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
-from replay.pages.addresses import address, parse_number, read_choice, read_number, read_parameter, read_path_part
+from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_path_part
 from replay.pages.commands import rescore_command
 from replay.pages.conversation_text import find_spans, shown_message, style_of
 from replay.pages.page import Page
@@ -89,22 +87,5 @@ def tokens(source: OpenBuffer, request: Request) -> QueryResult:
     return questions.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
-def message(source: OpenBuffer, request: Request) -> QueryResult:
-    """Show one message in full."""
-    found = questions.overview(source.store, read_path_part(request, "id"))
-    if found["problem"] is not None:
-        reason = found["problem"]["reason"]
-        raise ReplayError(f"trajectory {found['id']} must have its messages, got one without: {reason}.")
-    position, messages = parse_number("position", read_path_part(request, "position")), found["messages"]
-    if position >= len(messages):
-        raise ReplayError(f"message must be from 0 to {len(messages) - 1}, got {position}.")
-    said = messages[position]
-    calls = [
-        {**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in said["tool_calls"]
-    ]
-    return {"run": found["record"]["run"], "id": found["id"], "position": position, "message": said, "calls": calls}
-
-
 PAGE = Page("/trajectories/{id}", "trajectory.html", shows, tab="buffer")
 TOKENS = Page("/trajectories/{id}/tokens.json", None, tokens)
-MESSAGE = Page("/trajectories/{id}/messages/{position}", "message.html", message, tab="buffer")

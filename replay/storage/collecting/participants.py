@@ -36,7 +36,7 @@ class Roles:
             if not connection.execute(table.update().where(here).values(seen)).rowcount:
                 connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
 
-        self._database.ask(work)
+        self._database.write_rows(work)
 
     def leave(self, role: Role, run: str, id: str) -> None:
         """Forget a worker or an engine that stops in order."""
@@ -52,7 +52,7 @@ class Roles:
         table = TABLES[role]
         there = (table.c.run == run) & lasts(table.c.seen_at + lease_s, lease_s)
         counted = sa.select(sa.func.count()).select_from(table).where(there)
-        return self._database.ask(lambda connection: connection.scalar(counted)) or 0
+        return self._database.read(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str, *, lease_s: float) -> RunView:
         """The facts a worker polls: whether there is work, and which engines there are. It is one statement, for there
@@ -69,7 +69,7 @@ class Roles:
                 engines=tuple(_participant_of(row) for row in found if row.id is not None),
             )
 
-        return self._database.ask(ask)
+        return self._database.read(ask)
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Mark the run as ended, so that its participants leave; a run that continues sets `ended` to False."""

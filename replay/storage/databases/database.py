@@ -45,10 +45,6 @@ class Database(ABC):
         """One transaction on rows that it locks itself: on a server it does not wait for other writers."""
 
     @abstractmethod
-    def one_statement(self) -> AbstractContextManager[sa.Connection]:
-        """A connection for one statement that is its own transaction. It saves a server two round trips."""
-
-    @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view for any number of statements."""
 
@@ -77,10 +73,6 @@ class Database(ABC):
     def write_rows(self, work: Callable[[sa.Connection], Result]) -> Result:
         """The result of idempotent `work` on rows that it locks itself, repeated when the connection is lost."""
         return _in_each(self.locking_rows, work)
-
-    def ask(self, statement: Callable[[sa.Connection], Result]) -> Result:
-        """The result of one idempotent statement that runs so often that a server should have little work with it."""
-        return _in_each(self.one_statement, statement)
 
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view; the question is repeated when the connection is lost."""

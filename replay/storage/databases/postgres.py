@@ -67,18 +67,12 @@ class PostgresDatabase(Database):
         self._engine = _engine(url)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._writers = self._snapshots if read_only else self._engine
-        self._single = self._snapshots if read_only else self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def writing(self) -> AbstractContextManager[sa.Connection]:
         return self._committed(_BEGIN)
 
     def locking_rows(self) -> AbstractContextManager[sa.Connection]:
         return self._committed(_ASK)
-
-    @contextmanager
-    def one_statement(self) -> Iterator[sa.Connection]:
-        with self._begun(self._single, None) as connection, self._explained(_NOTHING, if_lost=_UNKNOWN):
-            yield connection
 
     @contextmanager
     def _committed(self, opening: sa.TextClause) -> Iterator[sa.Connection]:
@@ -131,7 +125,7 @@ class PostgresDatabase(Database):
         check_revision(revision, self.url, creates=creates)
 
     @contextmanager
-    def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
+    def _begun(self, engine: sa.Engine, opening: sa.TextClause) -> Iterator[sa.Connection]:
         """A connection in a transaction, which is rolled back unless it is committed. Waits for a server's restart."""
         with self._explained("Nothing was begun; what was stored before is safe.", final=True):
             connection = _connected(engine, opening)
@@ -217,7 +211,7 @@ def _engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _connected(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+def _connected(engine: sa.Engine, opening: sa.TextClause) -> sa.Connection:
     for wait in _WAITS:
         try:
             return _opened(engine, opening)
@@ -228,12 +222,11 @@ def _connected(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connectio
     return _opened(engine, opening)
 
 
-def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+def _opened(engine: sa.Engine, opening: sa.TextClause) -> sa.Connection:
     connection = engine.connect()
     try:
         connection.begin()
-        if opening is not None:
-            connection.execute(opening)
+        connection.execute(opening)
     except BaseException:
         with suppress(exc.DBAPIError):
             connection.close()

@@ -1,16 +1,15 @@
 """A buffer in a file: everything that is special about SQLite. A write transaction begins with BEGIN IMMEDIATE: a
 deferred one that reads first would fail with "database is locked", however long it waits."""
 
-import logging
 import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -20,8 +19,6 @@ from replay.storage.databases.database import Database, Result, check_revision, 
 from replay.storage.databases.disk import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text
 from replay.storage.format.views import create_views
-
-_log = logging.getLogger(__name__)
 
 # The system caches the file's pages once for all connections; a cache of each connection holds them twice.
 _READERS_CACHE_KIB = 500
@@ -37,39 +34,12 @@ LOOKING = ("ro", "immutable")
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
 
 
-class _Cursor(sqlite3.Cursor):
-    """Rebuilds the indexes when a damaged row can't be found in them, and then repeats the statement.
-
-    To change a row, SQLite removes its entry from each index. If a bit of the row has flipped, there is no such entry,
-    and SQLite refuses: the row could not even be quarantined. The row's checksum still shows the damage.
-    """
-
-    def execute(self, sql: str, parameters: Any = (), /) -> Self:
-        try:
-            return super().execute(sql, parameters)
-        except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0)
-            if code != sqlite3.SQLITE_CORRUPT_INDEX or not self.connection.in_transaction:
-                raise
-            _log.warning(
-                "database has rows that differ from its indexes. The indexes are rebuilt; find the damaged rows with "
-                "agentloop replay verify"
-            )
-        super().execute("REINDEX")
-        return super().execute(sql, parameters)
-
-
-class _Connection(sqlite3.Connection):
-    def cursor(self, factory: Any = _Cursor) -> Any:
-        return super().cursor(factory)
-
-
 def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
     uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=_Connection)
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             _prepare(connection, mode)
         except sqlite3.Error:
@@ -144,10 +114,6 @@ class SqliteDatabase(Database):
             yield connection
 
     locking_rows = writing
-
-    def one_statement(self) -> AbstractContextManager[sa.Connection]:
-        # A deferred transaction begins with the statement, and takes the lock that the statement needs.
-        return self.reading()
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:

@@ -130,7 +130,6 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         *(address("trajectories", id) for id in ids),
         *(address("trajectories", id, view=view) for id in ids for view in ("tokens", "updates")),
         address("trajectories", ids[0], "tokens.json", first=1),
-        address("trajectories", ids[0], "messages", 0),
         address("tasks", task),
         address("tasks", run=run),
         address("outcomes", run=run),

@@ -9,7 +9,7 @@ from context.tokens.loss_mask import loss_mask
 from context.tokens.session_nodes import Fork, Node, Place, Status
 from replay import ReplayStore, questions
 from replay.questions.tokens import turns_of
-from replay.questions.trajectory import lineage_of, requests_of
+from replay.questions.trajectory import requests_of
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import AUTHORS, planned_row, put, session_row, tokens
 
@@ -82,8 +82,8 @@ def test_what_a_summary_replaced_is_shown_where_it_parts_with_its_requests(file_
     nodes = planned_session()
     parted = [part["parted"] and part["parted"]["index"] for part in found["segments"]]
     assert parted == [None, nodes[2].place.kept_tokens, nodes[4].place.kept_tokens]
-    assert found["requests"] == requests_of(nodes) == lineage_of(file_store, "row-1")["requests"]
+    assert found["requests"] == requests_of(nodes)
     assert questions.tokens(file_store, "row-1", 1)["turns"].count(3) == nodes[3].num_sampled
     # A row of no session has none.
     put(file_store, replace(planned_row("row-2"), nodes=()))
-    assert questions.overview(file_store, "row-2")["requests"] == lineage_of(file_store, "row-2")["requests"] == []
+    assert questions.overview(file_store, "row-2")["requests"] == []

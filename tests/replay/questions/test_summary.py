@@ -8,8 +8,9 @@ import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
-from replay import ReplayError, ReplayStore, questions
+from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.questions import Sort
+from replay.questions.runs import merged_to
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from tests.fakes.databases import Databases
@@ -113,20 +114,12 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
         "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
     }
     assert questions.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
-    # A point that stands half within is whole, and what is before training comes only where it is asked for.
-    loss = questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(2, 5))
-    assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
-    assert questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
     # By name, and by how the name begins.
     store.add_metrics(RUN, 1, {"losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
     found = questions.metric_series(store, RUN, names=["losses", "nothing"], families=["ess/age_", "stop/"])
     assert found == {"losses": [(1, 2.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
     # Curves of at most 256 points.
-    store.add_run(a_run("run-2"))
-    for newest, merged in ((256, 1), (257, 2), (512, 2), (513, 4)):
-        store.add_metrics("run-2", newest, {"loss": 1.0})
-        assert questions.merging(store, [RUN, "run-2"]) == merged
-    assert questions.merging(store, [RUN, "run-2"], range(100, 356)) == 1
+    assert [merged_to(newest) for newest in (-1, 0, 256, 257, 512, 513)] == [1, 1, 1, 2, 2, 4]
 
 
 class Bytes:
@@ -205,14 +198,12 @@ def test_tokens_of_a_scored_row_have_new_log_probs_and_clamped_drift(split: Repl
     unscored = questions.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
     put(store, trajectory("a", num_turns=3))
+    assert questions.tokens(store, "a")["turns"] == [None] * 6  # there are fewer replies than turns
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
-    damaged = questions.tokens(store, "a")
-    assert (damaged["score_problem"], damaged["drift"]) == ("log_probs with a wrong header", None)
-    assert damaged["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    assert damaged["turns"] == [None] * 6  # there are fewer replies than turns
-    (segment,) = questions.trajectory(store, "a")["segments"]
-    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
+    for ask in (questions.tokens, questions.trajectory):
+        with pytest.raises(CorruptTrajectory, match="got scores: log_probs with a wrong header"):
+            ask(store, "a")
 
 
 def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:

@@ -1,10 +1,7 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.storage.format import encoding
@@ -12,27 +9,6 @@ from tests.fakes.records import SHORT
 
 FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
 ENCODED = encoding.encode_tokens(SHORT)
-
-
-def rows(element: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
-    return st.lists(element, min_size=9, max_size=9)
-
-
-@given(
-    rows(st.integers(0, 2**31 - 1)),
-    rows(st.integers(0, 255)),
-    rows(st.one_of(st.just(float("nan")), st.floats(-90, 0, width=32))),
-    rows(st.integers(-1, 2**31 - 1)),
-)
-def test_bits_come_back(ids: list[float], authors: list[float], log_probs: list[float], versions: list[float]) -> None:
-    given_tokens = TokenSequence(
-        np.array(ids, np.int32),
-        np.array(authors, np.uint8),
-        np.array(log_probs, np.float32),
-        np.array(versions, np.int32),
-    )
-    found = encoding.decode_tokens(encoding.encode_tokens(given_tokens), 9)
-    assert found.equals(given_tokens)
 
 
 def test_blob_begins_with_magic_kind_format_and_count_little_endian() -> None:

@@ -1,6 +1,5 @@
 import json
 import random
-import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -212,25 +211,6 @@ def test_scores_of_an_agent_s_sequences_are_checked(store: ReplayStore) -> None:
     sql(store, "update token_scores set position = position + 3 where position = 1")
     sql(store, "update token_scores set log_probs = ? where position = 2", bytes(12))
     assert store.verify().damage == ["token_scores: 2 are not what was written"]
-
-
-def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) -> None:
-    """Its entries in indexes can't be found by what it holds now."""
-    path, stored = tmp_path / "replay.sqlite", struct.pack(">d", 7.125)
-    with closing(new_store(path)) as store:
-        rows = [trajectory(f"t{at}", slot=at, reward=7.125 if at == 1 else 0.0) for at in range(4)]
-        put(store, *rows)
-    whole = path.read_bytes()
-    # It stands in the page of the row, and in that of an index.
-    for at in (at for at in range(len(whole)) if whole.startswith(stored, at)):
-        path.write_bytes(whole[: at + 1] + bytes([whole[at + 1] ^ 1]) + whole[at + 2 :])
-        if sql(path, "select 1 from trajectories not indexed where slot = 1 and reward <> 7.125"):
-            break
-    with closing(ReplayStore.open(path)) as store:
-        drawn = draw(store, 2, 4)
-        assert sorted(row.trajectory.id for row in drawn) == ["t0", "t2", "t3"]
-        assert sql(path, "select id from trajectories where state = 'quarantined'") == [("t1",)]
-        assert not store.verify().damage
 
 
 def test_change_that_takes_the_checksum_away_is_meant(filled: ReplayStore) -> None:

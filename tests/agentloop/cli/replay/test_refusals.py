@@ -26,7 +26,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("stats nowhere", "database must be an existing file, got nothing at nowhere"),
         ("stats notes.txt", "database must be a readable SQLite file"),
         ("ls RUN --where rewrd>0.5", "where must name a field here, got 'rewrd'. Did you mean reward?"),
-        ("ls RUN --after nobody", "after must be the id of a stored row, got 'nobody'."),
         ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),
         ("show damaged RUN", "trajectory damaged must read back as it was written"),
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
