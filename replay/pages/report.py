@@ -18,7 +18,7 @@ from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, metric_series
-from replay.questions.runs import Metrics, Series, finite, merged_to, newest_logged
+from replay.questions.runs import ALL, Metrics, Series, finite, merged_to, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
@@ -70,10 +70,10 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
     return path
 
 
-def run_contents(store: ReplayStore, run: RunRecord) -> QueryResult:
-    """Return the tiles, panels and newest iterations of a run."""
-    merged = merged_to(newest_logged(store, run.id))
-    groups = panel_groups(panel_series(store, run.id, merged), run.config)
+def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
+    """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
+    merged = merged_to(min(within.stop - 1, newest_logged(store, run.id)) - max(1, within.start) + 1)
+    groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
     return {
         "run": run.id,
         "name": run.name,
@@ -98,9 +98,10 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
     ]
 
 
-def panel_series(store: ReplayStore, run: str, merged: int) -> Metrics:
+def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
     """Read the metrics of the panels. A point merges `merged` iterations."""
-    return metric_series(store, run, names=_find_names_read(panel_groups), families=FAMILIES, merged=merged)
+    names = _find_names_read(panel_groups)
+    return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:

@@ -170,14 +170,18 @@ def metric_series(
 ) -> dict[str, list[tuple[int, float]]]:
     """Return metrics as ordered points (iteration, value), by name. Unknown values are left out.
 
-    Only metrics in `names`, or whose name begins with one of `families`, are returned; without either, all. They are of
-    the iterations `within`. A point merges `merged` iterations and is named by the first of them. Its value is the mean
-    over its iterations, or their largest for metrics named `..._max`.
+    Only metrics in `names`, or whose name begins with one of `families`, are returned; without either, all. The points
+    are of iterations `within`. A point merges `merged` iterations and is named by the first of them; a point that is
+    partly within is returned whole. Its value is the mean over its iterations, or their largest for metrics named
+    `..._max`.
     """
     iteration = metrics.c.iteration
     place: sa.ColumnElement[int] = iteration
     if merged > 1:
         place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
+        first, last = max(0, within.start), within.stop - 1
+        start = first - (first - 1) % merged if first else 0
+        within = range(start, last - (last - 1) % merged + merged if last > 0 else 1)
     begin = (metrics.c.name.startswith(each, autoescape=True) for each in families)
     wanted = sa.or_(metrics.c.name.in_(names), *begin) if names or families else sa.true()
     points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(

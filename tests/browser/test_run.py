@@ -75,6 +75,18 @@ def log(store: ReplayStore, iteration: int, norm: float) -> None:
     store.add_metrics(OTHER, iteration, values | ({"replay/staleness_mean": 5.0} if iteration >= 200 else {}))
 
 
+def zoom(page: Page, panel: str, first: float, last: float) -> None:
+    """Drag over a chart, from one part of its width to another."""
+    drawing = page.locator(f"#panel-{panel} .u-over")
+    drawing.scroll_into_view_if_needed()
+    box = drawing.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + first * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + last * box["width"], box["y"] + 60, steps=4)
+    page.mouse.up()
+
+
 def test_a_live_page_follows_a_long_run_in_merged_points(long: tuple[ReplayStore, str], page: Page) -> None:
     store, page_of_run = long
     page.goto(page_of_run)
@@ -88,6 +100,16 @@ def test_a_live_page_follows_a_long_run_in_merged_points(long: tuple[ReplayStore
     page.get_by_text("Each point is 2 iterations").wait_for(timeout=15_000)
     page.get_by_text("live, iteration 257").wait_for()
     assert values(page, "gradient-norm").first.inner_text() == "257\u2013258\t3"
+    # Zoomed into, they are iterations again, and go on being so while the run goes on.
+    zoom(page, "gradient-norm", 0.6, 0.999)
+    page.get_by_text("Each point is an iteration.").wait_for()
+    assert values(page, "gradient-norm").nth(1).inner_text() == "256\t2"
+    log(store, 258, 5.0)
+    page.locator("#panel-gradient-norm").get_by_role("cell", name="258", exact=True).wait_for(timeout=15_000)
+    assert values(page, "gradient-norm").first.inner_text() == "258\t5"
+    page.locator("#panel-gradient-norm .u-over").dblclick()
+    page.get_by_text("Each point is 2 iterations").wait_for()
+    assert values(page, "gradient-norm").first.inner_text() == "257\u2013258\t4"
     page.close()  # before its server ends
 
 

@@ -5,7 +5,7 @@
 // `data-key` names one of the charts in the element `charts`, which holds JSON. A chart is what
 // replay.pages.charts makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`.
+// `update`; "zoom" tells them of a stretch that is looked at, or of none.
 
 /* global uPlot */
 
@@ -230,7 +230,7 @@ class Drawn {
         drawAxes: [(u) => underlay(self.chart)(u)],
         draw: [(u) => overlay(self.chart)(u)],
         setCursor: [(u) => self.tell(u.cursor.idx)],
-        setSelect: [(u) => { if (u.select.width > 0) self.zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]; }],
+        setSelect: [(u) => { if (u.select.width > 0) self.zoomTo([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); }],
       },
     };
   }
@@ -269,6 +269,11 @@ class Drawn {
     return this.zoom != null;
   }
 
+  zoomTo(range) {
+    this.zoom = range;
+    tellZoom(range);
+  }
+
   reset() {
     this.zoom = null;
     const [min, max] = this.extent();
@@ -288,6 +293,7 @@ class Drawn {
   unzoomed() {
     clearTimeout(this.leaving);
     for (const each of drawn.values()) if (each.plot) each.reset();
+    tellZoom(null);
   }
 
   link(place) {
@@ -337,6 +343,13 @@ class Drawn {
     this.values.querySelector(".chart-table")?.remove();
     this.values.append(box);
   }
+}
+
+// Pages that have finer points for a stretch listen for it; all charts zoom at once, which is announced once.
+let telling = null;
+function tellZoom(range) {
+  clearTimeout(telling);
+  telling = setTimeout(() => document.dispatchEvent(new CustomEvent("zoom", { detail: { range } })), 50);
 }
 
 function heading(text) {

@@ -15,6 +15,7 @@ from replay.pages.panels import Axis, Curve, Panel, plain_groups
 from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.replayed import after_replay, stream_shares, token_gaps
+from replay.questions.runs import ALL
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """The fastest dumper there is. The one in Python takes longer than the rest of the page."""
@@ -27,15 +28,16 @@ _ONLY = {"all": None, "success": True, "failed": False}
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """Show the run. The answer is empty if nothing has changed since `mark`."""
+    """Show the run. The answer is empty if nothing has changed since `mark`. Curves go from `first` to `last`."""
     record = source.store.run(read_path_part(request, "run"))
     run = record.id
     progress = questions.progress(source.store, record, own_folder(source.folder, run))
     mark = f"{progress['mark']}.{progress['state']}"
     if read_parameter(request, "mark") == mark:
         return Response(status_code=204)
+    within = range(read_number(request, "first", 0), read_number(request, "last", ALL.stop - 1) + 1)
     others = [(id, name) for id, name in questions.run_names(source.store).items() if id != run]
-    contents = run_contents(source.store, record)
+    contents = run_contents(source.store, record, within)
     return {
         **contents,
         "progress": {**progress, "mark": mark},

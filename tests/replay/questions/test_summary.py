@@ -114,6 +114,10 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
         "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
     }
     assert questions.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
+    # A point that stands half within is whole, and what is before training comes only where it is asked for.
+    loss = questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(2, 5))
+    assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
+    assert questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
     # By name, and by how the name begins.
     store.add_metrics(RUN, 1, {"losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
     found = questions.metric_series(store, RUN, names=["losses", "nothing"], families=["ess/age_", "stop/"])
