@@ -43,7 +43,7 @@ class Pace:
         each, iterations = self._config.batch.trajectories, range(1, self._config.run.iterations + 1)
         seconds = self._per_episode * each * len(iterations) + self._evaluation_seconds(iterations)
         return (
-            f"episodes will take about {duration(seconds)}, by this evaluation's {60 / self._per_episode:,.1f} per "
+            f"episodes will take about {duration(seconds)}, at this evaluation's {60 / self._per_episode:,.1f} per "
             f"minute ({len(iterations)} iterations of {each} at most, evaluations: "
             f"{sum(map(self.is_evaluated, iterations))}); updates come on top"
         )
