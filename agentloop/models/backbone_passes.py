@@ -16,7 +16,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
 
-_ROWS, _WIDEST, _TRIES = 64, 512, 5
+_WIDEST, _TRIES = 256, 7
 """The size of the products that are timed, and how often each is: far below a second in the slowest type."""
 _CLEARLY = 1.4
 """The factor from which on a type is called quicker than another."""
@@ -47,17 +47,14 @@ def on_its_device(compute: ComputeSection, model: PreTrainedModel) -> ComputeSec
 def times_as_long(dtype: torch.dtype, *, width: int = _WIDEST) -> float:
     """Measure how many times as long as in float32 a linear layer's products take in this type on this CPU.
 
-    They are the products of one forward and one backward pass, on one thread: several would wait for each other on a
-    busy machine. The smallest of several times counts, because other programs only add to a time.
+    They are timed on one thread: several would wait for each other on a busy machine. The smallest of several times
+    counts, because other programs only add to a time.
     """
-    products, size = "rows @ weight.T; rows @ weight; rows.T @ rows", min(width, _WIDEST)
-    operands = [
-        {"rows": torch.ones(_ROWS, size, dtype=each), "weight": torch.ones(size, size, dtype=each)}
-        for each in (torch.float32, dtype)
-    ]
-    threads = torch.get_num_threads()
+    size, threads = min(width, _WIDEST), torch.get_num_threads()
+    operands = [{"x": torch.ones(size, size, dtype=each)} for each in (torch.float32, dtype)]
     torch.set_num_threads(1)
-    tries = [[timeit(products, globals=one, number=1) for one in operands] for _ in range(_TRIES)]
+    # The products of a forward and a backward pass.
+    tries = [[timeit("x @ x.T; x @ x; x.T @ x", globals=one, number=1) for one in operands] for _ in range(_TRIES)]
     torch.set_num_threads(threads)
     return min(other for _, other in tries) / min(plain for plain, _ in tries)
 

@@ -54,10 +54,8 @@ class RunFolder:
     @property
     def as_begun(self) -> RunConfig:
         """The configuration to compute with: `compute.autocast: auto` is what it was for the run before."""
-        if self.config.compute.autocast != "auto" or not self.chosen:
-            return self.config
-        compute = self.config.compute.model_copy(update={"autocast": self.chosen["autocast"]})
-        return self.config.model_copy(update={"compute": compute})
+        kept = {"autocast": self.chosen["autocast"]} if self.chosen and self.config.compute.autocast == "auto" else {}
+        return self.config.model_copy(update={"compute": self.config.compute.model_copy(update=kept)})
 
     @property
     def database(self) -> Location:
