@@ -74,7 +74,7 @@ def describe_types(
         return f"{said}. Products in bfloat16 are {compared(times)} here: compute.autocast: bfloat16"
     if products != "float32" and times >= _CLEARLY:
         setting = "model.dtype: float32" if weights == products else "compute.autocast: none"
-        return f"{said}, which are {compared(times)} than in float32 on this machine. Quicker: {setting}"
+        return f"{said}, which are {compared(times)} than in float32 here. Quicker: {setting}"
     return said
 
 
