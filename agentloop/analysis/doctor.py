@@ -12,6 +12,7 @@ from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import check_version
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 from agentloop.errors import UserError
+from agentloop.models.backbone_passes import compared, times_as_long
 from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
@@ -66,10 +67,14 @@ def _check_device() -> Check:
         free, total = torch.cuda.mem_get_info()
         memory = f"{free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free"
         return Check("device", "ok", f"{torch.cuda.get_device_name()}, {memory}")
-    has, lacks = "Set compute.autocast: bfloat16 for a model of your own.", "Enough for the built-in model."
-    multiplies = os.path.exists("/proc/cpuinfo") and "bf16" in Path("/proc/cpuinfo").read_text()
-    found = f"no GPU; {os.cpu_count()} CPU cores{' with bfloat16' * multiplies}, {in_gb(machine_memory())} memory"
-    return Check("device", "ok", found, has if multiplies else lacks)
+    return check_cpu(times_as_long(torch.bfloat16))
+
+
+def check_cpu(times: float) -> Check:
+    """Check a machine without a GPU, by what `times_as_long` has measured of bfloat16."""
+    found = f"no GPU; {os.cpu_count()} CPU cores, products in bfloat16 {compared(times)} than in float32"
+    slow, quick = "Enough for the built-in model.", "For a model of your own set compute.autocast: bfloat16."
+    return Check("device", "ok", f"{found}, {in_gb(machine_memory())} memory", quick if times < 1 else slow)
 
 
 def _check_sandbox() -> Check:

@@ -15,7 +15,7 @@ from agentloop.environments import Environment, RunEnvironments, Task, open_task
 from agentloop.environments.task_source import TaskSource
 from agentloop.errors import UserError, needing
 from agentloop.models.adapters import load_policy
-from agentloop.models.backbone_passes import on_its_device
+from agentloop.models.backbone_passes import describe_types, on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -125,11 +125,13 @@ def sampling_actors(
 ) -> Actors:
     """Make actors with the policy whose weights are `saved`, or else those of `first`."""
     loaded = load_policy(config, first, saved=saved)
+    compute = on_its_device(config.compute, loaded.model)
+    ConsoleDisplay(stderr=True).note(describe_types(loaded.model, compute))
     generator = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        compute=on_its_device(config.compute, loaded.model),
+        compute=compute,
     )
     return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 

@@ -1,8 +1,9 @@
 """Runs the body of a model: in which type it multiplies, and which activations it keeps for backward."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
+
+_WIDEST, _TRIES = 256, 7
+"""The size of the products that are timed, and how often each is: far below a second in the slowest type."""
+_CLEARLY = 1.4
+"""The factor from which on a type is called quicker than another."""
 
 
 @contextmanager
@@ -38,8 +44,43 @@ def on_its_device(compute: ComputeSection, model: PreTrainedModel) -> ComputeSec
     return compute.model_copy(update={"autocast": chosen})
 
 
-def autocast(device: torch.device, compute: ComputeSection) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=compute.autocast == "bfloat16")
+def times_as_long(dtype: torch.dtype, *, width: int = _WIDEST) -> float:
+    """Measure how many times as long as in float32 a linear layer's products take in this type on this CPU.
+
+    They are timed on one thread: several would wait for each other on a busy machine. The smallest of several times
+    counts, because other programs only add to a time.
+    """
+    size, threads = min(width, _WIDEST), torch.get_num_threads()
+    operands = [{"x": torch.ones(size, size, dtype=each)} for each in (torch.float32, dtype)]
+    torch.set_num_threads(1)
+    # The products of a forward and a backward pass.
+    tries = [[timeit("x @ x.T; x @ x; x.T @ x", globals=one, number=1) for one in operands] for _ in range(_TRIES)]
+    torch.set_num_threads(threads)
+    return min(other for _, other in tries) / min(plain for plain, _ in tries)
+
+
+def describe_types(
+    model: PreTrainedModel, compute: ComputeSection, *, measure: Callable[..., float] = times_as_long
+) -> str:
+    """Say in which types a model computes, and which setting is clearly quicker if this is a CPU and there is one."""
+    weights = str(model.dtype).removeprefix("torch.")
+    products = weights if compute.autocast == "none" else compute.autocast
+    said = f"computing on {model.device.type}: weights in {weights}, products in {products}"
+    if model.device.type != "cpu":
+        return said
+    half = torch.bfloat16 if products == "float32" else getattr(torch, products)
+    times = measure(half, width=int(model.config.get_text_config().hidden_size))
+    if products == "float32" and times * _CLEARLY <= 1:
+        return f"{said}. Products in bfloat16 are {compared(times)} here: compute.autocast: bfloat16"
+    if products != "float32" and times >= _CLEARLY:
+        setting = "model.dtype: float32" if weights == products else "compute.autocast: none"
+        return f"{said}, which are {compared(times)} than in float32 here. Quicker: {setting}"
+    return said
+
+
+def compared(times: float) -> str:
+    """Write 28.3 times as long as `about 28 times slower`, and half as long as `about 2 times quicker`."""
+    return f"about {times:.2g} times slower" if times > 1 else f"about {1 / times:.2g} times quicker"
 
 
 class Passes:
@@ -71,7 +112,8 @@ class Passes:
     def open(self, laid: Laid) -> Iterator[None]:
         """Set up autocast, attention and recomputation while the model is called. Backward may follow outside."""
         with ExitStack() as stack:
-            stack.enter_context(autocast(self._device, self._compute))
+            enabled = self._compute.autocast == "bfloat16"
+            stack.enter_context(torch.autocast(self._device.type, torch.bfloat16, enabled=enabled))
             stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
             if self.recomputes and torch.is_grad_enabled():
                 for layer, forward in self._recomputed:

@@ -95,8 +95,11 @@ class ConsoleDisplay:
             return
         seconds, done = now - self._phase_began, self._done - self._first  # without progress before a resume
         # An upper bound: warm-ups and runs may end early.
-        rest = f"left <= {duration(seconds / done * (self._total - self._done))}" if done > 0 else None
-        self.note(f"{self._phase} {self._done}/{self._total}  {rest or f'for {duration(seconds)}'}")
+        rest = f"for {duration(seconds)}"
+        if done > 0:
+            left = duration(seconds / done * (self._total - self._done))
+            rest = f"{60 * done / seconds:,.1f} per minute  left <= {left}"
+        self.note(f"{self._phase} {self._done}/{self._total}  {rest}")
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         self._phase, self._total, self._quiet = "", 0, True

@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os.path import isdir, isfile, normpath  # unlike those of paths they take any text
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -48,6 +48,14 @@ class RunFolder:
     config: RunConfig
     environments: tuple[str, ...] = ()
     """Digests of the environment's sources in this run, oldest first. There are none for `agentloop sft`."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """The device and the type of autocast of the run's last start; empty before the first one."""
+
+    @property
+    def as_begun(self) -> RunConfig:
+        """The configuration to compute with: `compute.autocast: auto` is what it was for the run before."""
+        kept = {"autocast": self.chosen["autocast"]} if self.chosen and self.config.compute.autocast == "auto" else {}
+        return self.config.model_copy(update={"compute": self.config.compute.model_copy(update=kept)})
 
     @property
     def database(self) -> Location:
@@ -159,6 +167,14 @@ def record_environment(folder: RunFolder, source: str) -> None:
         _change_identity(folder.path, environments=[*folder.environments, source])
 
 
+def record_chosen(folder: RunFolder, *, device: str, autocast: str) -> str:
+    """Store what this start computes on and in. Returns in words that the run goes on on another device, else ""."""
+    chosen, before = {"device": device, "autocast": autocast}, folder.chosen.get("device", device)
+    if chosen != folder.chosen:
+        _change_identity(folder.path, chosen=chosen)
+    return f". The run began on {before}: from here on it differs from an unbroken run" * (device != before)
+
+
 def record_config(folder: RunFolder) -> str | None:
     """Store the configuration of `folder`, with which the run goes on. Returns the changes in words."""
     before, now = to_plain(open_run_folder(folder.path).config), to_plain(folder.config)
@@ -173,7 +189,7 @@ def record_config(folder: RunFolder) -> str | None:
     texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in changed]
     if ("run", "iterations") in changed:
         texts.append(f"schedules stay laid over {folder.config.run.schedule_length} iterations")
-    if any(part in ("batch", "compute") or key == "threads" for part, key in changed):
+    if any(part in ("batch", "compute", "model") or key == "threads" for part, key in changed):
         texts.append("from here on weights differ by rounding from those of an unbroken run")
     return "; ".join(texts)
 
@@ -240,7 +256,8 @@ def open_run_folder(path: Path) -> RunFolder:
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
         environments, began_in = tuple(identity.get("environments", ())), Path(identity["began_in"])
-        return RunFolder(path, identity["id"], _read_config(identity["config"], path, began_in), environments)
+        config, chosen = _read_config(identity["config"], path, began_in), identity.get("chosen", {})
+        return RunFolder(path, identity["id"], config, environments, chosen)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
@@ -315,6 +332,7 @@ def _disk_failure(error: Exception) -> OSError | None:
 
 _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "run": ("iterations", "stop_at_success", "threads"),
+    "model": ("device",),
     "batch": ("micro_batch_tokens", "layout"),
     "compute": tuple(ComputeSection.model_fields),
     "evaluation": ("every",),

@@ -22,6 +22,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
+from agentloop.models.backbone_passes import describe_types
 from agentloop.models.loading import LoadedModel, check_positions, muted_libraries
 from agentloop.models.memory import check_memory, choose_checkpointing, machine_memory, memory_suffices
 from agentloop.models.tiny import build_tiny_model
@@ -40,6 +41,7 @@ from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
     create_run_folder,
+    record_chosen,
     record_config,
     remove_unbegun,
     resumed_run_folder,
@@ -96,7 +98,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
             display.note(change)
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
-        data = data or _read(config, _first_model(folder, display), display, saved=saved)
+        data = data or _read(folder.as_begun, _first_model(folder, display), display, saved=saved)
         update = checkpoint.values["update"] if checkpoint else -1
         sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
         with closing(sinks), closing(ReplayStore.create(folder.path / METRICS)) as store:
@@ -221,6 +223,9 @@ class _Training:
         self._schedule = config.optimizer.model_copy(update={"learning_rate": section.learning_rate, **own})
         self._actor = Actor(data.loaded.model, packs=config.batch.packs, compute=config.compute)
         self._optimizer = WeightOptimizer(data.loaded.model, self._schedule)
+        compute = self._actor.compute
+        moved = record_chosen(folder, device=self._actor.device.type, autocast=compute.autocast)
+        display.note(describe_types(data.loaded.model, compute) + moved)
         self._authors = config.context.author_table()
         self._per_epoch = -(-len(data.trained) // section.batch)
         self._total = self._per_epoch * section.epochs

@@ -23,6 +23,7 @@ from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
+from agentloop.models.backbone_passes import describe_types
 from agentloop.models.loading import LoadedModel, check_positions
 from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
@@ -33,7 +34,7 @@ from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
-from agentloop.runs.run_folder import COMPLETE, RunFolder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, record_chosen
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
@@ -164,11 +165,13 @@ def _connect_parts(
     opened: ExitStack,
 ) -> Components:
     """Load the model, and build the parts that need it, each from the parts before it."""
-    config, replay, authors = folder.config, folder.config.replay, folder.config.context.author_table()
+    config, replay, authors = folder.as_begun, folder.config.replay, folder.config.context.author_table()
     saved = checkpoint.model if checkpoint else None
     done = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     loaded = _load_policy(folder, first, saved, display)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
+    moved = record_chosen(folder, device=actor.device.type, autocast=actor.compute.autocast)
+    display.note(describe_types(actor.model, actor.compute) + moved)
     sampler, agrees = _checked_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
     checked_parser(config.context, acting.environments, loaded)  # before the wait for an engine

@@ -43,8 +43,9 @@ class Pace:
         each, iterations = self._config.batch.trajectories, range(1, self._config.run.iterations + 1)
         seconds = self._per_episode * each * len(iterations) + self._evaluation_seconds(iterations)
         return (
-            f"episodes will take about {duration(seconds)}, by this evaluation ({len(iterations)} iterations of "
-            f"{each} at most, evaluations: {sum(map(self.is_evaluated, iterations))}); updates come on top"
+            f"episodes will take about {duration(seconds)}, at this evaluation's {60 / self._per_episode:,.1f} per "
+            f"minute ({len(iterations)} iterations of {each} at most, evaluations: "
+            f"{sum(map(self.is_evaluated, iterations))}); updates come on top"
         )
 
     def _evaluation_seconds(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:

@@ -17,7 +17,7 @@ class ComputeSection(Section):
     autocast: Literal["auto", "none", "bfloat16"] = Field(
         "auto",
         description="bfloat16: sampling, scoring and gradients multiply in bfloat16, the weights stay float32; auto: "
-        "bfloat16 for float32 weights on a GPU that supports it, elsewhere none.",
+        "bfloat16 for float32 weights on a GPU that supports it, elsewhere none; --resume keeps what auto was.",
     )
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto",

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.analysis.doctor import check_disk, check_engine, check_machine
+from agentloop.analysis.doctor import check_cpu, check_disk, check_engine, check_machine
 from tests.fakes.scripted_http import scripted_server
 from tests.replay.storage.test_machine import mounted
 
@@ -28,6 +28,14 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
     assert "peft" in found[0].found
     assert "CPU cores" not in found[1].found or found[1].found.endswith("B memory")
     assert all(check.advice for check in found if check.status != "ok")
+
+
+def test_a_cpu_is_told_by_its_products_in_bfloat16() -> None:
+    slow, quick = check_cpu(28.31), check_cpu(0.5)
+    assert "products in bfloat16 about 28 times slower than in float32" in slow.found
+    assert "products in bfloat16 about 2 times quicker than in float32" in quick.found
+    assert slow.advice == "Enough for the built-in model."
+    assert quick.advice == "For a model of your own set compute.autocast: bfloat16."
 
 
 def test_engine_is_ok_where_a_policy_could_be_published_to_it() -> None:

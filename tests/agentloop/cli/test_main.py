@@ -154,8 +154,8 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
     # Its progress is plain lines where there is no terminal.
     lines = finished.stderr.splitlines()
     assert lines[:2] == ["loading the model ...", "chat template: append-only"]
-    assert [line.partition(" ")[0] for line in lines[2:4]] == ["memory:", "disk:"]
-    assert lines[4] == "run folder: runs/small-001"
+    assert [line.partition(" ")[0] for line in lines[2:5]] == ["computing", "memory:", "disk:"]
+    assert lines[5] == "run folder: runs/small-001"
     iterations = [line for line in lines if line.startswith("iteration ")]
     assert [line.split("  ")[0] for line in iterations] == ["iteration 1/3", "iteration 2/3", "iteration 3/3"]
     figures = (

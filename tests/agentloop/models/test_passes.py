@@ -1,7 +1,7 @@
 """How a pass is made changes speed, memory and rounding, and nothing else."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.backbone_passes import Passes
+from agentloop.models.backbone_passes import Passes, describe_types
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import tiny_actor
 
@@ -82,6 +82,26 @@ def test_a_cpu_multiplies_in_the_type_of_the_weights_unless_bfloat16_is_asked_fo
     assert Actor(model, compute=BFLOAT16).compute.autocast == "bfloat16"
     assert [Actor(model, packs=packs).packs for packs in (None, False, True)] == [False, False, True]
     assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"
+
+
+@pytest.mark.parametrize(
+    ("weights", "autocast", "times", "said"),
+    [
+        ("float32", "auto", 28.31, ""),
+        ("float32", "auto", 0.5, ". Products in bfloat16 are about 2 times quicker here: compute.autocast: bfloat16"),
+        ("float32", "bfloat16", 28.31, "28 times slower than in float32 here. Quicker: compute.autocast: none"),
+        ("bfloat16", "auto", 28.31, "28 times slower than in float32 here. Quicker: model.dtype: float32"),
+        ("float32", "bfloat16", 0.5, ""),
+    ],
+)
+def test_the_start_says_what_a_slow_type_costs_and_auto_does_not_choose_it(
+    weights: str, autocast: Literal["auto", "bfloat16"], times: float, said: str
+) -> None:
+    actor = Actor(tiny_actor(getattr(torch, weights)).model, compute=ComputeSection(autocast=autocast))
+    products = weights if autocast == "auto" else autocast
+    line = describe_types(actor.model, actor.compute, measure=lambda *_, **__: times)
+    assert line.startswith(f"computing on cpu: weights in {weights}, products in {products}")
+    assert line.endswith(said or f"products in {products}")
 
 
 class Casts(TorchDispatchMode):

@@ -38,9 +38,9 @@ def test_display_speaks_of_a_long_phase_every_fifteen_seconds(shown: Shown) -> N
     # begun at second 1; spoken of at 16, 31 and 46: an update takes a second, so 584, 569 and 554 seconds are left
     assert written.getvalue().splitlines() == [
         "warm-up ...",
-        "warm-up 16/600  left <= 9:44",
-        "warm-up 31/600  left <= 9:29",
-        "warm-up 46/600  left <= 9:14",
+        "warm-up 16/600  60.0 per minute  left <= 9:44",
+        "warm-up 31/600  60.0 per minute  left <= 9:29",
+        "warm-up 46/600  60.0 per minute  left <= 9:14",
     ]
 
 
@@ -49,7 +49,9 @@ def test_a_resumed_phase_goes_by_the_updates_since_then(shown: Shown) -> None:
     for update in range(257, 266):
         clock.now += 2.0
         display.phase("sft", update, 744)
-    assert written.getvalue().splitlines()[1] == "sft 265/744  left <= 15:58"  # 479 updates of two seconds
+    assert (
+        written.getvalue().splitlines()[1] == "sft 265/744  30.0 per minute  left <= 15:58"
+    )  # 479 updates of two seconds
 
 
 def test_display_gives_an_iteration_one_line(shown: Shown) -> None:

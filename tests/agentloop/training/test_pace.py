@@ -44,6 +44,6 @@ def test_the_first_evaluation_says_what_episodes_will_take() -> None:
     pace.add_evaluation(40.0, episodes=20)
     # 5 iterations of 8 episodes of 2 seconds, and 3 evaluations of 40
     assert pace.episodes_to_come() == (
-        "episodes will take about 3:20, by this evaluation (5 iterations of 8 at most, evaluations: 3); updates come "
-        "on top"
+        "episodes will take about 3:20, at this evaluation's 30.0 per minute (5 iterations of 8 at most, evaluations: "
+        "3); updates come on top"
     )

@@ -114,6 +114,23 @@ def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
     assert record_config(folder) is None
 
 
+def test_resumed_run_multiplies_in_the_type_that_auto_was_when_it_began(run: Path) -> None:
+    """As one that has begun on a GPU goes on without one."""
+    begun = json.loads((run / "run.json").read_text())
+    assert begun["chosen"] == {"device": "cpu", "autocast": "none"}
+    begun["chosen"] = {"device": "cuda", "autocast": "bfloat16"}
+    (run / "run.json").write_text(json.dumps(begun))
+    display = SilentDisplay()
+    lengthened(run, "run.iterations=3", "model.device=cpu", display=display)
+    (said,) = [note for note in display.notes if note.startswith("computing on cpu: ")]
+    assert "weights in float32, products in bfloat16" in said
+    assert said.endswith(". The run began on cuda: from here on it differs from an unbroken run")
+    now = json.loads((run / "run.json").read_text())
+    assert (now["chosen"], now["config"]["compute"]["autocast"]) == ({"device": "cpu", "autocast": "bfloat16"}, "auto")
+    lengthened(run, "run.iterations=4", "compute.autocast=none")
+    assert json.loads((run / "run.json").read_text())["chosen"]["autocast"] == "none"
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
