@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentloop.environments import Achieved, Environment, Observation, ScriptedUser, SimulatedUser, Task, tool
     from agentloop.errors import NotJudged
     from agentloop.training.from_python import train
-    from agentloop.training.train import TrainResult
+    from agentloop.training.train_result import TrainResult
     from context.messages import Message, ToolCall
 
 _NAMES = {

@@ -28,7 +28,7 @@ from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.training.train import TrainResult
+    from agentloop.training.train_result import TrainResult
 
 app = typer.Typer()
 

@@ -20,8 +20,8 @@ from agentloop.environments.row_environment import ROWS
 from agentloop.errors import UserError, one_line
 from agentloop.models.loading import muted_libraries
 from agentloop.runs.run_folder import claim_run_folder
-from agentloop.training.train import TrainResult
 from agentloop.training.train import train as train_run
+from agentloop.training.train_result import TrainResult
 from agentloop.user_code import give_function, is_given
 
 Function = Callable[..., Any] | str
