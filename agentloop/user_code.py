@@ -91,16 +91,70 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
-    """Give a function of a notebook or script a name that `load_function` knows in this process alone."""
-    if not inspect.isfunction(function) or not function.__name__.isidentifier():
+    """Give a callable of a notebook or script a name that `load_function` knows in this process alone."""
+    made = _as_function(function)
+    if made is None or not made.__name__.isidentifier():
         raise UserError(
             f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
             "'path/to/file.py:function'."
         )
     # The code of a function that is passed again may have changed, so each time it counts as a new source.
-    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{function.__name__}"
-    _GIVEN[spec] = function
+    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{made.__name__}"
+    _GIVEN[spec] = made
     return spec
+
+
+def give_again(spec: str, *, begun: str) -> None:
+    """Let a function that was given as `spec` stand for the one of its name that a run was begun with."""
+    _GIVEN[begun] = _GIVEN[spec]
+
+
+def _as_function(given: Any) -> Any:
+    """Make a function of a method, a partial or an object with `__call__`; None for anything else."""
+    inner = given
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    plain = inspect.unwrap(getattr(inner, "__func__", inner))
+    named = inspect.isfunction(plain)
+    plain = plain if named else type(inner).__call__
+    if inspect.isfunction(given):
+        return given
+    if not inspect.isfunction(plain):
+        return None
+
+    @functools.wraps(plain)
+    def call(*args: Any, **options: Any) -> Any:
+        return given(*args, **options)
+
+    @functools.wraps(plain)
+    async def call_awaited(*args: Any, **options: Any) -> Any:
+        return await given(*args, **options)
+
+    made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
+    signature = inspect.signature(given)
+    bound = given.keywords if isinstance(given, functools.partial) else {}  # nobody else fills these in
+    made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
+    made.__doc__ = plain.__doc__ or (None if named else type(inner).__doc__)
+    made.__name__ = plain.__name__ if named else type(inner).__name__
+    return made
+
+
+def shown_name(spec: str) -> str:
+    """Name a function in errors: as it was named, or, if it was passed as an object, by its name and its file."""
+    if spec not in _GIVEN:
+        return spec.rpartition(":")[2] if is_given(spec) else spec
+    code = inspect.unwrap(_GIVEN[spec]).__code__
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if Path(code.co_filename).is_file() else ""
+    return f"{_GIVEN[spec].__name__}{place}"
+
+
+def text_of_given(spec: str) -> str:
+    """Return the source of a function that was passed as an object, or its byte code where there is no source."""
+    function: Any = inspect.unwrap(load_function(spec, what="environment.tools"))
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return str(function.__code__.co_code)
 
 
 def is_given(spec: str) -> bool:

@@ -4,7 +4,10 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from agentloop.environments.environment import Observation
 from agentloop.errors import UserCodeFailed, UserError, WrongObservation, one_line, one_line_with_place
@@ -81,8 +84,9 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
         shown = _shown("" if value.content is None else value.content, max_chars)
         reward = None if value.reward is None else float(value.reward)
         return replace(shown, reward=reward, over=bool(value.over))  # NumPy's has no JSON form
+    value = value.value if isinstance(value, Enum) else value
     try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = value if isinstance(value, str) else _as_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         name = type(value).__name__
         return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
@@ -91,6 +95,10 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
     if safe == cut:
         return ToolResult(safe)
     return ToolResult(safe, NOT_TEXT, "the tool returned text with NUL or lone surrogates")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=to_jsonable_python)
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
 
 import docstring_parser
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    with_config,
+)
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
@@ -21,8 +30,7 @@ from agentloop.environments.environment import Environment, Observation, Task, T
 from agentloop.errors import UserError, one_line, shortened
 from context.wording import suggest
 
-_PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
-_RESULT_TYPES = "str, int, float, bool, None, list[...], dict[str, ...] or Observation"
+_PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...], Enum or one of these | None"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message can be shown as it is."""
 _NO_TYPE = object()
@@ -181,13 +189,8 @@ def _spec(
     for parameter in shown:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
-    description, descriptions = _documented(function, [parameter.name for parameter in shown], where)
+    description, descriptions = _documented(function, where)
     hints = resolved_hints(function, where)
-    result = hints.get("return", _NO_TYPE)
-    parts = typing.get_args(result) if typing.get_origin(result) in (Union, types.UnionType) else (result,)
-    if not all(part is Observation or _is_json(part) for part in parts):
-        given = _type_text(result)
-        raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {_RESULT_TYPES}.")
     fields = {p.name: _field(p, hints.get(p.name, _NO_TYPE), descriptions.get(p.name), where) for p in shown}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
     schema = arguments.json_schema(schema_generator=_ToolSchema)
@@ -198,7 +201,7 @@ def _spec(
     )
 
 
-def _documented(method: Callable[..., Any], names: Sequence[str], where: str) -> tuple[str, dict[str, str]]:
+def _documented(method: Callable[..., Any], where: str) -> tuple[str, dict[str, str]]:
     """Read the descriptions of the tool (its docstring's first paragraph) and of its arguments, on one line each."""
     try:
         docstring = docstring_parser.parse(method.__doc__ or "")
@@ -211,6 +214,7 @@ def _documented(method: Callable[..., Any], names: Sequence[str], where: str) ->
     if not description:
         rule = f"{where} must have a docstring that says what the tool does"
         raise UserError(f"{rule}, got none. Write one sentence below its def line.")
+    names = inspect.signature(inspect.unwrap(method)).parameters  # also those that the policy is not shown
     for entry in docstring.params:
         if entry.arg_name not in names:
             raise UserError(
@@ -231,10 +235,7 @@ def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
     if not _is_json(hint):
-        raise UserError(
-            f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
-            f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
-        )
+        hint = _read_from_json(hint, parameter.name, where)
     # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
     if parameter.default is inspect.Parameter.empty:
@@ -249,20 +250,54 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
     return NotRequired[Annotated[hint, Field(json_schema_extra=shown, **described)]]
 
 
-def _is_json(annotation: Any, *, nested: bool = False) -> bool:
+def _read_from_json(hint: Any, name: str, where: str) -> Any:
+    """Make a type that JSON does not have, such as an Enum or a tuple, from its form in JSON."""
+    try:
+        adapter = TypeAdapter[Any](hint)
+        schema = adapter.json_schema(schema_generator=_ToolSchema)
+        shown = _inlined(schema, schema.pop("$defs", {}))
+    except (PydanticUserError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{where} must annotate its argument {name!r} with a type JSON has, got {_type_text(hint)}. "
+            f"Use {_PARAMETER_TYPES}."
+        ) from error
+
+    def read(given: Any) -> Any:
+        try:
+            return adapter.validate_json(json.dumps(given), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            place = ".".join(map(str, (name, *first["loc"])))
+            raise PydanticCustomError(
+                SCHEMA_ERROR, "{problem}", {"problem": shortened(f"argument {place!r}: {first['msg']}")}
+            ) from None
+
+    return Annotated[Any, AfterValidator(read), WithJsonSchema(shown)]
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Put definitions in the place of references, which chat templates would print as they are."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = definitions.get(schema.get("$ref", "").removeprefix("#/$defs/"), {})
+    own = {key: value for key, value in schema.items() if key != "$ref"}
+    return {key: _inlined(value, definitions) for key, value in (named | own).items()}
+
+
+def _is_json(annotation: Any) -> bool:
     """True if JSON has the type, so that the tool gets exactly the value that the model wrote."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Annotated:
-        return _is_json(parts[0], nested=nested)
+        return _is_json(parts[0])
     if origin is Literal:
         return all(type(value) in _SCALARS for value in parts)
-    if origin in (Union, types.UnionType):
-        return all(_is_json(part, nested=nested) for part in parts)
+    if origin in (Union, types.UnionType, list):
+        return all(map(_is_json, parts))
     if origin is dict and parts:
-        return parts[0] is str and _is_json(parts[1], nested=True)
-    if origin is list:
-        return all(_is_json(part, nested=True) for part in parts)
-    return origin in (None, dict, *_SCALARS) or (nested and origin is Any)
+        return parts[0] is str and _is_json(parts[1])
+    return origin in (None, dict, Any, *_SCALARS)
 
 
 class _ToolSchema(GenerateJsonSchema):
@@ -270,6 +305,9 @@ class _ToolSchema(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+    def enum_schema(self, schema: Any) -> JsonSchemaValue:
+        return {key: value for key, value in super().enum_schema(schema).items() if key != "title"}
 
     def literal_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().literal_schema(schema)
