@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
     from agentloop.environments import Achieved, Environment, Observation, ScriptedUser, SimulatedUser, Task, tool
-    from agentloop.errors import NotJudged
+    from agentloop.errors import NotJudged, RunStop, ToolTimeout, TrainingStopped, UserError
     from agentloop.training.from_python import train
     from agentloop.training.train_result import TrainResult
     from context.messages import Message, ToolCall
@@ -29,7 +29,7 @@ _NAMES = {
         "Task",
         "tool",
     ),
-    "agentloop.errors": ("NotJudged",),
+    "agentloop.errors": ("NotJudged", "RunStop", "ToolTimeout", "TrainingStopped", "UserError"),
     "agentloop.training.from_python": ("TrainResult", "train"),
     "context.messages": ("Message", "ToolCall"),
 }
@@ -41,11 +41,15 @@ __all__ = [
     "NotJudged",
     "Observation",
     "RunConfig",
+    "RunStop",
     "ScriptedUser",
     "SimulatedUser",
     "Task",
     "ToolCall",
+    "ToolTimeout",
     "TrainResult",
+    "TrainingStopped",
+    "UserError",
     "load_config",
     "tool",
     "train",

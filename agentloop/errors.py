@@ -2,9 +2,15 @@
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from replay.errors import ReplayError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TrainingStopped(RuntimeError):
@@ -107,3 +113,16 @@ def needing(extra: str, setting: str) -> Iterator[None]:
             f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
             f"'agentloop-replay[{extra}]'."
         ) from error
+
+
+def short_traceback(function: _Function) -> _Function:
+    """Let errors whose one line says everything leave a function that people call without the frames below it."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except (UserError, TrainingStopped, ReplayError) as error:
+            raise error.with_traceback(None) from None
+
+    return cast(_Function, call)

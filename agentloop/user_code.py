@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
 def give_function(function: Callable[..., Any], *, what: str) -> str:
     """Give a callable of a notebook or script a name that `load_function` knows in this process alone."""
     made = _as_function(function)
-    if made is None or not made.__name__.isidentifier():
+    if not inspect.isfunction(made) or not made.__name__.isidentifier():
         raise UserError(
             f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
             "'path/to/file.py:function'."
@@ -105,22 +106,20 @@ def give_function(function: Callable[..., Any], *, what: str) -> str:
 
 
 def give_again(spec: str, *, begun: str) -> None:
-    """Let a function that was given as `spec` stand for the one of its name that a run was begun with."""
+    """Let the function of `spec` also stand for the one that a run began with as `begun`."""
     _GIVEN[begun] = _GIVEN[spec]
 
 
 def _as_function(given: Any) -> Any:
-    """Make a function of a method, a partial or an object with `__call__`; None for anything else."""
+    """Make a function of a method, a partial or an object with `__call__`; anything else is returned as it is."""
     inner = given
     while isinstance(inner, functools.partial):
         inner = inner.func
-    plain = inspect.unwrap(getattr(inner, "__func__", inner))
-    named = inspect.isfunction(plain)
-    plain = plain if named else type(inner).__call__
-    if inspect.isfunction(given):
-        return given
+    plain, named = inspect.unwrap(getattr(inner, "__func__", inner)), inner
     if not inspect.isfunction(plain):
-        return None
+        plain, named = type(inner).__call__, type(inner)
+    if inspect.isfunction(given) or not inspect.isfunction(plain):
+        return given
 
     @functools.wraps(plain)
     def call(*args: Any, **options: Any) -> Any:
@@ -132,28 +131,32 @@ def _as_function(given: Any) -> Any:
 
     made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
     signature = inspect.signature(given)
-    bound = given.keywords if isinstance(given, functools.partial) else {}  # nobody else fills these in
+    bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
     made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
-    made.__doc__ = plain.__doc__ or (None if named else type(inner).__doc__)
-    made.__name__ = plain.__name__ if named else type(inner).__name__
+    made.__name__, made.__doc__ = named.__name__, plain.__doc__ or named.__doc__
     return made
 
 
 def shown_name(spec: str) -> str:
-    """Name a function in errors: as it was named, or, if it was passed as an object, by its name and its file."""
+    """Name a function in errors: as the user did, or by its name and its file if it was passed as an object."""
     if spec not in _GIVEN:
-        return spec.rpartition(":")[2] if is_given(spec) else spec
+        return without_ids(spec)
     code = inspect.unwrap(_GIVEN[spec]).__code__
     place = f" ({code.co_filename}:{code.co_firstlineno})" if Path(code.co_filename).is_file() else ""
     return f"{_GIVEN[spec].__name__}{place}"
 
 
+def without_ids(text: str) -> str:
+    """Leave only the names of functions that were passed as objects."""
+    return re.sub(f"{_GIVEN_PREFIX}[0-9a-f]+:", "", text)
+
+
 def text_of_given(spec: str) -> str:
-    """Return the source of a function that was passed as an object, or its byte code where there is no source."""
+    """Return the source of a function that was passed as an object, or its byte code where there is none."""
     function: Any = inspect.unwrap(load_function(spec, what="environment.tools"))
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):
+    except OSError:
         return str(function.__code__.co_code)
 
 

@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 import docstring_parser
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
+    Json,
     PydanticUserError,
     TypeAdapter,
-    ValidationError,
-    WithJsonSchema,
     with_config,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_jsonable_python
 from typing_extensions import TypedDict
 
 from agentloop.environments.environment import Environment, Observation, Task, ToolMark, tool_mark
@@ -33,7 +33,7 @@ from context.wording import suggest
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...], Enum or one of these | None"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message can be shown as it is."""
-_NO_TYPE = object()
+_NO_TYPE = type("NoType", (), {})
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -193,7 +193,7 @@ def _spec(
     hints = resolved_hints(function, where)
     fields = {p.name: _field(p, hints.get(p.name, _NO_TYPE), descriptions.get(p.name), where) for p in shown}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
-    schema = arguments.json_schema(schema_generator=_ToolSchema)
+    schema = _inlined(arguments.json_schema(schema_generator=_ToolSchema))
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     described = {"name": name, "description": description, "parameters": inputs}
     return ToolSpec(
@@ -214,7 +214,8 @@ def _documented(method: Callable[..., Any], where: str) -> tuple[str, dict[str, 
     if not description:
         rule = f"{where} must have a docstring that says what the tool does"
         raise UserError(f"{rule}, got none. Write one sentence below its def line.")
-    names = inspect.signature(inspect.unwrap(method)).parameters  # also those that the policy is not shown
+    every = inspect.signature(inspect.unwrap(method)).parameters  # also those that the policy is not shown
+    names = [name for name in every if name != "self"]
     for entry in docstring.params:
         if entry.arg_name not in names:
             raise UserError(
@@ -234,56 +235,41 @@ def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
-    if not _is_json(hint):
-        hint = _read_from_json(hint, parameter.name, where)
+    shown: Any = hint if _is_json(hint) else Annotated[Json[hint], BeforeValidator(json.dumps)]  # type: ignore[misc]
+    try:
+        _inlined(TypeAdapter(shown).json_schema(schema_generator=_ToolSchema))
+    except (PydanticUserError, RecursionError) as error:
+        raise UserError(
+            f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
+            f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
+        ) from error
     # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
     if parameter.default is inspect.Parameter.empty:
-        return Annotated[hint, Field(**described)]
+        return Annotated[shown, Field(**described)]
     try:
-        default = json.loads(json.dumps(parameter.default, allow_nan=False))
+        default = json.loads(json.dumps(parameter.default, allow_nan=False, default=to_jsonable_python))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
         ) from error
-    shown = None if default is None else {"default": default}
-    return NotRequired[Annotated[hint, Field(json_schema_extra=shown, **described)]]
+    extra = None if default is None else {"default": default}
+    return NotRequired[Annotated[shown, Field(json_schema_extra=extra, **described)]]
 
 
-def _read_from_json(hint: Any, name: str, where: str) -> Any:
-    """Make a type that JSON does not have, such as an Enum or a tuple, from its form in JSON."""
-    try:
-        adapter = TypeAdapter[Any](hint)
-        schema = adapter.json_schema(schema_generator=_ToolSchema)
-        shown = _inlined(schema, schema.pop("$defs", {}))
-    except (PydanticUserError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{where} must annotate its argument {name!r} with a type JSON has, got {_type_text(hint)}. "
-            f"Use {_PARAMETER_TYPES}."
-        ) from error
-
-    def read(given: Any) -> Any:
-        try:
-            return adapter.validate_json(json.dumps(given), strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            place = ".".join(map(str, (name, *first["loc"])))
-            raise PydanticCustomError(
-                SCHEMA_ERROR, "{problem}", {"problem": shortened(f"argument {place!r}: {first['msg']}")}
-            ) from None
-
-    return Annotated[Any, AfterValidator(read), WithJsonSchema(shown)]
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Put definitions in the place of references, which chat templates would print as they are."""
-    if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    named = definitions.get(schema.get("$ref", "").removeprefix("#/$defs/"), {})
-    own = {key: value for key, value in schema.items() if key != "$ref"}
-    return {key: _inlined(value, definitions) for key, value in (named | own).items()}
+    definitions = {f"#/$defs/{name}": found for name, found in schema.get("$defs", {}).items()}
+
+    def whole(part: Any) -> Any:
+        if isinstance(part, list):
+            return [whole(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        named = {key: value for key, value in definitions.get(part.get("$ref", ""), {}).items() if key != "title"}
+        return {key: whole(value) for key, value in (named | part).items() if key not in ("$ref", "$defs")}
+
+    return whole(schema) if definitions else dict(schema)
 
 
 def _is_json(annotation: Any) -> bool:
@@ -306,8 +292,8 @@ class _ToolSchema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
-    def enum_schema(self, schema: Any) -> JsonSchemaValue:
-        return {key: value for key, value in super().enum_schema(schema).items() if key != "title"}
+    def json_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])  # not of a text with JSON, which is `json.dumps` alone
 
     def literal_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().literal_schema(schema)
