@@ -32,7 +32,7 @@ class BarDisplay(ConsoleDisplay):
             super().phase(name, done, total)
         elif done < total:
             if self._bar is None:
-                options = {"file": self._stream, "leave": False, "bar_format": _FORMAT, "smoothing": 0, "delay": 0.5}
+                options = {"file": self._stream, "leave": False, "bar_format": _FORMAT, "smoothing": 0}
                 self._bar = tqdm(desc=name, initial=done, total=total, dynamic_ncols=True, **options)
             self._bar.total = total
             self._bar.update(done - self._bar.n)
