@@ -137,18 +137,15 @@ def _as_function(given: Any) -> Any:
     return made
 
 
-def shown_name(spec: str) -> str:
-    """Name a function in errors: as the user did, or by its name and its file if it was passed as an object."""
-    if spec not in _GIVEN:
-        return without_ids(spec)
-    code = inspect.unwrap(_GIVEN[spec]).__code__
-    place = f" ({code.co_filename}:{code.co_firstlineno})" if Path(code.co_filename).is_file() else ""
-    return f"{_GIVEN[spec].__name__}{place}"
+def shown_name(text: str) -> str:
+    """Write the functions in a text that were passed as objects by their names, with file and line where known."""
 
+    def named(found: re.Match[str]) -> str:
+        code = inspect.unwrap(_GIVEN[found[0]]).__code__ if found[0] in _GIVEN else None
+        known = code is not None and Path(code.co_filename).is_file()
+        return f"{found[1]} ({code.co_filename}:{code.co_firstlineno})" if code and known else found[1]
 
-def without_ids(text: str) -> str:
-    """Leave only the names of functions that were passed as objects."""
-    return re.sub(f"{_GIVEN_PREFIX}[0-9a-f]+:", "", text)
+    return re.sub(rf"{_GIVEN_PREFIX}[0-9a-f]+:(\w+)", named, text)
 
 
 def text_of_given(spec: str) -> str:

@@ -97,8 +97,7 @@ def open_tasks(
         agents = [part.environment.agent for part in config.parts if part.environment.agent is not None]
         functions += [name for name in map(agent_function, agents) if name is not None]
         functions += [row.function for row in config.reward.functions if agents or config.parts[0].environment.is_rows]
-        places = (shown_name(name) if is_given(name) else name.rpartition(":")[0] for name in functions)
-        files = " or ".join(dict.fromkeys(places))
+        files = " or ".join(dict.fromkeys(shown_name(n) if is_given(n) else n.rpartition(":")[0] for n in functions))
         raise UserError(
             f"environment must have the source that the run had last, got {files or environments.where} changed since "
             f"(digest {environments.source[:8]} after {sources[-1][:8]}). Put it back, or go on with "

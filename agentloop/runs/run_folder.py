@@ -20,7 +20,7 @@ from agentloop.config.config_file import load_plain, to_plain
 from agentloop.config.sections.model import ComputeSection
 from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
-from agentloop.user_code import without_ids
+from agentloop.user_code import shown_name
 from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases import Location
@@ -273,7 +273,7 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
     for key in {**own, **others}:
         mine, asked = own.get(key), others.get(key)
         if mine != asked:
-            mine, asked = (excerpt(without_ids(repr(one)), _SHOWN) for one in (mine, asked))
+            mine, asked = (excerpt(shown_name(repr(one)), _SHOWN) for one in (mine, asked))
             raise UserError(
                 f"{key} must be the run's own when resuming {folder.path} ({mine}), got {asked}. Take it back, or "
                 "start a new run without --resume."

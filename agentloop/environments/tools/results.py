@@ -84,7 +84,7 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
         return replace(shown, reward=reward, over=bool(value.over))  # NumPy's has no JSON form
     value = value.value if isinstance(value, Enum) else value
     try:
-        text = value if isinstance(value, str) else _in_json(value)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         name = type(value).__name__
         return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
@@ -93,15 +93,6 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
     if safe == cut:
         return ToolResult(safe)
     return ToolResult(safe, NOT_TEXT, "the tool returned text with NUL or lone surrogates")
-
-
-def _value_of(member: Any) -> Any:
-    if not isinstance(member, Enum):
-        raise TypeError(f"Object of type {type(member).__name__} is not JSON serializable")
-    return member.value
-
-
-_in_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_value_of).encode
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -108,7 +108,7 @@ class Shop:
 
     def mix(self, color: Color, at: tuple[str, int], also: Any = None, then: list[Color] | None = None):  # type: ignore[no-untyped-def]
         """Mix colours."""
-        return [color, at, also, then]
+        return color if also is None else [color.value, at, then and then[0].name]
 
     async def __call__(self, key: str, *, more: int = 1):  # type: ignore[no-untyped-def]
         return key * more
@@ -128,7 +128,8 @@ def test_tools_are_methods_partials_and_objects_with_whatever_types_have_a_form_
     }
     assert (shop["name"], shop["description"]) == ("Shop", "Say what it was called with.")
     assert list(shop["parameters"]["properties"]) == ["key"] and add["name"] == "add"
-    assert answer(factory, "mix", color="red", at=["a", 1], then=["blue"]) == '["red", ["a", 1], null, ["blue"]]'
+    assert answer(factory, "mix", color="red", at=["a", 1]) == "red"
+    assert answer(factory, "mix", color="red", at=["a", 1], also={}, then=["blue"]) == '["red", ["a", 1], "BLUE"]'
     assert "argument 'color': Input should be 'red' or 'blue'" in answer(factory, "mix", color="green", at=["a", 1])
     assert "argument 'at': Input should be a valid integer" in answer(factory, "mix", color="red", at=["a", "1"])
     assert (answer(factory, "Shop", key="a"), answer(factory, "add", a=1)) == ("aa", "3")

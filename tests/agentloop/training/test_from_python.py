@@ -120,7 +120,7 @@ def test_interrupted_run_with_functions_goes_on_as_unbroken_and_with_a_changed_o
     with pytest.raises(UserError, match=r"^tasks must be the rows that the run began with, got others than those of "):
         trained("broken", tasks=ROWS[1:], resume=True)
     with pytest.raises(
-        UserError, match=r"reward.functions must be the run's own .*'function': 'right'.*got .*'vowels'"
+        UserError, match=r"reward.functions must be the run's own .*'function': 'right'.*got .*'vowels .*py:"
     ):
         trained("broken", reward=vowels, resume=True)
     going_on = trained("broken", resume="auto")
