@@ -20,7 +20,7 @@ from agentloop.config.config_file import load_plain, to_plain
 from agentloop.config.sections.model import ComputeSection
 from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
-from agentloop.user_code import shown_name
+from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases import Location
@@ -249,6 +249,14 @@ def open_run_folder(path: Path) -> RunFolder:
 def config_to_resume(path: Path, overrides: Sequence[str]) -> RunConfig:
     """The configuration of the run in this folder, with overrides over it, to resume the run with."""
     return load_plain(to_plain(open_run_folder(path).config), overrides, source=str(path))
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    """The command that goes on with the run, or the call for functions that were given as objects, which it lacks."""
+    functions = [name for part in folder.config.parts for name in part.environment.functions]
+    if any(map(is_given, [*functions, *(row.function for row in folder.config.reward.functions)])):
+        return "agentloop.train(..., resume=True)"
+    return f"agentloop train {shlex.quote(str(folder.path))} --resume"
 
 
 def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:

@@ -1,6 +1,5 @@
 """From a configuration to a trained agent: start or resume, run the loop, write the report."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -25,6 +24,7 @@ from agentloop.runs.run_folder import (
     create_run_folder,
     explaining_disk,
     has_run,
+    how_to_resume,
     record_config,
     record_environment,
     remove_unbegun,
@@ -237,8 +237,9 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
         raise
     except UserError as error:
         if "--resume" not in str(error):
-            command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
-            changed = "--environment-changed too if a file of the environment or of reward.functions has changed"
+            command = how_to_resume(loop.components.folder)
+            option = "--environment-changed" if command.endswith("--resume") else "environment_changed=True"
+            changed = f"{option} too if a file of the environment or of reward.functions has changed"
             error.args = (f"{error} Then go on: {command}, with {changed}.",)
         raise
     return _write_report(loop.components)
