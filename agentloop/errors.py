@@ -8,8 +8,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from replay.errors import ReplayError
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -122,7 +120,11 @@ def short_traceback(function: _Function) -> _Function:
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
-        except (UserError, TrainingStopped, ReplayError) as error:
+        except Exception as error:
+            from replay.errors import ReplayError  # here: commands that fail early do not need the package
+
+            if not isinstance(error, (UserError, TrainingStopped, ReplayError)):
+                raise
             raise error.with_traceback(None) from None
 
     return cast(_Function, call)

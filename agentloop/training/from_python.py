@@ -206,7 +206,8 @@ def _reward_section(given: Any) -> dict[str, Any]:
 
 def _listed(functions: Any) -> list[Any]:
     """A list of functions, of which one alone needs no list."""
-    return [functions] if callable(functions) or isinstance(functions, str) else list(functions or ())
+    several = isinstance(functions, Sequence) and not isinstance(functions, str)
+    return list(functions) if several else [] if functions is None else [functions]
 
 
 def _function_name(function: Any, what: str) -> str:

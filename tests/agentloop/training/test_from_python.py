@@ -208,6 +208,7 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"tools": lambda a: a}, "tools must be functions with names, got <function"),
         ({"tools": functions.undocumented}, rf"^environment.tools: undocumented \({FILE}:\d+\) must have a docstring"),
         ({"tools": [len]}, "tools must be functions with names, got <built-in function len>"),
+        ({"reward": 3}, "reward must be functions with names, got 3. Write def NAME"),
         ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
         ({"reward": ()}, "reward.functions must be given when environment.name is rows"),
         ({"tasks": None}, "tasks.data must be given when environment.name is rows"),
