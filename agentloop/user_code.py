@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
@@ -141,7 +141,7 @@ def shown_name(text: str) -> str:
     """Write the functions in a text that were passed as objects by their names, with file and line where known."""
 
     def named(found: re.Match[str]) -> str:
-        code = inspect.unwrap(_GIVEN[found[0]]).__code__ if found[0] in _GIVEN else None
+        code = _code_of(_GIVEN[found[0]]) if found[0] in _GIVEN else None
         known = code is not None and Path(code.co_filename).is_file()
         return f"{found[1]} ({code.co_filename}:{code.co_firstlineno})" if code and known else found[1]
 
@@ -150,11 +150,17 @@ def shown_name(text: str) -> str:
 
 def text_of_given(spec: str) -> str:
     """Return the source of a function that was passed as an object, or its byte code where there is none."""
-    function: Any = inspect.unwrap(load_function(spec, what="environment.tools"))
+    code = _code_of(load_function(spec, what="environment.tools"))
     try:
-        return inspect.getsource(function)
+        return inspect.getsource(code)
     except OSError:
-        return str(function.__code__.co_code)
+        return str(code.co_code)
+
+
+def _code_of(function: Callable[..., Any]) -> CodeType:
+    """The code that a person wrote, below what decorators have put around it."""
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    return code
 
 
 def is_given(spec: str) -> bool:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 with warnings.catch_warnings():
     # In a notebook without widgets, tqdm warns whoever imports it first; transformers would be the first.
@@ -85,21 +85,29 @@ def train(
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
+    values, folder = _placed(values, resume=options.get("resume", False))
+    return train_run(load_plain(values, source=_SOURCE), run=folder, **options)
+
+
+def _placed(values: dict[str, Any], *, resume: bool | Literal["auto"]) -> tuple[dict[str, Any], Path | None]:
+    """Write rows and models into the run's folder, so that the run does not need this process for them.
+
+    Returns the configuration with their places, and the folder; None where nothing was written.
+    """
     given = _given_contents(values)
     for section, key in given:
         values[section][key] = _FILES[section]
     asked = load_plain(values, source=_SOURCE)
-    folder = run_to_continue(asked, resume=options.get("resume", False))
+    folder = run_to_continue(asked, resume=resume)
     if folder is not None:
         values = _given_again(asked, folder)
     elif given:
         folder = claim_run_folder(asked)
     for (section, key), write in given.items():
-        # Rows and models are written to the run's folder, so that the run does not need this process.
         assert folder is not None
         write(folder / _FILES[section])
         values[section][key] = str(folder / _FILES[section])
-    return train_run(load_plain(values, source=_SOURCE), run=folder, **options)
+    return values, folder
 
 
 def _functions(values: Mapping[str, Any]) -> list[str]:
