@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
     from agentloop.environments import Achieved, Environment, Observation, ScriptedUser, SimulatedUser, Task, tool
-    from agentloop.errors import NotJudged
+    from agentloop.errors import NotJudged, RunStop, TrainingStopped, UserError
     from agentloop.training.from_python import train
-    from agentloop.training.train import TrainResult
+    from agentloop.training.train_result import TrainResult
     from context.messages import Message, ToolCall
 
 _NAMES = {
@@ -31,7 +31,7 @@ _NAMES = {
         "Task",
         "tool",
     ),
-    "agentloop.errors": ("NotJudged",),
+    "agentloop.errors": ("NotJudged", "RunStop", "TrainingStopped", "UserError"),
     "agentloop.training.from_python": ("TrainResult", "train"),
     "context.messages": ("Message", "ToolCall"),
 }
@@ -43,11 +43,14 @@ __all__ = [
     "NotJudged",
     "Observation",
     "RunConfig",
+    "RunStop",
     "ScriptedUser",
     "SimulatedUser",
     "Task",
     "ToolCall",
     "TrainResult",
+    "TrainingStopped",
+    "UserError",
     "load_config",
     "tool",
     "train",

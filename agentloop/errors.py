@@ -2,9 +2,13 @@
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TrainingStopped(RuntimeError):
@@ -103,3 +107,20 @@ def needing(extra: str, setting: str) -> Iterator[None]:
             f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
             f"'agentloop-replay[{extra}]'."
         ) from error
+
+
+def short_traceback(function: _Function) -> _Function:
+    """Let errors whose one line says everything leave a function that people call without the frames below it."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            from replay.errors import ReplayError  # here: commands that fail early do not need the package
+
+            if not isinstance(error, (UserError, TrainingStopped, ReplayError)):
+                raise
+            raise error.with_traceback(None) from None
+
+    return cast(_Function, call)

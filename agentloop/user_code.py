@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
@@ -92,16 +92,75 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
-    """Give a function of a notebook or script a name that `load_function` knows in this process alone."""
-    if not inspect.isfunction(function) or not function.__name__.isidentifier():
+    """Give a callable of a notebook or script a name that `load_function` knows in this process alone."""
+    made = _as_function(function)
+    if not inspect.isfunction(made) or not made.__name__.isidentifier():
         raise UserError(
             f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
             "'path/to/file.py:function'."
         )
     # The code of a function that is passed again may have changed, so each time it counts as a new source.
-    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{function.__name__}"
-    _GIVEN[spec] = function
+    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{made.__name__}"
+    _GIVEN[spec] = made
     return spec
+
+
+def give_again(spec: str, *, begun: str) -> None:
+    """Let the function of `spec` also stand for the one that a run began with as `begun`."""
+    _GIVEN[begun] = _GIVEN[spec]
+
+
+def _as_function(given: Any) -> Any:
+    """Make a function of a method, a partial or an object with `__call__`; anything else is returned as it is."""
+    inner = given
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    plain, named = inspect.unwrap(getattr(inner, "__func__", inner)), inner
+    if not inspect.isfunction(plain):
+        plain, named = type(inner).__call__, type(inner)
+    if inspect.isfunction(given) or not inspect.isfunction(plain):
+        return given
+
+    @functools.wraps(plain)
+    def call(*args: Any, **options: Any) -> Any:
+        return given(*args, **options)
+
+    @functools.wraps(plain)
+    async def call_awaited(*args: Any, **options: Any) -> Any:
+        return await given(*args, **options)
+
+    made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
+    signature = inspect.signature(given)
+    bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
+    made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
+    made.__name__, made.__doc__ = named.__name__, plain.__doc__ or named.__doc__
+    return made
+
+
+def shown_name(text: str) -> str:
+    """Write the functions in a text that were passed as objects by their names, with file and line where known."""
+
+    def named(found: re.Match[str]) -> str:
+        code = _code_of(_GIVEN[found[0]]) if found[0] in _GIVEN else None
+        known = code is not None and Path(code.co_filename).is_file()
+        return f"{found[1]} ({code.co_filename}:{code.co_firstlineno})" if code and known else found[1]
+
+    return re.sub(rf"{_GIVEN_PREFIX}[0-9a-f]+:(\w+)", named, text)
+
+
+def text_of_given(spec: str) -> str:
+    """Return the source of a function that was passed as an object, or its byte code where there is none."""
+    code = _code_of(load_function(spec, what="environment.tools"))
+    try:
+        return inspect.getsource(code)
+    except OSError:
+        return str(code.co_code)
+
+
+def _code_of(function: Callable[..., Any]) -> CodeType:
+    """The code that a person wrote, below what decorators have put around it."""
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    return code
 
 
 def is_given(spec: str) -> bool:

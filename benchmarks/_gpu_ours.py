@@ -1,12 +1,10 @@
 """agentloop's side of `gpu`: `agentloop train` of one work, with what it takes of time, tokens and memory."""
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import torch
 
-from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.loop import Loop
 from agentloop.training.train import train
 from benchmarks._gpu_work import asked, summary
@@ -51,9 +49,9 @@ def main() -> None:
     engines = {"local": {}, "vllm": vllm, "vllm-file": vllm | {"engine.transfer": "file"}}
     config = order.config(**engines[order.engine])
     result = train(config)
-    with closing(result.buffer()) as store:
-        run = open_run_folder(result.folder).run_id
-        series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", GAP]).items()}
+    with result.buffer as buffer:
+        found = buffer.ask(metric_series, families=["time/", GAP])
+    series = {name: dict(points) for name, points in found.items()}
     seconds = {name.removeprefix("time/"): found for name, found in series.items() if name != GAP}
     iterations = [
         {phase: found[number] for phase, found in seconds.items() if number in found} | counts

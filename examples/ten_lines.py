@@ -22,4 +22,4 @@ if __name__ == "__main__":
         environment={"options": {"prompt": "question", "system": "Answer with the number alone."}},
         replay={"fraction": 0.25},
     )
-    print(run.success_before, run.success_after, run.model)
+    print(run)

@@ -16,7 +16,7 @@ from agentloop.models.backbone_passes import compared, times_as_long
 from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
-_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn"} | {
+_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "pandas": "pandas", "inspect": "uvicorn"} | {
     name: name for name in ("datasets", "peft", "ray", "mcp", "tensorboard", "wandb", "trackio")
 }
 """A package of each extra of agentloop-replay, by which the extra is found."""

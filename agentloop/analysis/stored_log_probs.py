@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, ScoredBatch, build_batch
@@ -171,7 +172,7 @@ def _score_rows(
     store: ReplayStore, folder: RunFolder, actor: Actor, ids: Sequence[str]
 ) -> Iterator[tuple[list[Trajectory], Batch, Tensor]]:
     """Yield trajectories of one run at a time, with their log-probs [B, T] on the CPU."""
-    for start in range(0, len(ids), _BATCH):
+    for start in tqdm(range(0, len(ids), _BATCH), "scoring rows", disable=None, leave=False):  # in a terminal alone
         read = store.read(ids[start : start + _BATCH])
         for run, group in groupby(read, key=lambda row: row.record.run):
             rows = list(group)

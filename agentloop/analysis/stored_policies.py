@@ -22,7 +22,8 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
-from agentloop.runs.display import ConsoleDisplay, showing_progress
+from agentloop.runs.display import showing_progress
+from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from context.messages import Message
@@ -104,7 +105,7 @@ def _evaluate_policy(
     asked: Asked,
 ) -> EvaluationReport:
     """Evaluate weights: `weights` is the place of the first model, and the place of those saved since, if any."""
-    display = ConsoleDisplay(stderr=True)
+    display = open_display(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)
         actors = sampling_actors(config, environments, weights[0], saved=weights[1])
@@ -126,7 +127,7 @@ def sampling_actors(
     """Make actors with the policy whose weights are `saved`, or else those of `first`."""
     loaded = load_policy(config, first, saved=saved)
     compute = on_its_device(config.compute, loaded.model)
-    ConsoleDisplay(stderr=True).note(describe_types(loaded.model, compute))
+    open_display(stderr=True).note(describe_types(loaded.model, compute))
     generator = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,

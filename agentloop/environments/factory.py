@@ -44,7 +44,7 @@ from agentloop.environments.tools.tool_schema import (
 )
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError, needing
-from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function
+from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function, text_of_given
 from context.authors import DEMONSTRATION, LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -324,8 +324,11 @@ def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]
     """Digest a class's `own` source together with the files of its functions."""
     specs = [(spec, "environment.tools") for spec in tools] + [(spec, "reward.functions") for spec in judges]
     specs += [] if agent is None else [(agent, "environment.agent")]
-    # A function that was passed as an object has no file; its name is unique.
-    files = [spec if is_given(spec) else source_digest(file_of(spec, what=what)) for spec, what in specs]
+    # A function that was passed as an object has no file of its own; its name is unique, and a resume gives it again.
+    files = [
+        spec + text_of_given(spec) if is_given(spec) else source_digest(file_of(spec, what=what))
+        for spec, what in specs
+    ]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 

@@ -14,7 +14,7 @@ from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import SandboxKind, usable_interpreter
 from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, tool_name, tools_of, with_tools
 from agentloop.errors import UserError
-from agentloop.user_code import load_function
+from agentloop.user_code import load_function, shown_name
 from context.messages import Message
 from context.wording import suggest
 
@@ -143,9 +143,11 @@ def rows_with_functions(names: Sequence[str], answers: Mapping[str, str]) -> typ
     tools: dict[str, ToolSpec] = {}
     for name in names:
         function = load_function(name, what=_KEY)
-        spec, hidden = describe_function(function, f"{_KEY}: {name}")
+        spec, hidden = describe_function(function, f"{_KEY}: {shown_name(name)}")
         if spec.name in tools:
-            raise UserError(f"{_KEY} must have names of their own, got {name}, named like another one. Rename it.")
+            raise UserError(
+                f"{_KEY} must have names of their own, got {shown_name(name)}, named like another one. Rename it."
+            )
         tools[spec.name] = replace(spec, function=_as_method(function, hidden))
     # Errors begin with the class's name and the method's, as the configuration's keys do.
     kind = type("environment", (RowEnvironment,), {name: _answer(name, spec) for name, spec in answers.items()})
@@ -158,7 +160,9 @@ def _answer(name: str, spec: str) -> Callable[..., Any]:
     try:
         inspect.signature(function).bind(*wanted)
     except TypeError as error:
-        raise UserError(f"environment.{name} must take ({', '.join(wanted)}), got {spec} with {error}.") from error
+        raise UserError(
+            f"environment.{name} must take ({', '.join(wanted)}), got {shown_name(spec)} with {error}."
+        ) from error
 
     def respond(environment: RowEnvironment, task: Task, messages: Sequence[Message]) -> Any:
         return function(task, messages)

@@ -13,6 +13,7 @@ from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.row_environment import AGENT, agent_function
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
+from agentloop.user_code import is_given, shown_name
 from context.messages import canonical_json, content_hash
 
 
@@ -96,12 +97,12 @@ def open_tasks(
         agents = [part.environment.agent for part in config.parts if part.environment.agent is not None]
         functions += [name for name in map(agent_function, agents) if name is not None]
         functions += [row.function for row in config.reward.functions if agents or config.parts[0].environment.is_rows]
-        files = " or ".join(dict.fromkeys(name.rpartition(":")[0] for name in functions))
+        files = " or ".join(dict.fromkeys(shown_name(n) if is_given(n) else n.rpartition(":")[0] for n in functions))
         raise UserError(
             f"environment must have the source that the run had last, got {files or environments.where} changed since "
             f"(digest {environments.source[:8]} after {sources[-1][:8]}). Put it back, or go on with "
-            "--environment-changed: rows collected from then on count as another version of it, and those before keep "
-            "the rewards that they were given."
+            "--environment-changed (in Python environment_changed=True): rows collected from then on count as another "
+            "version of it, and those before keep the rewards that they were given."
         )
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)

@@ -16,7 +16,7 @@ from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import NotJudged, UserCodeFailed, UserError, one_line, shortened
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.user_code import load_function, users_code
+from agentloop.user_code import load_function, shown_name, users_code
 from context.wording import suggest
 from replay.records import StopReason
 
@@ -44,7 +44,7 @@ class RewardFunction:
         try:
             inspect.signature(self._function).bind(None, **dict.fromkeys(self._names))
         except TypeError as error:
-            raise UserError(f"{_RULE}, got {section.function} with {one_line(error)}.") from error
+            raise UserError(f"{_RULE}, got {shown_name(section.function)} with {one_line(error)}.") from error
 
     def check(self, task: Task) -> None:
         """Raise UserError if the task lacks a column that the function requires."""
@@ -52,7 +52,7 @@ class RewardFunction:
         if missing is None:
             return
         advice = suggest(missing, task.payload) if task.payload else "The task has no payload."
-        raise UserError(f"{_RULE}, got {self.section.function} with {missing!r}, which is none. {advice}")
+        raise UserError(f"{_RULE}, got {shown_name(self.section.function)} with {missing!r}, which is none. {advice}")
 
     def call_of(self, episode: Episode) -> Callable[[], Any]:
         """Bind the function to all its arguments."""
@@ -172,10 +172,11 @@ class RewardScorer:
             return number
         problem = str(answer) if failed else repr(answer)[:80]
         if self._section.on_error == "drop":
-            return f"{problem} from {row.function}"
+            return f"{problem} from {shown_name(row.function)}"
         raise UserError(
-            f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
-            f"{quoted_task(episode.task, episode.messages)}. Mend it; or set reward.on_error: drop."
+            f"reward.functions must return a finite number for every episode, got {problem} from "
+            f"{shown_name(row.function)} for {quoted_task(episode.task, episode.messages)}. "
+            "Mend it; or set reward.on_error: drop."
         ) from (answer if failed else None)
 
 

@@ -101,6 +101,9 @@ class ConsoleDisplay:
             rest = f"{60 * done / seconds:,.1f} per minute  left <= {left}"
         self.note(f"{self._phase} {self._done}/{self._total}  {rest}")
 
+    def close(self) -> None:
+        """End what is drawn over and over; printed lines stay as they are."""
+
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         self._phase, self._total, self._quiet = "", 0, True
         rest = f"left <= {duration(left)}" if number < total else "to be saved"
@@ -131,3 +134,4 @@ def showing_progress(display: RunDisplay) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        display.close()

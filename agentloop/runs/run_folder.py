@@ -20,6 +20,7 @@ from agentloop.config.config_file import load_plain, to_plain
 from agentloop.config.sections.model import ComputeSection
 from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
+from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases import Location
@@ -267,6 +268,14 @@ def config_to_resume(path: Path, overrides: Sequence[str]) -> RunConfig:
     return load_plain(to_plain(open_run_folder(path).config), overrides, source=str(path))
 
 
+def how_to_resume(folder: RunFolder) -> str:
+    """The command that goes on with the run, or the call for functions that were given as objects, which it lacks."""
+    functions = [name for part in folder.config.parts for name in part.environment.functions]
+    if any(map(is_given, [*functions, *(row.function for row in folder.config.reward.functions)])):
+        return "agentloop.train(..., resume=True)"
+    return f"agentloop train {shlex.quote(str(folder.path))} --resume"
+
+
 def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:
     """The newest run of the configured name; None to begin a new one, or UserError where `resume` is True."""
     numbered = _numbered(Path(config.run.folder), config.run.name) if resume else []
@@ -289,9 +298,10 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
     for key in {**own, **others}:
         mine, asked = own.get(key), others.get(key)
         if mine != asked:
+            mine, asked = (excerpt(shown_name(repr(one)), _SHOWN) for one in (mine, asked))
             raise UserError(
-                f"{key} must be the run's own when resuming {folder.path} ({excerpt(repr(mine), _SHOWN)}), "
-                f"got {excerpt(repr(asked), _SHOWN)}. Take it back, or start a new run without --resume."
+                f"{key} must be the run's own when resuming {folder.path} ({mine}), got {asked}. Take it back, or "
+                "start a new run without --resume."
             )
     return replace(folder, config=config)
 

@@ -15,8 +15,9 @@ from typing import NoReturn
 from agentloop.errors import RunStop, UserCodeFailed, UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
-_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins again)"
+_RESUME = "--resume, in Python resume=True, continues"
+_WORKING = f"stopping after this iteration or update; again to stop at once ({_RESUME} either way)"
+_IDLE = f"stopped: no iteration was under way ({_RESUME}; a warm-up begins again)"
 
 
 @dataclass

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 with warnings.catch_warnings():
     # In a notebook without widgets, tqdm warns whoever imports it first; transformers would be the first.
@@ -14,15 +14,15 @@ with warnings.catch_warnings():
     import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_plain
+from agentloop.config.config_file import load_plain, to_plain
 from agentloop.environments.datasets import as_json
 from agentloop.environments.row_environment import ROWS
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line, short_traceback
 from agentloop.models.loading import muted_libraries
-from agentloop.runs.run_folder import claim_run_folder
-from agentloop.training.train import TrainResult
+from agentloop.runs.run_folder import claim_run_folder, open_run_folder, run_to_continue
 from agentloop.training.train import train as train_run
-from agentloop.user_code import give_function, is_given
+from agentloop.training.train_result import TrainResult
+from agentloop.user_code import give_again, give_function, is_given
 
 Function = Callable[..., Any] | str
 """A function, or its name `path/to/file.py:function`, by which other processes can call it, too."""
@@ -30,7 +30,11 @@ _SOURCE = "agentloop.train"
 _FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
 """File names, in the run's folder, of rows and models that were given as Python objects."""
 
+_OPTIONS = ("resume", "environment_changed", "display")
+"""Keywords that are no section of the configuration."""
 
+
+@short_traceback
 def train(
     config: RunConfig | None = None,
     /,
@@ -58,6 +62,8 @@ def train(
     - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
 
     With a whole `RunConfig` instead of these arguments, it calls `agentloop.training.train.train` with its options.
+    `resume=True` goes on with the newest run of that name, "auto" also begins one; the functions, rows and model are
+    given again, and `environment_changed=True` allows functions that have changed. `display` shows the progress.
     Functions that are objects exist only in this process: workers, `agentloop evaluate` and `--resume` need the name
     of a function's file. Raises UserError for what the user can mend, TrainingStopped when the run itself
     can't go on.
@@ -66,8 +72,8 @@ def train(
         mixed: dict[str, Any] = {"model": model, "tools": tools, "reward": reward, "tasks": tasks}
         mixed |= {"respond": respond, "call_tool": call_tool}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
-    tools = [tools] if callable(tools) or isinstance(tools, str) else list(tools or ())
-    environment = {"name": ROWS, "tools": tools, **sections.pop("environment", {})}
+    options = {name: sections.pop(name) for name in _OPTIONS if name in sections}
+    environment = {"name": ROWS, "tools": _listed(tools), **sections.pop("environment", {})}
     environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     answers = {"respond": respond, "call_tool": call_tool}
     environment |= {name: _function_name(given, name) for name, given in answers.items() if given is not None}
@@ -79,25 +85,52 @@ def train(
         "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
+    values, folder = _placed(values, resume=options.get("resume", False))
+    return train_run(load_plain(values, source=_SOURCE), run=folder, **options)
+
+
+def _placed(values: dict[str, Any], *, resume: bool | Literal["auto"]) -> tuple[dict[str, Any], Path | None]:
+    """Write rows and models into the run's folder, so that the run does not need this process for them.
+
+    Returns the configuration with their places, and the folder; None where nothing was written.
+    """
     given = _given_contents(values)
-    if not given:
-        return train_run(load_plain(values, source=_SOURCE))
-    # Rows and models are written to the run's folder, so that the run does not need this process.
     for section, key in given:
         values[section][key] = _FILES[section]
-    folder = claim_run_folder(load_plain(values, source=_SOURCE))
+    asked = load_plain(values, source=_SOURCE)
+    folder = run_to_continue(asked, resume=resume)
+    if folder is not None:
+        values = _given_again(asked, folder)
+    elif given:
+        folder = claim_run_folder(asked)
     for (section, key), write in given.items():
+        assert folder is not None
         write(folder / _FILES[section])
         values[section][key] = str(folder / _FILES[section])
-    return train_run(load_plain(values, source=_SOURCE), run=folder)
+    return values, folder
+
+
+def _functions(values: Mapping[str, Any]) -> list[str]:
+    """The names of the tools, of `respond` and `call_tool`, and of the rewards."""
+    environment = values["environment"]
+    answers = [environment.get(name) or "" for name in ("respond", "call_tool")]
+    return [*environment["tools"], *answers, *(row["function"] for row in values["reward"]["functions"])]
+
+
+def _given_again(config: RunConfig, run: Path) -> dict[str, Any]:
+    """Let the functions of a configuration stand for those of the same names that the run began with."""
+    values, begun = to_plain(config), _functions(to_plain(open_run_folder(run).config))
+    text = json.dumps(values)
+    for spec, former in zip(_functions(values), begun, strict=False):
+        if is_given(former) and spec.rpartition(":")[2] == former.rpartition(":")[2]:
+            give_again(spec, begun=former)
+            text = text.replace(json.dumps(spec), json.dumps(former))
+    return dict(json.loads(text))
 
 
 def _check_callers(values: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
     """Raises UserError where workers would have to call functions of this process."""
-    environment = values["environment"]
-    functions = [*environment["tools"], *(environment.get(name) or "" for name in ("respond", "call_tool"))]
-    functions += [*(row["function"] for row in values["reward"]["functions"])]
-    here = [name for name in functions if is_given(name)]
+    here = [name for name in _functions(values) if is_given(name)]
     if here and sections.get("collection", {}).get("by") == "workers":
         name = here[0].rpartition(":")[2]
         raise UserError(
@@ -111,8 +144,7 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
     rows, model = values["tasks"].get("data"), values["model"].get("path")
     given: dict[tuple[str, str], Callable[[Path], object]] = {}
     if rows is not None and not isinstance(rows, str):
-        text = "".join(json_lines(rows))
-        given["tasks", "data"] = lambda path: path.write_text(text, encoding="utf-8")
+        given["tasks", "data"] = partial(_write, "".join(json_lines(rows)))
     if model is not None and not isinstance(model, str):
         if not (isinstance(model, tuple) and len(model) == 2 and all(hasattr(m, "save_pretrained") for m in model)):
             raise UserError(
@@ -123,9 +155,16 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
     return given
 
 
+def _write(rows: str, file: Path) -> None:
+    if file.exists() and file.read_text(encoding="utf-8") != rows:
+        raise UserError(f"tasks must be the rows that the run began with, got others than those of {file}. Give these.")
+    file.write_text(rows, encoding="utf-8")
+
+
 def _save(pair: tuple[Any, Any], folder: Path) -> None:
+    """Save a copy of the model, unless the run has its own from its start."""
     with muted_libraries():
-        for part in pair:
+        for part in () if folder.exists() else pair:
             part.save_pretrained(folder)
 
 
@@ -165,13 +204,18 @@ def _as_rows(data: Any) -> Any:
 
 def _reward_section(given: Any) -> dict[str, Any]:
     section = dict(given) if isinstance(given, Mapping) else {"functions": given}
-    functions = section.get("functions", ())
-    functions = [functions] if callable(functions) or isinstance(functions, str) else functions
+    functions = _listed(section.get("functions"))
     entries = [dict(entry) if isinstance(entry, Mapping) else {"function": entry} for entry in functions]
     return {
         **section,
         "functions": [{**row, "function": _function_name(row.get("function"), "reward")} for row in entries],
     }
+
+
+def _listed(functions: Any) -> list[Any]:
+    """A list of functions, of which one alone needs no list."""
+    several = isinstance(functions, Sequence) and not isinstance(functions, str)
+    return list(functions) if several else [] if functions is None else [functions]
 
 
 def _function_name(function: Any, what: str) -> str:

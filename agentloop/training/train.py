@@ -1,24 +1,22 @@
 """From a configuration to a trained agent: start or resume, run the loop, write the report."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from agentloop.algorithms.baselines.grpo import group_advantages
-from agentloop.analysis.stored_policies import Asked, evaluate_run
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
-from agentloop.rollouts.evaluation import EvaluationReport
 from agentloop.runs.checkpoint import Checkpoint, explaining_damage, newest_checkpoint, restore_random
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress, with_interval
+from agentloop.runs.display import RunDisplay, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
+from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -26,7 +24,7 @@ from agentloop.runs.run_folder import (
     create_run_folder,
     explaining_disk,
     has_run,
-    open_run_folder,
+    how_to_resume,
     record_config,
     record_environment,
     remove_unbegun,
@@ -39,56 +37,18 @@ from agentloop.training.components import Components, build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
+from agentloop.training.train_result import TrainResult
 from agentloop.user_code import load_sampler
 from context import PrefixError, RenderError
 from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
-from replay.locate import MODEL
 from replay.next_batch import empty_sources
 from replay.pages.report import REPORT_NAME
-from replay.questions import metric_series
 from replay.questions.filters import condition
 from replay.records import RunRecord
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a run: its success, and the places of its model and report."""
-
-    folder: Path
-    iterations: int
-    success_before: float
-    success_after: float
-    report: Path
-    evaluated_after: int
-    """The iteration after which `success_after` was measured; 0 if none was measured after training began."""
-    held_out_tasks: int
-    exit_code: int
-    """0, or 128 + signal when a signal ended the run early."""
-    troubles: tuple[str, ...] = ()
-    """Signs of trouble, by the names of their limits in `replay.diagnosis`."""
-
-    @property
-    def model(self) -> Path:
-        """The trained model, for `from_pretrained` of transformers and for `model.path` of another run."""
-        return self.folder / MODEL
-
-    def buffer(self) -> ReplayStore:
-        """Open the run's buffer for reading: for `replay.questions`, and for `read`. The caller closes it."""
-        return ReplayStore.open(open_run_folder(self.folder).database, read_only=True)
-
-    def evaluations(self) -> dict[int, float]:
-        """Held-out success by the iteration after which it was measured; 0 is before training."""
-        with closing(self.buffer()) as store:
-            series = metric_series(store, open_run_folder(self.folder).run_id, names=["eval/success"])
-        return {int(iteration): float(value) for iteration, value in series["eval/success"]}
-
-    def evaluate(self, *, tasks: int | None = None, samples: int | None = None) -> EvaluationReport:
-        """Evaluate the trained model on held-out tasks, with intervals, as `agentloop evaluate` does."""
-        return evaluate_run(self.folder, Asked(tasks, samples))
 
 
 def train(
@@ -113,7 +73,7 @@ def train(
         check_ranks(config, ranks)
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
-        display = display or ConsoleDisplay()
+        display = display or open_display()
         with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
             checkpoint = newest_checkpoint(folder.checkpoints)
             if checkpoint is not None:
@@ -277,8 +237,9 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
         raise
     except UserError as error:
         if "--resume" not in str(error):
-            command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
-            changed = "--environment-changed too if a file of the environment or of reward.functions has changed"
+            command = how_to_resume(loop.components.folder)
+            option = "--environment-changed" if command.endswith("--resume") else "environment_changed=True"
+            changed = f"{option} too if a file of the environment or of reward.functions has changed"
             error.args = (f"{error} Then go on: {command}, with {changed}.",)
         raise
     return _write_report(loop.components)

@@ -52,7 +52,7 @@ def arrow() -> Any:
     if find_spec("pyarrow") is None:
         raise ReplayError(
             "DataFrames must have pyarrow installed, got none. Install the extra: pip install "
-            "'agentloop-replay[parquet]', or use SQL: docs/schema.md."
+            "'agentloop-replay[pandas]', or use SQL: docs/schema.md."
         )
     import pyarrow
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,12 +41,12 @@ Where = str | Sequence[str] | None
 """A filter, or several that must all hold: docs/replay.md#filters."""
 
 
-def open_run(run: str | Path | None = None) -> Buffer:
-    """Open the buffer of a run's folder, a database file or a URL, also while the run goes on. Raises ReplayError.
+def open_run(run: str | os.PathLike[str] | None = None) -> Buffer:
+    """Open the buffer of a run, its folder, a database file or a URL, also while the run goes on. Raises ReplayError.
 
     None: the newest run under ./runs.
     """
-    return Buffer(open_buffer(None if run is None else str(run)))
+    return Buffer(open_buffer(None if run is None else os.fspath(run)))
 
 
 class Buffer:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -64,7 +65,10 @@ def test_notebook_runs_to_its_end_and_prints_progress_alone(executed: tuple[nbfo
     (cell,) = [cell for cell in code if cell.source.startswith("run = agentloop.train(")]
     assert {(output.output_type, output.get("name")) for output in cell.outputs} == {("stream", "stdout")}
     text = "".join(output.text for output in cell.outputs)
-    assert "\niteration 2/2  success " in text and "\x1b" not in text
+    assert re.search(r"[\r\n]iteration 2/2  success ", text) and "\x1b" not in text
+    assert re.search(r"\revaluate \d/\d \|", text)  # a bar, which the next line takes the place of
+    (shown,) = [cell.outputs[0]["data"] for cell in code if cell.source == "run"]
+    assert "<svg" in shown["text/html"] and shown["text/plain"].startswith("../runs/ten-lines-001: iterations 2, held")
     # Importing prints nothing, and logging stays as it was.
     assert [output.output_type for output in code[1].outputs] == ["execute_result"]
     assert code[-1].outputs[0]["data"]["text/plain"] == "True"

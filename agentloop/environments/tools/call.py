@@ -91,7 +91,7 @@ def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     # A mistyped argument gives two errors: an unknown name and a missing one. The unknown name is more helpful.
     first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
-    name, kind = next(iter(first["loc"]), None), first["type"]
+    name, kind = next(iter(first["loc"]), None), first["type"] if len(first["loc"]) < 2 else None
     if kind == SCHEMA_ERROR:
         return first["msg"]
     if name is None:

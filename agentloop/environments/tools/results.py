@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from agentloop.environments.environment import Observation
@@ -81,6 +82,7 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
         shown = _shown("" if value.content is None else value.content, max_chars)
         reward = None if value.reward is None else float(value.reward)
         return replace(shown, reward=reward, over=bool(value.over))  # NumPy's has no JSON form
+    value = value.value if isinstance(value, Enum) else value
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

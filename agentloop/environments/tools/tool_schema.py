@@ -12,20 +12,28 @@ from typing import Annotated, Any, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
 
 import docstring_parser
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    PydanticUserError,
+    TypeAdapter,
+    with_config,
+)
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_jsonable_python
 from typing_extensions import TypedDict
 
 from agentloop.environments.environment import Environment, Observation, Task, ToolMark, tool_mark
 from agentloop.errors import UserError, one_line, shortened
 from context.wording import suggest
 
-_PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
-_RESULT_TYPES = "str, int, float, bool, None, list[...], dict[str, ...] or Observation"
+_PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...], Enum or one of these | None"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message can be shown as it is."""
-_NO_TYPE = object()
+_NO_TYPE = type("NoType", (), {})
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -178,22 +186,17 @@ def _spec(
     for parameter in shown:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
-    description, descriptions = _documented(function, [parameter.name for parameter in shown], where)
+    description, descriptions = _documented(function, where)
     hints = resolved_hints(function, where)
-    result = hints.get("return", _NO_TYPE)
-    parts = typing.get_args(result) if typing.get_origin(result) in (Union, types.UnionType) else (result,)
-    if not all(part is Observation or _is_json(part) for part in parts):
-        given = _type_text(result)
-        raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {_RESULT_TYPES}.")
     fields = {p.name: _field(p, hints.get(p.name, _NO_TYPE), descriptions.get(p.name), where) for p in shown}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
-    schema = arguments.json_schema(schema_generator=_ToolSchema)
+    schema = _inlined(arguments.json_schema(schema_generator=_ToolSchema))
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     described = {"name": name, "description": description, "parameters": inputs}
     return ToolSpec(name, {"type": "function", "function": described}, mark.deterministic, arguments, function)
 
 
-def _documented(method: Callable[..., Any], names: Sequence[str], where: str) -> tuple[str, dict[str, str]]:
+def _documented(method: Callable[..., Any], where: str) -> tuple[str, dict[str, str]]:
     """Read the descriptions of the tool (its docstring's first paragraph) and of its arguments, on one line each."""
     try:
         docstring = docstring_parser.parse(method.__doc__ or "")
@@ -206,6 +209,8 @@ def _documented(method: Callable[..., Any], names: Sequence[str], where: str) ->
     if not description:
         rule = f"{where} must have a docstring that says what the tool does"
         raise UserError(f"{rule}, got none. Write one sentence below its def line.")
+    every = inspect.signature(inspect.unwrap(method)).parameters  # also those that the policy is not shown
+    names = [name for name in every if name != "self"]
     for entry in docstring.params:
         if entry.arg_name not in names:
             raise UserError(
@@ -225,39 +230,55 @@ def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
-    if not _is_json(hint):
+    shown: Any = hint if _is_json(hint) else Annotated[Json[hint], BeforeValidator(json.dumps)]  # type: ignore[misc]
+    try:
+        _inlined(TypeAdapter(shown).json_schema(schema_generator=_ToolSchema))
+    except (PydanticUserError, RecursionError) as error:
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
             f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
-        )
+        ) from error
     # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
     if parameter.default is inspect.Parameter.empty:
-        return Annotated[hint, Field(**described)]
+        return Annotated[shown, Field(**described)]
     try:
-        default = json.loads(json.dumps(parameter.default, allow_nan=False))
+        default = json.loads(json.dumps(parameter.default, allow_nan=False, default=to_jsonable_python))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
         ) from error
-    shown = None if default is None else {"default": default}
-    return NotRequired[Annotated[hint, Field(json_schema_extra=shown, **described)]]
+    extra = None if default is None else {"default": default}
+    return NotRequired[Annotated[shown, Field(json_schema_extra=extra, **described)]]
 
 
-def _is_json(annotation: Any, *, nested: bool = False) -> bool:
+def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Put definitions in the place of references, which chat templates would print as they are."""
+    definitions = {f"#/$defs/{name}": found for name, found in schema.get("$defs", {}).items()}
+
+    def whole(part: Any) -> Any:
+        if isinstance(part, list):
+            return [whole(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        named = {key: value for key, value in definitions.get(part.get("$ref", ""), {}).items() if key != "title"}
+        return {key: whole(value) for key, value in (named | part).items() if key not in ("$ref", "$defs")}
+
+    return whole(schema) if definitions else dict(schema)
+
+
+def _is_json(annotation: Any) -> bool:
     """True if JSON has the type, so that the tool gets exactly the value that the model wrote."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Annotated:
-        return _is_json(parts[0], nested=nested)
+        return _is_json(parts[0])
     if origin is Literal:
         return all(type(value) in _SCALARS for value in parts)
-    if origin in (Union, types.UnionType):
-        return all(_is_json(part, nested=nested) for part in parts)
+    if origin in (Union, types.UnionType, list):
+        return all(map(_is_json, parts))
     if origin is dict and parts:
-        return parts[0] is str and _is_json(parts[1], nested=True)
-    if origin is list:
-        return all(_is_json(part, nested=True) for part in parts)
-    return origin in (None, dict, *_SCALARS) or (nested and origin is Any)
+        return parts[0] is str and _is_json(parts[1])
+    return origin in (None, dict, Any, *_SCALARS)
 
 
 class _ToolSchema(GenerateJsonSchema):
@@ -265,6 +286,9 @@ class _ToolSchema(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+    def json_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])  # not of a text with JSON, which is `json.dumps` alone
 
     def literal_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().literal_schema(schema)

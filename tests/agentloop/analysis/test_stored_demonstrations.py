@@ -21,6 +21,7 @@ from replay.exchange import ExportReport
 from replay.exchange.openai_chat import Conversation, read_line
 from replay.questions.filters import condition
 from replay.records import Trajectory
+from replay.store import ReplayStore
 from tests.agentloop.training.test_from_python import ROWS, small
 from tests.fakes.environments import functions
 from tests.fakes.random_agents import TOOLS
@@ -42,13 +43,13 @@ def written(run: TrainResult, file: Path, where: str, *, version: str | None = N
     environments, _ = open_tasks(folder.config, folder.environments)
     if version is not None:
         environments = environments.with_version_of(version)
-    with closing(run.buffer()) as store:
+    with closing(ReplayStore.open(folder.database, read_only=True)) as store:
         return write_demonstrations(store, environments, file, where=condition(where))
 
 
 def stored(run: TrainResult, where: str) -> list[list[dict[str, Any]]]:
     ids = rows(run.folder / "replay.sqlite", f"select id from trajectories where {where} order by iteration, slot, id")
-    with closing(run.buffer()) as store:
+    with closing(ReplayStore.open(run.folder / "replay.sqlite", read_only=True)) as store:
         said = {row.id: row.messages for row in store.read([id for (id,) in ids])}
     return [[to_template(message) for message in said[id]] for (id,) in ids]
 

@@ -3,6 +3,8 @@
 import datetime
 import json
 import re
+from enum import Enum
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,42 @@ def test_functions_named_alike_that_a_process_is_given_stay_apart() -> None:
     first, second = (load_environment("rows", {}, row=ROW, tools=[made(prefix)]) for prefix in ("one ", "two "))
     assert (answer(first, "look", key="box"), answer(second, "look", key="box")) == ("one box", "two box")
     assert first.source != second.source
+
+
+class Color(Enum):
+    RED, BLUE = "red", "blue"
+
+
+class Shop:
+    """Say what it was called with."""
+
+    def mix(self, color: Color, at: tuple[str, int], also: Any = None, then: list[Color] | None = None):  # type: ignore[no-untyped-def]
+        """Mix colours."""
+        return color if also is None else [color.value, at, then and then[0].name]
+
+    async def __call__(self, key: str, *, more: int = 1):  # type: ignore[no-untyped-def]
+        return key * more
+
+
+def test_tools_are_methods_partials_and_objects_with_whatever_types_have_a_form_in_json() -> None:
+    given = [Shop().mix, partial(Shop(), more=2), cache(functions.add)]
+    factory = load_environment("rows", {}, row=ROW, tools=[give_function(one, what="tools") for one in given])
+    mix, shop, add = (tool["function"] for tool in factory.tools)
+    colors = {"enum": ["red", "blue"], "type": "string"}
+    pair = [{"type": "string"}, {"type": "integer"}]
+    assert mix["parameters"]["properties"] == {
+        "color": colors,
+        "at": {"type": "array", "prefixItems": pair, "minItems": 2, "maxItems": 2},
+        "also": {},
+        "then": {"anyOf": [{"type": "array", "items": colors}, {"type": "null"}]},
+    }
+    assert (shop["name"], shop["description"]) == ("Shop", "Say what it was called with.")
+    assert list(shop["parameters"]["properties"]) == ["key"] and add["name"] == "add"
+    assert answer(factory, "mix", color="red", at=["a", 1]) == "red"
+    assert answer(factory, "mix", color="red", at=["a", 1], also={}, then=["blue"]) == '["red", ["a", 1], "BLUE"]'
+    assert "argument 'color': Input should be 'red' or 'blue'" in answer(factory, "mix", color="green", at=["a", 1])
+    assert "argument 'at': Input should be a valid integer" in answer(factory, "mix", color="red", at=["a", "1"])
+    assert (answer(factory, "Shop", key="a"), answer(factory, "add", a=1)) == ("aa", "3")
 
 
 def test_prompt_of_a_row_may_be_text_or_messages_and_its_values_dates_and_bytes() -> None:

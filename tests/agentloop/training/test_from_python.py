@@ -3,7 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentloop
+import replay
 from agentloop import Task, TrainResult
 from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
@@ -24,7 +25,8 @@ from agentloop.training.from_python import json_lines, tasks_section
 from agentloop.training.train import train as train_run
 from replay.questions import summary
 from tests.fakes.environments import functions
-from tests.fakes.runs import SilentDisplay, rows, small_config
+from tests.fakes.processes import assert_same_run
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 FILE = Path(functions.__file__)
 SMALL: dict[str, dict[str, Any]] = {
@@ -79,13 +81,60 @@ def test_run_trains_on_its_rows_with_replay_and_its_first_function_says_what_a_s
 
 
 def test_run_has_its_buffer_its_evaluations_and_its_model(run: TrainResult) -> None:
-    with closing(run.buffer()) as store:
-        assert summary(store)["trajectories"] == 20
+    with run.buffer as buffer:
+        assert buffer.ask(summary)["trajectories"] == len(buffer.trajectories().to_pandas()) == 20
+    assert replay.open(run).metrics().to_arrow() == run.buffer.metrics().to_arrow()
     measured = run.evaluations()
+    assert run.metrics["eval/success"].dropna().to_dict() == measured and list(run.metrics.index) == [0, 1, 2, 3]
     assert list(measured) == [0, 2, 3]
     assert (measured[0], measured[3]) == (run.success_before, run.success_after)
-    assert run.evaluate().evaluation.success == run.success_after
+    found = run.evaluate()
+    assert found.evaluation.success == run.success_after and len(str(found).splitlines()) == 4
     assert json.loads((run.model / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_run_shows_itself_in_one_line_and_in_a_notebook_as_a_curve_with_a_table(run: TrainResult) -> None:
+    shown = replace(run, success_before=0.25, success_after=0.5, held_out_tasks=4, best=2)
+    success = "25.0 % (5-70) -> 50.0 % (15-85)"
+    assert str(shown) == f"{run.folder}: iterations 3, held-out success {success}, best iteration 2"
+    page = shown._repr_html_()
+    points = [(300 * at / 3, 100 - 100 * share) for at, share in run.evaluations().items()]
+    assert f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"' in page
+    assert "<tr><th>held-out success</th><td>25.0 % (5-70) -&gt; 50.0 % (15-85)</td></tr>" in page
+
+
+def right(episode: Any) -> float:
+    return float(len(episode.messages[-1].content) % 2)
+
+
+def test_interrupted_run_with_functions_goes_on_as_unbroken_and_with_a_changed_one_if_allowed(
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(name: str, reward: Any = right, tasks: Any = ROWS, **options: Any) -> TrainResult:
+        monkeypatch.setattr("agentloop.user_code._GIVEN", {})  # as in another process
+        display = {"display": SilentDisplay(), **options}
+        return agentloop.train(model=qwen2, reward=reward, tasks=tasks, **small(tmp_path / name), **display)
+
+    whole, broken = trained("whole"), trained("broken", display=StopAfter(1))
+    assert (broken.iterations, broken.exit_code) == (1, 143)
+    with pytest.raises(UserError, match=r"^tasks must be the rows that the run began with, got others than those of "):
+        trained("broken", tasks=ROWS[1:], resume=True)
+    with pytest.raises(
+        UserError, match=r"reward.functions must be the run's own .*'function': 'right'.*got .*'vowels .*py:"
+    ):
+        trained("broken", reward=vowels, resume=True)
+    going_on = trained("broken", resume="auto")
+    assert (going_on.folder, going_on.iterations) == (broken.folder, 3)
+    assert_same_run(going_on.folder, whole.folder)
+
+    def changed(episode: Any) -> float:
+        return 1.0
+
+    changed.__name__ = "right"
+    trained("other", display=StopAfter(1))
+    with pytest.raises(UserError, match=rf"^environment must have .* got right \({__file__}:\d+\) changed since"):
+        trained("other", reward=changed, resume=True)
+    assert trained("other", reward=changed, resume=True, environment_changed=True).iterations == 3
 
 
 NUMBERS = [{"prompt": f"q{number}", "answer": number} for number in range(3)]
@@ -140,8 +189,7 @@ def test_run_can_be_moved_and_renamed(tmp_path: Path, qwen2: Path, monkeypatch: 
     again = train_run(config_to_resume(moved, ["run.iterations=4"]), resume=True, run=moved, display=SilentDisplay())
     assert (again.iterations, again.folder) == (4, moved)
     assert (tmp_path / "exported") == Path(export_run(moved, str(tmp_path / "exported")))
-    with closing(again.buffer()) as store:
-        assert summary(store)["iterations"] == 4
+    assert again.buffer.ask(summary)["iterations"] == 4
     (config,) = rows(moved / "replay.sqlite", "select config from runs")[0]
     assert json.loads(config)["tasks"]["data"] == "run:tasks.jsonl"
     assert list((tmp_path / "runs").iterdir()) == []
@@ -157,10 +205,11 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tools": [lambda a: a]}, "tools must be functions with names, got <function"),
+        ({"tools": lambda a: a}, "tools must be functions with names, got <function"),
+        ({"tools": functions.undocumented}, rf"^environment.tools: undocumented \({FILE}:\d+\) must have a docstring"),
         ({"tools": [len]}, "tools must be functions with names, got <built-in function len>"),
         ({"reward": "accuracy"}, r"reward.functions must have the form path/to/file.py:NAME, got 'accuracy'\."),
-        ({"tools": len}, "tools must be functions with names, got <built-in function len>"),
+        ({"reward": 3}, "reward must be functions with names, got 3. Write def NAME"),
         ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
         ({"reward": ()}, "reward.functions must be given when environment.name is rows"),
         ({"tasks": None}, "tasks.data must be given when environment.name is rows"),
@@ -174,6 +223,7 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
 )
 def test_mistake_is_one_line_without_a_run(given: dict[str, Any], message: str, tmp_path: Path, qwen2: Path) -> None:
     right = {"model": qwen2, "reward": vowels, "tasks": ROWS}
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(agentloop.UserError, match=message) as caught:
         agentloop.train(**{**right, **small(tmp_path), **given})
+    assert len(caught.traceback) == 2  # this file's line, and the door
     assert list(tmp_path.iterdir()) == []
