@@ -19,6 +19,7 @@ from replay.errors import ReplayError
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
+Unbroken = tuple[TrainResult, SilentDisplay]
 EVALUATED = "select iteration, value from metrics where name = 'eval/success' order by iteration"
 
 
@@ -44,6 +45,12 @@ def test_best_policy_has_the_highest_middle_of_its_interval(
     assert LoopState.from_values(json.loads(json.dumps(asdict(state)))) == state
 
 
+def kill(iteration: int) -> None:
+    """End the process, as far as the run can tell, in the middle of an iteration."""
+    if iteration == 4:
+        raise MemoryError("killed")
+
+
 def settings(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
     evaluated = {"evaluation": {"every": 1, "tasks": 16}, "optimizer": {"learning_rate": 0.02}}
     kept = {"run": {"iterations": 5}, "checkpoint": {"every": 3, "keep": 1}}
@@ -51,12 +58,9 @@ def settings(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[TrainResult, SilentDisplay]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Unbroken:
     display = SilentDisplay()
     return train(settings(tmp_path_factory.mktemp("runs"), qwen2), display=display), display
-
-
-Unbroken = tuple[TrainResult, SilentDisplay]
 
 
 @pytest.mark.slow
@@ -78,38 +82,20 @@ def test_best_policy_stays_with_its_figures_and_the_run_ends_with_them(unbroken:
     ]
 
 
-def killed(config: RunConfig, after: int) -> Path:
-    """The folder of a run that was killed, as far as it can tell, in the middle of an iteration."""
-
-    def kill(iteration: int) -> None:
-        if iteration == after:
-            raise MemoryError("killed")
-
-    display = SilentDisplay(at_iteration=kill)
-    with pytest.raises(MemoryError):
-        train(config, display=display)
-    assert f"ended after iteration {after} of 5: the error below" in display.notes
-    return Path(config.run.folder) / "small-001"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("killed_after", [1, 2, 4, 5])
-def test_killed_run_ends_with_the_best_policy_of_the_unbroken(
-    unbroken: Unbroken, tmp_path: Path, qwen2: Path, killed_after: int
-) -> None:
-    killed(settings(tmp_path, qwen2), killed_after)
-    resumed = train(settings(tmp_path, qwen2), resume=True, display=SilentDisplay())
-    (ours,), (theirs,) = ((result.folder / "best").iterdir() for result in (resumed, unbroken[0]))
+def test_killed_run_ends_with_the_best_policy_of_the_unbroken(unbroken: Unbroken, tmp_path: Path, qwen2: Path) -> None:
+    """The newest checkpoint is that of iteration 3. The policy of iteration 4 is better, and the run is killed then."""
+    run, display = tmp_path / "small-001", SilentDisplay(at_iteration=kill)
+    with pytest.raises(MemoryError):
+        train(settings(tmp_path, qwen2), display=display)
+    assert "ended after iteration 4 of 5: the error below" in display.notes
+    assert sorted(path.name for path in (run / "best").iterdir()) == ["000003", "000004"]
+    back = train(config_to_resume(run, ["run.iterations=3"]), resume=True, run=run, display=SilentDisplay())
+    assert ([path.name for path in (run / "best").iterdir()], back.best) == (["000003"], 3)
+    train(config_to_resume(run, ["run.iterations=5"]), resume=True, run=run, display=SilentDisplay())
+    (ours,), (theirs,) = ((folder / "best").iterdir() for folder in (run, unbroken[0].folder))
     assert (ours / "held_out.json").read_text() == (theirs / "held_out.json").read_text()
     assert_same_bits(ours / "model.safetensors", theirs / "model.safetensors")
-
-
-@pytest.mark.slow
-def test_resume_takes_back_the_best_policy_of_later_iterations(tmp_path: Path, qwen2: Path) -> None:
-    run = killed(settings(tmp_path, qwen2), 4)
-    assert sorted(path.name for path in (run / "best").iterdir()) == ["000003", "000004"]
-    ended = train(config_to_resume(run, ["run.iterations=3"]), resume=True, run=run, display=SilentDisplay())
-    assert ([path.name for path in (run / "best").iterdir()], ended.best) == (["000003"], 3)
 
 
 @pytest.mark.slow
