@@ -15,7 +15,7 @@ _FEW_SUCCESSES = 1 / 3
 """With fewer successes per batch, the run is limited by successes."""
 _MUCH = 0.3
 """A share above this limits the run."""
-TOO_FAST, _ALIKE = "learning rate", "equal groups"
+TOO_FAST, _ALIKE, NO_SIGNAL = "learning rate", "equal groups", "equal rewards"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
@@ -32,7 +32,7 @@ class Regime:
     """What goes wrong in a run or limits its progress, judged by its newest iterations."""
 
     limit: str
-    """learning rate | equal groups | successes | tools | repeated tool calls | optimizer steps"""
+    """learning rate | equal groups | equal rewards | successes | tools | repeated tool calls | optimizer steps"""
     text: str
     """The numbers that show it, and what to do about it."""
 
@@ -40,7 +40,8 @@ class Regime:
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
 _MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
 _ESS = "actor/replay/ess"
-SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED)
+_STEPS, _SKIPPED = "actor/grad_norm", "actor/skipped_no_signal"
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, _ESS, *_MOVED, _STEPS, _SKIPPED)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0
 """Two evaluations differ clearly by this many standard errors. Among many evaluations, some differ by two."""
@@ -52,7 +53,7 @@ _SOME, _MOST = 0.1, 0.75
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """Why training goes wrong and what helps, in a few words; None if no metric clearly shows trouble."""
-    held_out, tasks, fresh, success, flat, ess, *moved = (finite(metrics, name) for name in SIGNS)
+    held_out, tasks, fresh, success, flat, ess, *moved, steps, skipped = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
     groups = {iteration: rows / size for iteration, rows in fresh}
     fall = _fall(held_out, dict(tasks)) or _end(success, groups)
@@ -71,6 +72,10 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
         setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 10:g}"
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
         return Regime(TOO_FAST, f"{sign}. {remedy}")
+    if len(skipped) >= _NEWEST and not steps and all(count > 0 for _, count in skipped):
+        sign = f"no update has changed the policy in {len(skipped)} iterations: attempts at a task had equal rewards"
+        remedy = "Check the rewards (agentloop env check), or take tasks that are solved sometimes"
+        return Regime(NO_SIGNAL, f"{sign}. {remedy}: docs/reading-a-run.md.")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
     if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and _SOME < solved < _MOST:
         sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"

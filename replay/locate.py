@@ -15,6 +15,8 @@ METRICS = "metrics.sqlite"
 """The database of a run of `agentloop sft`, which has no buffer."""
 MODEL, START = "model", "start"
 """Folders in a run folder: the trained model, and what the run began with."""
+BEST = "best"
+"""Folder in a run folder: the policy with the best held-out success, in a folder named by its iteration."""
 LOCK = "lock"
 """The file in a run folder that its trainer locks."""
 
@@ -98,6 +100,22 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
             raise ReplayError(_has_none_yet(path))
         return _file(path), path, None
     return identity.database, path, identity.id
+
+
+def split_best(run: Path | str) -> tuple[Path, bool]:
+    """The run's folder in `RUN` or `RUN:best`, and whether its best policy is meant."""
+    return Path(str(run).removesuffix(f":{BEST}")), str(run).endswith(f":{BEST}")
+
+
+def best_policy(run: Path) -> Path:
+    """The weights of the run's best policy, a Hugging Face folder. Raises ReplayError if there is none."""
+    found = max(run.glob(f"{BEST}/*/COMPLETE"), default=None)
+    if found is None:
+        raise ReplayError(
+            f"RUN:best must be a run with a best policy, got none in {run}. Runs keep it with checkpoint.best: "
+            "eval/success; name another policy."
+        )
+    return found.parent
 
 
 def start_folder(run: Path) -> Path:

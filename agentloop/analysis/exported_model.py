@@ -7,17 +7,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.analysis.stored_policies import iteration_of, stored_weights
+from agentloop.analysis.stored_policies import iteration_of, named_policy
 from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
-from agentloop.runs.run_folder import COMPLETE, RunFolder, explaining_disk, open_run_folder
+from agentloop.runs.display import with_interval
+from agentloop.runs.run_folder import COMPLETE, RunFolder, explaining_disk
 from replay import questions
+from replay.questions.runs import finite
 from replay.store import ReplayStore
 
 _ADAPTER = "adapter_config.json"
-_SUCCESS = "eval/success"
+_METRICS = ("eval/success", "eval/tasks", "batch/fresh", "batch/replay")
 _PLACES = ("run.folder", "model.path", "replay.database")
 """Keys that name places on the machine, which the model card leaves out."""
 _CARD = """---
@@ -57,16 +59,15 @@ What differs from the defaults:
 """
 
 
-def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> Path:
+def export_run(run: Path, target: Path | str, *, policy: int | str | None = None) -> Path:
     """Write a policy of a run to the folder `target`; adapters are merged into their model.
 
-    Raises UserError if the run has no weights or the folder is not empty, and for trainings by `sft`, whose model is a
-    whole folder already.
+    `run` and `policy` are as for `named_policy`. Raises UserError if the run has no weights or the folder is not empty,
+    and for trainings by `sft`, whose model is a whole folder already.
     """
-    folder, target = open_run_folder(run), Path(target)
+    (folder, weights), target = named_policy(run, policy), Path(target)
     if not folder.environments:
         raise UserError(f"RUN must be a run of agentloop train, got {str(run)!r}. Copy sft's folder model as it is.")
-    weights = stored_weights(folder, policy)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")
     with explaining_disk(target, option="--to", advice="Choose another folder."):
@@ -109,13 +110,16 @@ def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
 
 
 def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> Iterator[tuple[str, object]]:
-    evaluated = questions.metric_series(store, folder.run_id, names=[_SUCCESS]).get(_SUCCESS, [])
-    for place, name in ((0, "first"), (-1, "last")) if evaluated else ():
-        iteration, success = evaluated[place]
-        yield f"held-out success, {name}", f"{success:.1%}, iteration {iteration}"
-    draws = questions.summary(store, folder.run_id)["draws"]
-    yield "iterations", iteration_of(folder, weights)
-    yield "rows that fed updates", f"{draws['fresh']:,} fresh, {draws['replay']:,} replayed"
+    made = iteration_of(folder, weights)
+    series = questions.metric_series(store, folder.run_id, names=_METRICS, within=range(made + 1))
+    success, tasks, *rows = (dict(finite(series, name)) for name in _METRICS)
+    measured = {at: with_interval(share, round(tasks[at])) for at, share in success.items()}
+    yield "held-out success", measured.get(made, "not measured for this policy")
+    if made and 0 in measured:
+        yield "held-out success before training", measured[0]
+    yield "iterations", made
+    fresh, replayed = (sum(each.values()) for each in rows)
+    yield "rows that fed updates", f"{fresh:,.0f} fresh, {replayed:,.0f} replayed"
     yield "environment", folder.config.environment.name
     yield "model it began with", _first_model(folder.config)
     yield "run", f"`{folder.run_id}`"

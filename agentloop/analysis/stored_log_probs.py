@@ -20,6 +20,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.run_folder import RunFolder, complete_checkpoints
 from context.authors import AuthorTable
+from replay.locate import BEST, best_policy
 from replay.questions import sampled_rows
 from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
@@ -80,6 +81,8 @@ def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | st
     known = weights_of_run(folder)
     if policy is None:
         return max(known), known[max(known)]
+    if policy == BEST:
+        policy = str(best_policy(folder.path))
     if policy.isdecimal() and int(policy) in known:
         return int(policy), known[int(policy)]
     path = Path(policy)
@@ -89,8 +92,8 @@ def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | st
     if not (path.is_dir() and numbered.name.isdecimal()):
         there = ", ".join(map(str, sorted(known)))
         raise UserError(
-            f"--policy must be a version whose weights are still in {folder.path} ({there}), or a folder of weights "
-            f"named by its version, got {policy}. Set checkpoint.keep_policies to keep more."
+            f"--policy must be a version whose weights are still in {folder.path} ({there}), best, or a folder of "
+            f"weights named by its version, got {policy}. Set checkpoint.keep_policies to keep more."
         )
     return int(numbered.name), path
 

@@ -27,7 +27,7 @@ from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from context.messages import Message
-from replay.locate import newest_run_folder
+from replay.locate import BEST, best_policy, newest_run_folder, split_best
 
 
 class ServedModel(NamedTuple):
@@ -64,17 +64,17 @@ def evaluate_run(
     run: Path,
     asked: Asked = _AS_CONFIGURED,
     *,
-    policy: int | None = None,
+    policy: int | str | None = None,
     environment_changed: bool = False,
 ) -> EvaluationReport:
     """Evaluate a run's policy, with the tasks and seed of training, so that figures can be compared.
 
-    Raises UserError where the environment's source has changed, unless `environment_changed`.
+    `run` and `policy` are as for `named_policy`. Raises UserError where the environment's source has changed, unless
+    `environment_changed`.
     """
-    folder = open_run_folder(run)
+    folder, weights = named_policy(run, policy)
     config = _with_sizes(folder.config, asked)
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-    weights = stored_weights(folder, policy)
     version = iteration_of(folder, weights) if folder.environments else None  # sft has no policy versions
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
     return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose, asked)
@@ -137,24 +137,33 @@ def sampling_actors(
     return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 
 
-def stored_weights(folder: RunFolder, policy: int | None) -> Path:
-    """The folder of a policy's weights; None means the last checkpoint's. Raises UserError for one not kept."""
+def named_policy(run: Path | str, policy: int | str | None = None) -> tuple[RunFolder, Path]:
+    """The run that is named, and the folder of the policy's weights: a version's, the best's, or the last checkpoint's.
+
+    The best is meant by the policy `best`, or by `RUN:best` as the run. Raises UserError for a policy not kept.
+    """
+    path, best = split_best(run)
+    if best and policy is not None:
+        raise UserError(f"--policy must be left out with RUN:best, got {policy}. Leave one out.")
+    folder = open_run_folder(path)
+    if best or policy == BEST:
+        return folder, best_policy(path)
     if policy is None:
         complete = complete_checkpoints(folder.checkpoints)
         if not complete:
             raise UserError(f"RUN must have a complete checkpoint, got none in {folder.path}. Train it with --resume.")
-        return complete[-1] / "model"
-    path = folder.policies / f"{policy:06d}"
-    if not (path / COMPLETE).exists():
+        return folder, complete[-1] / "model"
+    weights = folder.policies / str(policy).zfill(6)
+    if not (weights / COMPLETE).exists():
         kept = [int(path.name) for path in complete_checkpoints(folder.policies)]
         what = f"{kept[0]}..{kept[-1]}" if kept else "none (set checkpoint.keep_policies)"
-        raise UserError(f"--policy must be a kept snapshot of {folder.path}, got {policy}. Kept: {what}.")
-    return path
+        raise UserError(f"--policy must be a kept snapshot of {folder.path}, or best, got {policy}. Kept: {what}.")
+    return folder, weights
 
 
 def iteration_of(folder: RunFolder, weights: Path) -> int:
     """The iteration that made these stored weights, which is also the policy's version."""
-    return int(weights.name if weights.parent == folder.policies else weights.parent.name)
+    return int(weights.name if weights.parent in (folder.policies, folder.best) else weights.parent.name)
 
 
 Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
@@ -164,12 +173,12 @@ Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
 def play_with(
     model: str, environment: str, overrides: Sequence[str], *, task: int, respond: Respond | None = None
 ) -> tuple[Episode, RunConfig]:
-    """Let a model play a task: `model` is a run's folder, for its newest policy, or a model's path or hub id.
+    """Let a model play a task: `model` is a run's folder, for its newest policy, RUN:best, or a model's path or id.
 
     A run's own configuration is used, with the overrides over it. Raises UserError for a model that can't be loaded.
     With `respond`, this function answers the policy's replies, and the environment does not.
     """
-    folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
+    folder, saved = named_policy(model) if has_run(split_best(model)[0]) else (None, None)
     config = _config_to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
@@ -178,7 +187,6 @@ def play_with(
     if respond is not None:
         factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
-    saved = None if folder is None else stored_weights(folder, None)
     actors = sampling_actors(config, factory, first, saved=saved)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
     scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))

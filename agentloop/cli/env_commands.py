@@ -61,7 +61,7 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
 def play(
     environment: Name,
     model: Annotated[
-        str, typer.Option(metavar="RUN|MODEL", help="Who plays: the newest policy of a run, or a model's folder or id.")
+        str, typer.Option(metavar="RUN|MODEL", help="Who plays: a run's newest policy, RUN:best, or a folder or id.")
     ],
     overrides: Overrides = None,
     task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,

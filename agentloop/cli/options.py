@@ -24,8 +24,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="RUN", help="Folder of a run or of sft; the one under ./runs with the newest checkpoint when left out."
+        metavar="RUN", help="Folder of a run or of sft, or RUN:best; left out: that of the newest checkpoint in ./runs."
     ),
+]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", metavar="NUMBER|best", help="Policy version; left out: the last checkpoint's.")
 ]
 EnvironmentChanged = Annotated[
     bool,

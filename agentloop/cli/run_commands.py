@@ -16,6 +16,7 @@ from agentloop.cli.options import (
     ConfigFile,
     EnvironmentChanged,
     Overrides,
+    PolicyOption,
     Resume,
     ResumingCommand,
     RunArgument,
@@ -73,7 +74,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result, next_run(config, overrides or [], settings, result), settings.run.iterations)
+        closing_words(result, next_run(config, overrides or [], settings, result))
     raise typer.Exit(result.exit_code)
 
 
@@ -99,13 +100,15 @@ def next_run(
     """A command to try after this run, with its reason; None after a resume by the run's folder."""
     if config.is_dir():
         return None
-    from replay.diagnosis import TOO_FAST
+    from replay.diagnosis import NO_SIGNAL, TOO_FAST
 
     other = 0.25 if settings.replay.fraction == 0.5 else 0.5
     command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
     if TOO_FAST in result.troubles:
         rate = settings.optimizer.learning_rate / 10
         setting, why = f"optimizer.learning_rate={rate:g}", "success fell: the learning rate is probably too high"
+    elif NO_SIGNAL in result.troubles and result.success_after:
+        return [program(), "env", "check", str(config)], "all rewards were equal: check them"
     elif result.success_after == 0.0:
         data = settings.sft.data or "DEMONSTRATIONS.jsonl"
         command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: train on demonstrations first"
@@ -115,7 +118,7 @@ def next_run(
     return [program(), command, str(config), *sets], why
 
 
-def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None, iterations: int) -> None:
+def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None) -> None:
     from agentloop.runs.display import with_interval
 
     tasks = result.held_out_tasks
@@ -133,10 +136,7 @@ def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | Non
         (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
     ]
     width = max(len(words) for words, _ in hints)  # the last one can be long
-    if result.exit_code:
-        print(f"stopped after iteration {result.iterations} of {iterations}")
-        hints.append((shlex.join([program(), "train", str(result.folder), "--resume"]), "go on from here"))
-    elif next_run is not None:
+    if next_run is not None and not result.exit_code:
         hints.append((shlex.join(next_run[0]), next_run[1]))
     print("try next:")
     for words, meaning in hints:
@@ -157,9 +157,7 @@ def evaluate(
         typer.Option(metavar="MODEL", help="With --config: folder or hub id of a model in place of the file's."),
     ] = None,
     overrides: Overrides = None,
-    policy: Annotated[
-        int | None, typer.Option(help="Policy version to evaluate; the last checkpoint's when left out.")
-    ] = None,
+    policy: PolicyOption = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; as configured when left out.")] = None,
     samples: Annotated[
         int | None,
@@ -245,9 +243,7 @@ def sft(
 def export(
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="A new folder, or an empty one.")],
     run: RunArgument = None,
-    policy: Annotated[
-        int | None, typer.Option(help="Policy version to export; the last checkpoint's when left out.")
-    ] = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Write a trained policy as a folder that transformers loads, and a hub takes: weights and model card."""
     from agentloop.analysis.exported_model import export_run

@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +113,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def prune(folder: Path, *, keep: int) -> None:
     """Remove all complete directories but the newest `keep`, and unfinished ones that kills have left."""
-    kept = complete_checkpoints(folder)[-keep:]
+    keep_only(folder, [path.name for path in complete_checkpoints(folder)[-keep:]])
+
+
+def keep_only(folder: Path, names: Collection[str]) -> None:
+    """Remove all numbered and unfinished directories in `folder` except those of these names."""
     for path in list(folder.glob("*")):
-        if path not in kept and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):
+        if path.name not in names and (path.name.isdecimal() or path.name.endswith(_UNFINISHED)):
             _remove_marked(path)
 
 

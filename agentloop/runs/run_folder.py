@@ -22,7 +22,7 @@ from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
 from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
-from replay.locate import DATABASE, LOCK, MODEL, start_folder
+from replay.locate import BEST, DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases import Location
 
 COMPLETE = "COMPLETE"
@@ -93,6 +93,11 @@ class RunFolder:
     @property
     def policies(self) -> Path:
         return self.path / "policies"
+
+    @property
+    def best(self) -> Path:
+        """Holds the policy with the best held-out success, in a folder named by its iteration."""
+        return self.path / BEST
 
     def lock(self) -> IO[str]:
         """Lock the folder for the process that trains here. The lock ends with the process, however that ends."""
@@ -341,7 +346,7 @@ def _disk_failure(error: Exception) -> OSError | None:
 
 
 _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
-    "run": ("iterations", "stop_at_success", "threads"),
+    "run": ("iterations", "stop_at_success", "patience", "threads"),
     "model": ("device",),
     "batch": ("micro_batch_tokens", "layout"),
     "compute": tuple(ComputeSection.model_fields),

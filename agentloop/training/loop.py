@@ -1,9 +1,11 @@
 """The loop of a run: collect, append, draw, update, publish, log."""
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from agentloop.engines.publish.engine_control import EngineRefused
 from agentloop.engines.publish.proof import ProofFailed
@@ -12,7 +14,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.trajectories import Collected, environment_metrics
-from agentloop.runs.checkpoint import prune, save_checkpoint
+from agentloop.runs.checkpoint import keep_only, prune, save_checkpoint, write_directory
 from agentloop.runs.run_folder import complete_checkpoints
 from agentloop.runs.signals import StopRequest
 from agentloop.runs.sinks import shown_trajectories
@@ -46,6 +48,7 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
+        self._saved_best = state.best_name
         self._settings, self.troubles = components.folder.stored_config(), set[str]()
         self.pace = Pace(self.config, iteration=state.iteration)
 
@@ -72,7 +75,7 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        return self.state.has_ended(self.config.run)
+        return self.state.end(self.config.run) is not None
 
     def iterate(self, iteration: int) -> None:
         """Make one iteration: collect, append, draw, update, publish, log."""
@@ -102,13 +105,13 @@ class Loop:
             parts.sinks.log_trajectories(iteration, few)
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
-        self._note_trouble()
+        self.note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
-    def _note_trouble(self) -> None:
-        """Show each sign of trouble once."""
+    def note_trouble(self, *, again: bool = False) -> None:
+        """Show the present sign of trouble, `again` also one that was shown before."""
         found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
-        if found is not None and found.limit not in self.troubles:
+        if found is not None and (again or found.limit not in self.troubles):
             self.troubles.add(found.limit)
             self._display.note(found.text)
 
@@ -220,11 +223,25 @@ class Loop:
         result = self.collection.evaluate()
         seconds = time.perf_counter() - began
         self.pace.add_evaluation(seconds, episodes=result.tasks * result.samples)
-        self.state.evaluations.append((self.state.iteration, result.success))
-        self.state.held_out_tasks = result.tasks
+        self.state.add_evaluation(result.success, result.tasks)
+        self._keep_best()
         if self.state.iteration == 0 and (why := result.why_none_succeeded) is not None:
             self._display.note(why)
         return result.metrics() | {"time/evaluation": seconds}
+
+    def _keep_best(self) -> None:
+        """Write the present policy if it is the best one. That of the last checkpoint stays, for a resume from it."""
+        best, folder = self.state.best, self.components.folder.best
+        if best is None or best.iteration != self.state.iteration or self.config.checkpoint.best is None:
+            return
+        self._store.refuse_replaced(self._run_id)
+
+        def fill(target: Path) -> None:
+            self.components.publisher.save_model(target)
+            (target / "held_out.json").write_text(json.dumps(asdict(best)))
+
+        write_directory(folder / self.state.best_name, fill)
+        keep_only(folder, [self._saved_best, self.state.best_name])
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Show metrics to people and give them to the sinks; the database has them already."""
@@ -255,6 +272,8 @@ class Loop:
         # refused where another process has taken over the run: it may have begun from a checkpoint removed below.
         self._store.purge(self._run_id, int(oldest.name))
         prune(folder.checkpoints, keep=self.config.checkpoint.keep)
+        self._saved_best = self.state.best_name
+        keep_only(folder.best, [self._saved_best])
         self._display.phase("checkpoint", 1, 1)
         self._saved = self.state.iteration
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.run_section import RunSection
+from agentloop.runs.confidence_intervals import wilson
 
 
 @dataclass
@@ -100,6 +102,17 @@ class TaskQueue:
         self.pending = [*sorted(without_member), *(index for index in self.pending if index not in indices)]
 
 
+@dataclass(frozen=True)
+class BestPolicy:
+    """The policy with the best held-out success so far, and the interval of its success."""
+
+    iteration: int
+    success: float
+    low: float
+    high: float
+    tasks: int
+
+
 @dataclass
 class LoopState:
     """The loop's own part of a checkpoint."""
@@ -113,15 +126,43 @@ class LoopState:
     """(iteration, held-out success), oldest first."""
     held_out_tasks: int = 0
     """Number of tasks of the newest evaluation."""
+    best: BestPolicy | None = None
+    """None: nothing was evaluated yet."""
+    without_better: int = 0
+    """Number of evaluations in a row that were not better than all before them."""
     batches: int = 0
     """Number of workers' batches that were learned from or lost."""
 
-    def has_ended(self, run: RunSection) -> bool:
-        """Whether no iteration is left, or the success target was reached."""
-        last_two = [success for _, success in self.evaluations[-2:]]
-        target = run.stop_at_success
-        reached = target is not None and len(last_two) == 2 and min(last_two) >= target
-        return self.iteration >= run.iterations or reached
+    def add_evaluation(self, success: float, tasks: int) -> None:
+        """Note an evaluation of the present policy, which is the best one if none has a higher middle of its interval.
+
+        Middles are compared because engines may fail tasks, which do not count: one of few tasks is nearer to 0.5.
+        """
+        found, best = wilson(success * tasks, tasks), self.best
+        ahead = math.inf if best is None else found.low + found.high - (best.low + best.high)
+        self.evaluations.append((self.iteration, success))
+        self.held_out_tasks = tasks
+        self.without_better = 0 if ahead > 0 else self.without_better + 1
+        if ahead >= 0:
+            self.best = BestPolicy(self.iteration, success, found.low, found.high, tasks)
+
+    @property
+    def best_name(self) -> str:
+        """The name of the folder with the best policy's weights; empty if there is none."""
+        return "" if self.best is None else f"{self.best.iteration:06d}"
+
+    def end(self, run: RunSection) -> tuple[str, str] | None:
+        """Why no iteration follows, and the setting with which one would; None if one does."""
+        last_two, target = [success for _, success in self.evaluations[-2:]], run.stop_at_success
+        if self.iteration >= run.iterations:
+            return "all iterations are made", "run.iterations=NUMBER"
+        if target is not None and len(last_two) == 2 and min(last_two) >= target:
+            why = f"held-out success reached run.stop_at_success={target} in two evaluations in a row"
+            return why, "run.stop_at_success=null"
+        if run.patience is not None and self.without_better >= run.patience:
+            why = f"{self.without_better} evaluations in a row were not better than the best (run.patience)"
+            return why, "run.patience=null"
+        return None
 
     @classmethod
     def first(cls, config: RunConfig) -> LoopState:

@@ -61,7 +61,8 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
     checkpoints = min(section.keep, 1 + -(-iterations // section.every))
     kept = {"all": iterations + 1, "none": 0}.get(str(section.keep_policies), section.keep_policies)
     policies = min(max(int(kept), least_policies), iterations + 1)
-    one, end = weights + state, checkpoints * (weights + state) + policies * weights
+    best = weights if section.best else 0
+    one, end = weights + state, checkpoints * (weights + state) + policies * weights + best
     if 2 * one > free:
         raise UserError(
             f"run.folder must have room for two checkpoints of {in_gb(one)}, got too little at "
@@ -69,8 +70,9 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
         )
     parts = f"checkpoints: {checkpoints} of {in_gb(one)}"
     parts += f", policies: {policies} of {in_gb(weights)}" if policies else ""
-    # A new checkpoint is written before the oldest is removed.
-    low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
+    parts += f", the best one: {in_gb(best)}" if best else ""
+    # A new checkpoint, and a new best policy, are written before the oldest is removed.
+    low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one + best > free)
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 

@@ -1,11 +1,13 @@
 """From a configuration to a trained agent: start or resume, run the loop, write the report."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from signal import Signals
 from typing import Literal
 
 from agentloop.algorithms.baselines.grpo import group_advantages
@@ -13,7 +15,7 @@ from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
-from agentloop.runs.checkpoint import Checkpoint, explaining_damage, newest_checkpoint, restore_random
+from agentloop.runs.checkpoint import Checkpoint, explaining_damage, keep_only, newest_checkpoint, restore_random
 from agentloop.runs.display import RunDisplay, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.progress_bars import open_display
@@ -43,6 +45,7 @@ from context import PrefixError, RenderError
 from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
+from replay.locate import BEST
 from replay.next_batch import empty_sources
 from replay.pages.report import REPORT_NAME
 from replay.questions.filters import condition
@@ -95,38 +98,52 @@ def train(
                     loop = Loop(parts, begin_run(parts, checkpoint))
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
-                if checkpoint is not None and loop.finished:
-                    display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
-                report = _run(loop, stop)
+                try:
+                    report = _run(loop, stop)
+                except Exception:
+                    _show_end(loop, "the error below")
+                    raise
                 if loop.finished:
                     loop.collection.end_run()
-    return replace(_result(folder, loop.state, report, stop.exit_code), troubles=tuple(sorted(loop.troubles)))
+                result = _result(folder, loop.state, report, stop)
+                loop.note_trouble(again=True)
+                _show_end(loop, result.why_ended)
+    return replace(result, troubles=tuple(sorted(loop.troubles)))
 
 
-def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
+def _result(folder: RunFolder, state: LoopState, report: Path, stop: StopRequest | None = None) -> TrainResult:
     (_, before), (last, after) = state.evaluations[0], state.evaluations[-1]
-    return TrainResult(folder.path, state.iteration, before, after, report, last, state.held_out_tasks, exit_code)
+    exit_code = 0 if stop is None else stop.exit_code
+    end, best = state.end(folder.config.run), None if state.best is None else state.best.iteration
+    why = end[0] if end is not None else f"interrupted by {Signals(exit_code - 128).name}"
+    measured = (state.iteration, before, after, report, last, state.held_out_tasks)
+    return TrainResult(folder.path, *measured, exit_code, best=best, why_ended=why)
+
+
+def _show_end(loop: Loop, why: str) -> None:
+    """Say why the run has ended, how it goes on, and which policy is the best."""
+    state, folder, note = loop.state, loop.components.folder, loop.components.display.note
+    end, command = state.end(folder.config.run), how_to_resume(folder)
+    how = " --set " if command.endswith("--resume") else ", with "
+    setting = "" if end is None else how + end[1]
+    note(f"ended after iteration {state.iteration} of {folder.config.run.iterations}: {why}")
+    note(f"to go on: {command}{setting}")
+    if (best := state.best) is not None:
+        figure, weights = with_interval(best.success, best.tasks), folder.best / state.best_name
+        kept = f"{weights}. To export it: agentloop export {shlex.quote(str(folder.path))}:{BEST} --to FOLDER"
+        kept = kept if weights.exists() else "whose weights were not kept (checkpoint.best)"
+        note(f"best policy: iteration {best.iteration}, held-out success {figure}, {kept}")
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
     """The result of a run that has ended, of which its workers are told; None for any other run."""
     state, report = LoopState.from_values(checkpoint.values["loop"]), folder.path / REPORT_NAME
-    if not state.has_ended(folder.config.run) or not report.exists():
+    if state.end(folder.config.run) is None or not report.exists():
         return None
     if folder.config.collection.by == "workers":  # the learner may have been killed before it ended the run for them
         with closing(ReplayStore.open(folder.database)) as store:
             store.roles.end_run(folder.run_id, ended=True)
     return _result(folder, state, report)
-
-
-def _why_ended(state: LoopState, config: RunConfig) -> str:
-    """Say why the run has ended, and which setting makes it go on."""
-    if state.iteration >= config.run.iterations:
-        return f"it has made its {state.iteration} iterations. For more: --set run.iterations=NUMBER"
-    return (
-        f"held-out success reached run.stop_at_success={config.run.stop_at_success} twice, after iteration "
-        f"{state.iteration}. To go on all the same: --set run.stop_at_success=null"
-    )
 
 
 def train_worker(config: RunConfig) -> None:
@@ -165,6 +182,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
+    keep_only(folder.best, [state.best_name])  # a best policy of later iterations is made again
     if checkpoint:
         words = ("reservations released", "draws rolled back", "trajectories orphaned", "to be fresh again")
         counts = (report.released, report.rolled_back, report.orphaned, report.fresh_again)

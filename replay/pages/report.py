@@ -176,8 +176,8 @@ def _success(metrics: Metrics) -> Tile:
     (first, start), (last_at, end) = held_out[0], held_out[-1]
     if len(held_out) == 1:
         return Tile(LEARNING, _plain(share(start, 1)), f"{on}, at iteration {first:,}, evaluated once", facts)
-    best, at = max((value, -iteration) for iteration, value in held_out)
-    facts.insert(0, ("best", "the newest" if best == end else f"{share(best, 1)} at iteration {-at:,}"))
+    best, at = max((value, iteration) for iteration, value in held_out)
+    facts.insert(0, ("best", "the newest" if best == end else f"{share(best, 1)} at iteration {at:,}"))
     words = ((share(start, 1), "plain"), ("\u2192", "arrow"), (share(end, 1), "rising" if end > start else "plain"))
     return Tile(LEARNING, words, f"{on}, from iteration {first:,} to {last_at:,}", facts)
 

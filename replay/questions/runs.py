@@ -60,7 +60,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     """Return the progress of a run: its `state`, its newest iteration of all planned ones, and when it last wrote.
 
     - imported: the run was not trained here.
-    - finished: the run has made its iterations, or reached its target of held-out success twice in a row.
+    - finished: the run has made its iterations, or its target of held-out success twice in a row, or its patience.
     - live: a process holds the lock of the run's `folder`, or the run wrote a short while ago.
     - stopped: none of these.
 
@@ -71,13 +71,16 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         newest, longest, gave_up = _iterations(connection, run.id)
         mine = (metrics.c.run == run.id) & (metrics.c.name == _SUCCESS) & metrics.c.value.is_not(None)
         query = sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc())
-        evaluated = connection.scalars(query.limit(2)).all()
+        evaluated = connection.scalars(query).all()
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
     seconds_since = None if written is None else max(0.0, time.time() - written)
     planned = stored_setting(run.config, "run.iterations", int)
     target = stored_setting(run.config, "run.stop_at_success", float)
-    reached = target is not None and len(evaluated) == 2 and min(evaluated) >= target
+    patience = stored_setting(run.config, "run.patience", int)
+    reached = target is not None and len(evaluated) > 1 and min(evaluated[:2]) >= target
+    if patience is not None and len(evaluated) > patience:
+        reached = reached or max(evaluated[:patience]) <= max(evaluated[patience:])
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
     elif newest == 0 and planned is None:

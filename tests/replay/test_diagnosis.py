@@ -12,6 +12,7 @@ Curves = dict[str, list[tuple[int, float]]]
 def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int = 64, **named: list[float]) -> Curves:
     """By iteration, from 1; evaluations from 0, before training."""
     names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5], "fresh_kl": SIGNS[6], "replay_kl": SIGNS[7]}
+    names |= {"grad_norm": SIGNS[8], "skipped": SIGNS[9]}
     found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
     found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
     evaluated = [*enumerate(held_out or [])]
@@ -41,6 +42,13 @@ def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int =
             "equal groups",
             "80 % of the groups have no signal: all attempts at a task end alike. Less sft (sft.epochs), a higher "
             "rollout.temperature or other tasks help: docs/reading-a-run.md.",
+        ),
+        # Every reward is 1.
+        (
+            curves(success=[1.0] * 8, flat=[1.0] * 8, skipped=[2.0] * 8, held_out=[1.0, 1.0]),
+            "equal rewards",
+            "no update has changed the policy in 8 iterations: attempts at a task had equal rewards. Check the rewards "
+            "(agentloop env check), or take tasks that are solved sometimes: docs/reading-a-run.md.",
         ),
     ],
 )
@@ -77,6 +85,9 @@ def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, sa
         curves(held_out=[0.9, 0.5], ess=[0.01]),
         # What moved it was long ago.
         curves(success=[0.9] * 9 + [0.4], ess=[0.05], fresh_kl=[0.9]),
+        # Solved after one update; too few iterations to say so.
+        curves(success=[1.0] * 20, flat=[1.0] * 20, skipped=[1.0] * 20, grad_norm=[0.3]),
+        curves(success=[1.0] * 7, flat=[1.0] * 7, skipped=[2.0] * 7),
         # Old rows in a run that goes on succeeding.
         curves(success=[0.4, 0.5, 0.6], ess=[0.5, 0.05, 0.05]),
     ],

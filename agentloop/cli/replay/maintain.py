@@ -27,8 +27,8 @@ Policy = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        metavar="VERSION|PATH",
-        help="A policy version that is still there, or a folder of weights named by its version, such as "
+        metavar="VERSION|best|PATH",
+        help="A policy version that is still there, best, or a folder of weights named by its version, such as "
         "RUN/checkpoints/000012.",
     ),
 ]

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from replay.locate import best_policy, split_best
 from replay.setting_types import Positive, PositiveFloat, Section
 
 
@@ -47,11 +48,18 @@ class LoraSection(Section):
 
 
 class ModelSection(Section):
-    path: str | None = Field(None, description="Folder or id of a Hugging Face causal LM; null: a built-in tiny one.")
+    path: str | None = Field(None, description="Causal LM of Hugging Face: folder, id, RUN:best; null: a built-in one.")
     revision: str | None = Field(None, description="Commit of a hub model.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Its device; auto: cuda if there is one.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
+
+    @field_validator("path")
+    @classmethod
+    def _find_best(cls, given: str | None) -> str | None:
+        """Replace RUN:best by the folder of the run's best policy, so that the configuration names the policy."""
+        run, best = split_best(given or "")
+        return str(best_policy(run)) if best else given
 
 
 class TinyModelSection(Section):

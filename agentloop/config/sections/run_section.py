@@ -15,11 +15,17 @@ class RunSection(RunLength, Section):
     stop_at_success: Fraction | None = Field(
         None, description="End early once held-out success reaches this share in two evaluations in a row; null: never."
     )
+    patience: Positive | None = Field(
+        None, description="End early after so many evaluations in a row without a better one; null: never."
+    )
 
 
 class CheckpointSection(Section):
     every: Positive = Field(5, description="Iterations between full checkpoints (weights, optimizer, random states).")
     keep: Positive = Field(2, description="Full checkpoints kept.")
+    best: Literal["eval/success"] | None = Field(
+        "eval/success", description="Also keep the weights with the best held-out success, in RUN/best; null: don't."
+    )
     keep_policies: Positive | Literal["all", "none"] = Field(
         "none", description="Policy snapshots (weights only) kept, one per publish; needed to verify stored log-probs."
     )

@@ -149,6 +149,8 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
         "evaluated_after": 3,
         "held_out_tasks": 8,
         "troubles": [],
+        "best": max(zip(evaluations, (0, 2, 3), strict=True))[1],
+        "why_ended": "all iterations are made",
         "exit_code": 0,
     }
     # Its progress is plain lines where there is no terminal.
@@ -175,7 +177,7 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
 )
 def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/a-001")
-    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None, 6)
+    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None)
     assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"
 
 

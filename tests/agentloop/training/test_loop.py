@@ -43,13 +43,14 @@ def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
     assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
 
 
-def test_run_that_collapses_says_so_once_with_what_helps(tmp_path: Path, qwen2: Path) -> None:
+def test_run_that_collapses_says_so_at_once_and_at_its_end_with_what_helps(tmp_path: Path, qwen2: Path) -> None:
     evaluation, display = {"every": 1, "tasks": 40}, SilentDisplay()
     train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 3.0}, evaluation=evaluation), display=display)
-    assert [said for said in display.notes if "learning rate" in said] == [
+    collapsed = (
         "success fell from 38 % to 0 %. The learning rate is probably too high. Begin again with --set "
         "optimizer.learning_rate=0.3: docs/reading-a-run.md."
-    ]
+    )
+    assert [said for said in display.notes if "learning rate" in said] == [collapsed, collapsed]
     assert (display.iterations[0]["eval/success"], display.iterations[0]["eval/tasks"]) == (0.0, 40.0)
 
 

@@ -169,14 +169,14 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("checkpoint", "free", "said"),
     [
-        ({"keep": 2}, 90, "disk: 6.0 GB of 90.0 GB free in the end, and the buffer (checkpoints: 2 of 3.0 GB)."),
-        # The first one, and those after iterations 4, 8 and 10.
-        ({"keep": 9, "every": 4}, 90, "disk: 12.0 GB of 90.0 GB free in the end, and the buffer (checkpoints: 4 of "),
-        ({"keep": 1, "keep_policies": 3}, 90, "the buffer (checkpoints: 1 of 3.0 GB, policies: 3 of 1.0 GB)."),
+        ({"keep": 2, "best": None}, 90, "disk: 6.0 GB of 90.0 GB free in the end, and the buffer (checkpoints: 2 of "),
+        # The first one, and those after iterations 4, 8 and 10; and the best policy.
+        ({"keep": 9, "every": 4}, 90, "disk: 13.0 GB of 90.0 GB free in the end, and the buffer (checkpoints: 4 of "),
+        ({"keep": 1, "keep_policies": 3}, 90, "1 of 3.0 GB, policies: 3 of 1.0 GB, the best one: 1.0 GB)."),
         (
             {"keep": 2, "keep_policies": "all"},
-            17,  # before the last old checkpoint goes: 3 x 3 + 11 x 1
-            "policies: 11 of 1.0 GB). Too much: lower checkpoint.keep or checkpoint.keep_policies.",
+            21,  # before the last old checkpoint and the last old best policy go: 3 x 3 + 11 x 1 + 2 x 1
+            "11 of 1.0 GB, the best one: 1.0 GB). Too much: lower checkpoint.keep or checkpoint.keep_policies.",
         ),
     ],
 )

@@ -56,8 +56,8 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     """One that has ended says first how it goes on."""
     display = SilentDisplay()
     assert lengthened(run, display=display).iterations == 2
-    ended = f"{run} has nothing left to do: it has made its 2 iterations. For more: --set run.iterations=NUMBER"
-    assert ended in display.notes
+    assert "ended after iteration 2 of 2: all iterations are made" in display.notes
+    assert f"to go on: agentloop train {run} --resume --set run.iterations=NUMBER" in display.notes
     result = lengthened(run, "run.iterations=4", display=display)
     assert (result.folder, result.iterations, result.exit_code) == (run, 4, 0)
     assert f"resumed {run} after iteration 2" in display.notes
@@ -93,8 +93,9 @@ def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: P
     ended, display = train(settings, display=SilentDisplay()), SilentDisplay()
     assert ended.iterations == 1
     assert lengthened(ended.folder, display=display).iterations == 1
-    (said,) = [note for note in display.notes if "nothing left to do" in note]
-    assert said.endswith("To go on all the same: --set run.stop_at_success=null")
+    why = "held-out success reached run.stop_at_success=0.0 in two evaluations in a row"
+    assert (ended.why_ended, f"ended after iteration 1 of 3: {why}" in display.notes) == (why, True)
+    assert f"to go on: agentloop train {ended.folder} --resume --set run.stop_at_success=null" in display.notes
     assert lengthened(ended.folder, "run.stop_at_success=null").iterations == 3
 
 
