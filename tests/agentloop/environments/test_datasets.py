@@ -149,7 +149,11 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     ("method", "task", "message"),
     [
         ("make_task", "'x'", "must define task_from_row when tasks.data names"),
-        ("task_from_row", "row['question']", "must read every row, got KeyError: 'question' at mine.py:5 in row 1."),
+        (
+            "task_from_row",
+            "row['question']",
+            "must read every row, got KeyError: 'question' at mine.py:5 in the first row to train on.",
+        ),
         ("task_from_row", "str(1 / (row['number'] - 17))", "got ZeroDivisionError: division by zero at mine.py:5 in "),
         ("task_from_row", "str(made.append(1) or made)", "must make the same task from the same row, got two differ"),
     ],
