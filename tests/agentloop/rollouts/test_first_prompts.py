@@ -11,7 +11,6 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import train
-from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_run
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
@@ -20,7 +19,8 @@ LONG = (4, 11, 20)
 
 
 def write_rows(path: Path, *, long: tuple[int, ...] = LONG, without: int = 0) -> str:
-    rows = [{"prompt": f"Say {number}. " + "again " * (300 * (number in long)), "answer": "1"} for number in range(1, 25)]
+    shown = [f"Say {number}. " + "again " * (300 * (number in long)) for number in range(1, 25)]
+    rows = [{"prompt": prompt, "answer": "1"} for prompt in shown]
     if without:
         del rows[without - 1]["answer"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -145,7 +145,7 @@ def test_run_goes_on_with_rows_that_were_mended(tmp_path: Path, qwen2: Path) -> 
     write_rows(tmp_path / "rows.jsonl", long=(11,))
     with pytest.raises(UserError, match=r"^tasks\.data must hold rows whose .*, got 1 of 24 longer ones: row 11\."):
         resumed(folder)
-    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run had last.* --environment-changed"):
+    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run had last, got .*-changed"):
         resumed(folder, "tasks.too_long=skip")
     assert resumed(folder, "tasks.too_long=skip", changed=True) == 3
     with pytest.raises(UserError, match=r"^context\.max_tokens must be at least the run's own"):
