@@ -182,6 +182,8 @@ def _unknown_key(path: KeyPath) -> str:
 
 def _list_keys(section: KeyPath) -> str:
     names = [path[-1] for path in schema_entries() if path[:-1] == section]
+    if not names:  # the section itself is unknown
+        return _list_keys(section[:-1])
     where = f" of {'.'.join(section)}" if section else ""
     return f"The keys{where}: {', '.join(names)}."
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from agentloop.config.sections.environments import TasksSection
 from agentloop.errors import UserError, needing, one_line, shortened
-from replay.exchange.files import ExchangeError, is_parquet, lines
-from replay.exchange.row_format import read_json
+from replay.exchange.files import ExchangeError, is_parquet, lines, opened
+from replay.exchange.row_format import BadRow, read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
@@ -121,12 +121,18 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
 
 def _file(path: str) -> Sequence[Row]:
     place = Path(path)
+    if place.suffix == ".csv":
+        raise UserError(
+            f"tasks.data must end in .jsonl, .jsonl.gz or .parquet, got {path!r}. Write it as one: "
+            f"pandas.read_csv({path!r}).to_json('rows.jsonl', orient='records', lines=True)."
+        )
     with _explained(str(place.absolute())):
         if not is_parquet(place):
             return list(_jsonl(place))
         with needing("parquet", "tasks.data"):
             import pyarrow.parquet
-        rows: list[Row] = pyarrow.parquet.read_table(place).to_pylist()
+        with opened(place) as raw:
+            rows: list[Row] = pyarrow.parquet.read_table(raw).to_pylist()
         return rows
 
 
@@ -169,6 +175,8 @@ def _explained(place: str) -> Iterator[None]:
         raise
     except ExchangeError as error:
         raise UserError(str(error).replace("FILE", "tasks.data", 1)) from error
+    except BadRow as error:
+        raise UserError(f"{place}: {error} Mend the file.") from error
     except Exception as error:
         problem = one_line(error).rstrip(".")
         raise UserError(

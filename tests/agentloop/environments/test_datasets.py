@@ -193,7 +193,7 @@ def test_run_resumes_bit_for_bit_on_its_own_rows_alone(tmp_path: Path, qwen2: Pa
     result = train(unbroken, display=display)
     assert train(broken, display=StopAfter(4)).iterations == 4
     jsonl(data, NUMBERS[:15])
-    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run began with, got others\."):
+    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run had last, got others\."):
         train(broken, resume=True, display=SilentDisplay())
     jsonl(data, NUMBERS[:16])
     assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)
