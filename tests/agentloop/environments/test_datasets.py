@@ -140,8 +140,13 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     text = refusal(section(tmp_path / "missing.jsonl"))
     found = f"'{tmp_path}/missing.jsonl' (No such file or directory)"
     assert text == f"tasks.data must be readable, got {found}. Check its name."
-    assert refusal(section(tmp_path / "missing.parquet")).startswith("tasks.data must be readable rows, got ")
-    assert refusal(section(tmp_path / "a.csv")).startswith("tasks.data must end in .jsonl, .jsonl.gz or .parquet, got")
+    assert refusal(section(tmp_path / "missing.parquet")).startswith("tasks.data must be readable, got ")
+    csv = refusal(section(tmp_path / "a.csv"))
+    assert csv.startswith("tasks.data must end in .jsonl, .jsonl.gz or .parquet, got")
+    assert f"pandas.read_csv('{tmp_path}/a.csv').to_json('rows.jsonl', orient='records', lines=True)" in csv
+    (tmp_path / "a.jsonl.gz").write_bytes(b"not packed")
+    found = f"{tmp_path}/a.jsonl.gz: contents must unpack, got a damaged or cut file "
+    assert refusal(section(tmp_path / "a.jsonl.gz")).startswith(found)
     assert refusal(section("hf:missing/set")).startswith("tasks.data must be ")
 
 
