@@ -62,7 +62,7 @@ class RowCheck:
         if not lengths:
             return tasks
         named = [rows.place(side, position) for side, found in places.items() for position in found]
-        found = f"{len(named):,} of {total:,} longer ones: {', '.join(named[:_MOST_NAMED])}"
+        found = f"{len(named):,} of {total:,} rows too long: {', '.join(named[:_MOST_NAMED])}"
         found += f" and {len(named) - _MOST_NAMED:,} more" * (len(named) > _MOST_NAMED)
         empties = any(len(found) == len(rows.of(side)) for side, found in places.items())
         if empties or not skips:

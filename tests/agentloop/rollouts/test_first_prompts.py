@@ -53,7 +53,7 @@ def test_rows_that_are_too_long_are_named_and_leave_no_folder(tmp_path: Path, qw
     text = refusal(config_on(tmp_path, qwen2, write_rows(tmp_path / "rows.jsonl")), display)
     assert text.startswith(
         "tasks.data must hold rows whose first prompt leaves room for a reply within context.max_tokens=300, got "
-        "3 of 24 longer ones: row 4, row 11, row 20. Set context.max_tokens above "
+        "3 of 24 rows too long: row 4, row 11, row 20. Set context.max_tokens above "
     )
     assert text.endswith(", shorten these rows, or leave them out with tasks.too_long: skip.")
     assert not list(tmp_path.glob("small-*"))
@@ -63,7 +63,7 @@ def test_rows_that_are_too_long_are_named_and_leave_no_folder(tmp_path: Path, qw
 def test_rows_that_all_are_too_long_can_not_be_left_out(tmp_path: Path, qwen2: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl", long=tuple(range(1, 25)))
     text = refusal(config_on(tmp_path, qwen2, data, too_long="skip"))
-    assert "24 of 24 longer ones: " in text
+    assert "24 of 24 rows too long: " in text
     assert " and 14 more. Set context.max_tokens above " in text
     assert text.endswith(", shorten these rows.")
 
@@ -83,7 +83,7 @@ def test_rows_that_are_left_out_stay_out_in_resumes_and_evaluations(tmp_path: Pa
     broken, unbroken = (config_on(folder, qwen2, data, too_long="skip") for folder in folders[:2])
     result = train(unbroken, display=display)
     (note,) = [note for note in display.notes if "left out" in note]
-    assert note == "tasks: left out 3 of 24 longer ones: row 4, row 11, row 20"
+    assert note == "tasks: left out 3 of 24 rows too long: row 4, row 11, row 20"
     train(broken, display=StopAfter(1))
     assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)
     tasks = evaluate_run(result.folder, Asked(tasks=100)).evaluation.attempts
@@ -143,7 +143,7 @@ def test_run_goes_on_with_rows_that_were_mended(tmp_path: Path, qwen2: Path) -> 
     config = config_on(tmp_path, qwen2, write_rows(tmp_path / "rows.jsonl", long=()))
     folder = train(config, display=StopAfter(1)).folder
     write_rows(tmp_path / "rows.jsonl", long=(11,))
-    with pytest.raises(UserError, match=r"^tasks\.data must hold rows whose .*, got 1 of 24 longer ones: row 11\."):
+    with pytest.raises(UserError, match=r"^tasks\.data must hold rows whose .*, got 1 of 24 rows too long: row 11\."):
         resumed(folder)
     with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run had last, got .*-changed"):
         resumed(folder, "tasks.too_long=skip")
