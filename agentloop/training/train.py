@@ -278,7 +278,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except UserError as error:
         if "--resume" not in str(error):
             command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
-            changed = "--environment-changed too if tasks.data or a file of the environment or rewards has changed"
+            changed = "--environment-changed too if a file of the environment, rewards or tasks.data has changed"
             error.args = (f"{error} Then go on: {command}, with {changed}.",)
         raise
     return _write_report(loop.components)
