@@ -369,12 +369,12 @@ class ContextManager:
         seen = self._current.ids
         at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
         was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
-        cause, advice = "a chat template that rewrites", "Use a template that only appends"
+        cause, advice = "a chat template that rewrites", "a template that only appends"
         if reason != "template_rewrite":
             names = {kind: name for name, kind in STRATEGIES.items()}
             name = names.get(type(self._strategy), type(self._strategy).__name__)
-            cause, advice = f"the strategy {name}, which rewrites", "Use context.strategy: linear"
+            cause, advice = f"the strategy {name}, which rewrites", "context.strategy: linear"
         raise PrefixError(
             f"context.strict must hold for every prompt, got {cause} token {at}: "
-            f"{was!r} was seen, {becomes!r} would be shown. {advice}, or strict: false."
+            f"{was!r} was seen, {becomes!r} would be shown. Set context.strict: false; a new run can have {advice}."
         )

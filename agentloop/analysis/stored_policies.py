@@ -16,10 +16,12 @@ from agentloop.environments.task_source import TaskSource
 from agentloop.errors import UserError, needing
 from agentloop.models.adapters import load_policy
 from agentloop.models.backbone_passes import describe_types, on_its_device
+from agentloop.models.loading import load_files
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
+from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
 from agentloop.runs.display import showing_progress
@@ -107,6 +109,10 @@ def _evaluate_policy(
     """Evaluate weights: `weights` is the place of the first model, and the place of those saved since, if any."""
     display = open_display(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
+        scorer = open_scorer(config, environments)
+        if source.summary is not None:
+            files = load_files(config, weights[0])
+            source = RowCheck(config, environments, files, scorer, display.note, sides=("held-out",)).fitting(source)
         seed_process(config)
         actors = sampling_actors(config, environments, weights[0], saved=weights[1])
         if (served := asked.served) is not None:
@@ -116,7 +122,7 @@ def _evaluate_policy(
             actors = replace(actors, served=partial(model.play, temperature=config.evaluation.temperature))
             named = f"{served.name} at {served.url}"
             whose = replace(whose, run=named, policy_version=None, checkpoint=named)
-        scorer, progress = open_scorer(config, environments), partial(display.phase, "evaluate")
+        progress = partial(display.phase, "evaluate")
         found = evaluate(actors, source, config, scorer=scorer, progress=progress, by=asked.by)
     return report(whose, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
 

@@ -58,7 +58,7 @@ class ResumingCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = [
             f"--resume={_NEWEST}" if word == "--resume" and following != "auto" else word
-            for word, following in zip(args, [*args[1:], ""], strict=True)
+            for word, following in zip(args, [*args[1:], ""], strict=False)  # of no words there is no next one
         ]
         return super().parse_args(ctx, words)
 

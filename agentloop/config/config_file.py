@@ -191,6 +191,8 @@ def _list_keys(section: KeyPath) -> str:
     while section and not isinstance(schema_entries().get(section), str):
         section = section[:-1]  # there is no such section
     names = [path[-1] for path in schema_entries() if path[:-1] == section]
+    if not names:  # the section itself is unknown
+        return _list_keys(section[:-1])
     where = f" of {'.'.join(section)}" if section else ""
     return f"The keys{where}: {', '.join(names)}."
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentloop.config.sections.environments import TasksSection
 from agentloop.errors import UserError, needing, one_line, shortened
-from replay.exchange.files import ExchangeError, is_parquet, lines
-from replay.exchange.row_format import read_json
+from replay.exchange.files import ExchangeError, is_parquet, lines, opened
+from replay.exchange.row_format import BadRow, read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
@@ -22,6 +22,10 @@ _SAVED = ("dataset_dict.json", "state.json")
 _PLACEHOLDER = "{split}"
 _FIELD = "split"
 _TRAIN = "train"
+Side = Literal["train", "held-out"]
+SIDES: tuple[Side, ...] = ("train", "held-out")
+MOST_READ = 100_000
+"""Rows of a side that are read as tasks before a run begins; of more rows so many are picked at equal distances."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,18 @@ class TaskRows:
     """A digest of the contents in their order: a resumed run must find the same rows."""
     shared: int
     """Number of held-out rows that are also training rows; above 0 only where the user named a split to hold out."""
+    numbers: Mapping[Side, Sequence[int]]
+    """The number that each row of a side has in its split, from 0."""
+    own_split: bool
+    """Whether the held-out rows are a split of their own, so that their numbers begin anew."""
+
+    def of(self, side: Side) -> Sequence[Row]:
+        return self.train if side == "train" else self.held_out
+
+    def place(self, side: Side, position: int) -> str:
+        """Name a row by its number in the user's data, from 1."""
+        row = "held-out row" if self.own_split and side == "held-out" else "row"
+        return f"{row} {self.numbers[side][position] + 1}"
 
     def summary(self) -> str:
         twice = f", {self.shared:,} of these also to train on" if self.shared else ""
@@ -49,7 +65,8 @@ def load_rows(section: TasksSection) -> TaskRows:
         held_out = _split(section, section.held_out)
         others = [_digest(row, f"{data}, held-out row {number}") for number, row in enumerate(held_out, 1)]
         shared = sum(map(set(digests).__contains__, others))
-        return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared)
+        numbers: dict[Side, Sequence[int]] = {"train": range(len(rows)), "held-out": range(len(held_out))}
+        return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared, numbers, own_split=True)
     there = held_out_by_content(digests, section.held_out_share)
     kept, away = ([number for number, held in enumerate(there) if held is side] for side in (False, True))
     if not kept or not away:
@@ -58,7 +75,7 @@ def load_rows(section: TasksSection) -> TaskRows:
             f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
         )
     digest = digest_of([*digests, str(section.held_out_share)])
-    return TaskRows(_chosen(rows, kept), _chosen(rows, away), digest, 0)
+    return TaskRows(_chosen(rows, kept), _chosen(rows, away), digest, 0, {"train": kept, "held-out": away}, False)
 
 
 def _chosen(rows: Any, numbers: Sequence[int]) -> Sequence[Row]:
@@ -104,12 +121,18 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
 
 def _file(path: str) -> Sequence[Row]:
     place = Path(path)
+    if place.suffix == ".csv":
+        raise UserError(
+            f"tasks.data must end in .jsonl, .jsonl.gz or .parquet, got {path!r}. Write it as one: "
+            f"pandas.read_csv({path!r}).to_json('rows.jsonl', orient='records', lines=True)."
+        )
     with _explained(str(place.absolute())):
         if not is_parquet(place):
             return list(_jsonl(place))
         with needing("parquet", "tasks.data"):
             import pyarrow.parquet
-        rows: list[Row] = pyarrow.parquet.read_table(place).to_pylist()
+        with opened(place) as raw:
+            rows: list[Row] = pyarrow.parquet.read_table(raw).to_pylist()
         return rows
 
 
@@ -152,6 +175,8 @@ def _explained(place: str) -> Iterator[None]:
         raise
     except ExchangeError as error:
         raise UserError(str(error).replace("FILE", "tasks.data", 1)) from error
+    except BadRow as error:
+        raise UserError(f"{place}: {error} Mend the file.") from error
     except Exception as error:
         problem = one_line(error).rstrip(".")
         raise UserError(

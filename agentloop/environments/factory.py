@@ -132,14 +132,15 @@ class EnvironmentFactory:
 
     def task_from_row(self, row: Mapping[str, Any], place: str) -> Task:
         """Make the task of a row of the user's data with a new instance; `place` names the row in errors."""
-        return self._task("task_from_row", row, rule="read every row", place=f" in {place}")
+        return self._task("task_from_row", row, rule="read every row", place=place)
 
     def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
-        make = getattr(self.create(), method)
-        with failing_as(f"{self.where}.{method} must {rule}, got", f"{place}. Mend it."):
+        make, found_in = getattr(self.create(), method), f" in {place}" if place else ""
+        with failing_as(f"{self.where}.{method} must {rule}, got", f"{found_in}. Mend it."), _naming(place):
             task: Task = make(source)
-        check_task(task, f"{self.where}.{method}", self.registered)
-        return self.labelled(task)
+        with _naming(place):
+            check_task(task, f"{self.where}.{method}", self.registered)
+            return self.labelled(task)
 
     def labelled(self, task: Task) -> Task:
         """Put into a task its own tools, if any, and its environment's name where a run has several environments."""
@@ -297,11 +298,22 @@ def load_environment(
     def make(trial: int) -> Task:
         if row is None:
             return factory.make_task(random.Random(f"check/{trial}"))
-        return factory.task_from_row(row, "row 1")
+        return factory.task_from_row(row, "the first row to train on")
 
     example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Begin an error with the row that has it; an empty `place` is no row."""
+    try:
+        yield
+    except UserError as error:
+        if not place:
+            raise
+        raise UserError(f"tasks.data, {place}: {error}") from error
 
 
 def makes_tasks(name: str) -> bool:

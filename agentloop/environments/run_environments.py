@@ -78,10 +78,6 @@ class RunEnvironments:
         return self.factory_for(task).task_hash(task)
 
 
-_MOST_CHECKED = 20_000
-"""Rows that are read as tasks before a run begins, within a second or two; the others are read during the run."""
-
-
 def open_tasks(
     config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
 ) -> tuple[RunEnvironments, TaskSource]:
@@ -107,11 +103,10 @@ def open_tasks(
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)
     parts = zip(config.parts, environments.all, strict=True)
-    by_part = {part.name: _tried_on_rows(factory, rows[part.name]) for part, factory in parts}
-    environments = replace(environments, by_name={factory.name: factory for factory in by_part.values()})
-    return environments, TaskSource(
-        [_source(config, part, by_part[part.name], rows[part.name]) for part in config.parts]
-    )
+    opened = [_source(config, part, factory, rows[part.name]) for part, factory in parts]
+    offering = [_tried_on_rows(factory, tasks) for factory, tasks in zip(environments.all, opened, strict=True)]
+    environments = replace(environments, by_name={factory.name: factory for factory in offering})
+    return environments, TaskSource(opened, may_differ=environment_changed)
 
 
 def load_environments(
@@ -140,14 +135,12 @@ def load_environments(
     return RunEnvironments(by_name)
 
 
-def _tried_on_rows(factory: EnvironmentFactory, rows: TaskRows | None) -> EnvironmentFactory:
+def _tried_on_rows(factory: EnvironmentFactory, tasks: EnvironmentTasks) -> EnvironmentFactory:
     """Read rows as tasks, and note a task for each set of tools that they offer. Raises UserError for a bad row."""
     offered: dict[str, Task] = {}
-    for side in () if rows is None else (rows.train, rows.held_out):
-        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
-            task = factory.task_from_row(side[number], f"row {number + 1}")
-            if task.tools is not None:
-                offered.setdefault(canonical_json(task.tools), task)
+    for _, _, task in tasks.read():
+        if task.tools is not None:
+            offered.setdefault(canonical_json(task.tools), task)
     return replace(factory, further_examples=tuple(offered.values()))
 
 

@@ -61,8 +61,8 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
                     why, way = f"loss.{stream}.correction.kind is {section.correction.kind}", "correction.kind: none"
                 raise UnknownAnchor(
                     f"behavior_log_probs of trajectory {trajectory.id} must be known for every trained token when "
-                    f"{why}, got {unknown[row]} unknown. Set loss.{stream}.{way}, or "
-                    f"loss.{stream}.missing_log_probs, or do not train on it."
+                    f"{why}, got {unknown[row]} unknown. Set loss.{stream}.missing_log_probs, or do not train on it; a "
+                    f"new run can have loss.{stream}.{way}."
                 )
             record = trajectory.record
             truncated = record.top_p < 1.0 or record.top_k > 0
@@ -71,8 +71,9 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
             if section.needs_behavior or (weighs_kl and section.anchor == "behavior"):
                 raise TruncatedSampling(
                     f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
-                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{stream}.anchor: old "
-                    f"without a correction, or loss.{stream}.allow_truncated_sampling: true."
+                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set "
+                    f"loss.{stream}.allow_truncated_sampling: true; a new run can have loss.{stream}.anchor: old "
+                    "without a correction."
                 )
 
 

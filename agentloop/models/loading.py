@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,16 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from agentloop.config import ModelSection
+from agentloop.config import ModelSection, RunConfig
 from agentloop.errors import UserError, one_line, shortened
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_ids_of
@@ -59,9 +66,8 @@ def load_model(
     if (Path(path) / "adapter_config.json").exists():
         require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
     _check_shards(path)
-    origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    codec, chat, tokenizer = _load_tokenizer(section, path, template, template_args)
     with _one_line_errors(path), muted_libraries():
-        tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
         load: Any = AutoModelForCausalLM.from_pretrained
         model, found = load(
             str(path),
@@ -69,18 +75,40 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with their names
-            **origin,
+            **_origin(section),
         )
     _check_weights(found, path)
     model = model.to(choose_device(section))
     if has_adapters(model):
         model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    return LoadedModel(codec, chat, stop_ids_of(codec, chat, tokenizer.eos_token or "", listed), model, tokenizer)
+
+
+def load_files(config: RunConfig, path: str | Path) -> ModelFiles:
+    """Load what `load_model` loads, but for the model."""
+    section, shown, listed = config.model, config.context, None
+    codec, chat, tokenizer = _load_tokenizer(section, path, shown.template, shown.template_args)
+    with muted_libraries(), suppress(OSError):
+        listed = AutoConfig.from_pretrained(str(path), **_origin(section)).get_text_config().eos_token_id
+        listed = GenerationConfig.from_pretrained(str(path), **_origin(section)).eos_token_id
+    return ModelFiles(codec, chat, stop_ids_of(codec, chat, tokenizer.eos_token or "", listed))
+
+
+def _load_tokenizer(
+    section: ModelSection, path: str | Path, template: str | None, template_args: Mapping[str, Any] | None
+) -> tuple[TokenCodec, ChatTemplate, PreTrainedTokenizerBase]:
+    with _one_line_errors(path), muted_libraries():
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **_origin(section))
     codec = _codec(tokenizer, path)
     if template is not None:
         tokenizer.chat_template = source_for(template, codec)
-    chat, listed = _template(tokenizer, path, template_args), getattr(model.generation_config, "eos_token_id", None)
-    return LoadedModel(codec, chat, stop_ids_of(codec, chat, tokenizer.eos_token or "", listed), model, tokenizer)
+    return codec, _template(tokenizer, path, template_args), tokenizer
+
+
+def _origin(section: ModelSection) -> dict[str, Any]:
+    return {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
 
 
 def _check_shards(path: str | Path) -> None:

@@ -117,5 +117,6 @@ def memory_suffices(tokens: int) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch.micro_batch_tokens must leave a pass room in the GPU's memory, got {tokens} and {one_line(error)} "
-            "Lower it or context.max_tokens, set compute.gradient_checkpointing: true, or train adapters (lora.rank)."
+            "Lower it, or set compute.gradient_checkpointing: true; a new run can have a lower context.max_tokens, or "
+            "adapters (lora.rank)."
         ) from error

@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import Task, TaskSource
+from agentloop.environments import POLICY_ERRORS, Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
@@ -37,6 +37,7 @@ class Outcome:
     turns: int
     stop_reason: str
     num_tool_calls: int
+    """Calls of a tool that exists, with arguments that it takes: a model that can't call makes none."""
     problem: str | None = None
     """What went wrong, in words, where the episode says so."""
 
@@ -72,7 +73,8 @@ class Attempts:
 
 
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
-    how = (episode.num_turns, str(episode.stop_reason), episode.num_tool_calls, episode.problem)
+    wrong = sum(kind in POLICY_ERRORS for kind in episode.error_kinds)
+    how = (episode.num_turns, str(episode.stop_reason), episode.num_tool_calls - wrong, episode.problem)
     return Outcome(succeeded(episode, config), episode.environment_reward, *how)
 
 

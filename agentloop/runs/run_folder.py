@@ -17,8 +17,6 @@ from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
-from agentloop.config.sections.model import ComputeSection
-from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
 from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
@@ -183,19 +181,22 @@ def record_chosen(folder: RunFolder, *, device: str, autocast: str) -> str:
 
 def record_config(folder: RunFolder) -> str | None:
     """Store the configuration of `folder`, with which the run goes on. Returns the changes in words."""
-    before, now = to_plain(open_run_folder(folder.path).config), to_plain(folder.config)
-    changed = [(part, key) for part, keys in _MAY_CHANGE.items() for key in keys if before[part][key] != now[part][key]]
+    before, now = (dict(_settings(to_plain(config))) for config in (open_run_folder(folder.path).config, folder.config))
+    changed = [path for path in now if _may_change(path) and before.get(path) != now[path]]
     if not changed:
         return None
     # All other settings are unchanged, and name files from where the run began.
     stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
-    for part, key in (*changed, ("run", "schedule_iterations")):
-        stored[part][key] = now[part][key]
+    for path in (*changed, ("run", "schedule_iterations")):
+        section = stored
+        for name in path[:-1]:
+            section = section.setdefault(name, {})
+        section[path[-1]] = now[path]
     _change_identity(folder.path, config=stored)
-    texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in changed]
+    texts = [f"{'.'.join(path)} is {now[path]} now, after {before.get(path)}" for path in changed]
     if ("run", "iterations") in changed:
         texts.append(f"schedules stay laid over {folder.config.run.schedule_length} iterations")
-    if any(part in ("batch", "compute", "model") or key == "threads" for part, key in changed):
+    if any(path[0] in ("batch", "compute", "model") or path[-1] == "threads" for path in changed):
         texts.append("from here on weights differ by rounding from those of an unbroken run")
     return "; ".join(texts)
 
@@ -308,6 +309,12 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
                 f"{key} must be the run's own when resuming {folder.path} ({mine}), got {asked}. Take it back, or "
                 "start a new run without --resume."
             )
+    longest = folder.config.context.max_tokens
+    if config.context.max_tokens < longest:
+        raise UserError(
+            f"context.max_tokens must be at least the run's own when resuming {folder.path} ({longest}), for rows of "
+            f"that length are stored, got {config.context.max_tokens}. Raise it, or start a new run without --resume."
+        )
     return replace(folder, config=config)
 
 
@@ -345,25 +352,44 @@ def _disk_failure(error: Exception) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
-_MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
-    "run": ("iterations", "stop_at_success", "patience", "threads"),
-    "model": ("device",),
-    "batch": ("micro_batch_tokens", "layout"),
-    "compute": tuple(ComputeSection.model_fields),
-    "evaluation": ("every",),
-    "checkpoint": tuple(CheckpointSection.model_fields),
-    "sft": ("every",),
-}
-"""Keys whose values a resume may change. Except for rounding, none changes what an iteration does."""
+_MAY_CHANGE = frozenset(
+    {
+        # how far a run goes, where it does its work and how fast: none changes what an iteration does but by rounding
+        *("run.iterations", "run.stop_at_success", "run.patience", "run.threads"),
+        *("evaluation.every", "sft.every", "checkpoint", "model.device", "compute"),
+        *("batch.micro_batch_tokens", "batch.layout", "engine", "gateway", "rollout.parallel"),
+        # limits that stopped the run, and what becomes of a row, an episode or a step that would stop it
+        *("rollout.episode_timeout_s", "rollout.tool_timeout_s", "reward.timeout_s", "reward.on_error"),
+        *("tasks.too_long", "context.max_tokens", "context.strict"),
+        *("replay.shortfall", "replay.allow_mismatch", "replay.max_quarantined"),
+        *("loss.fresh.missing_log_probs", "loss.fresh.allow_truncated_sampling"),
+        *("loss.replay.missing_log_probs", "loss.replay.allow_truncated_sampling"),
+        # remedies for numbers that are not finite
+        *("optimizer.learning_rate", "optimizer.on_bad_gradient", "sft.learning_rate"),
+        *("critic.optimizer.learning_rate", "critic.optimizer.on_bad_gradient"),
+    }
+)
+"""Keys, and sections of keys, whose values a resume may change; `context.max_tokens` may only be raised."""
 
 
 def iteration_settings(config: RunConfig) -> dict[str, Any]:
     """The settings that a resume must not change, by dotted key."""
-    found: dict[str, Any] = {}
-    for part, value in to_plain(config).items():
-        keys = {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
-        found |= {key: each for key, each in keys.items() if key.partition(".")[2] not in _MAY_CHANGE.get(part, ())}
+    found = {".".join(path): value for path, value in _settings(to_plain(config)) if not _may_change(path)}
     return found | {"run.schedule_iterations": config.run.schedule_length}
+
+
+def _settings(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All settings by path. An empty mapping is one, as a list is."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _settings(each, (*above, name))
+    else:
+        yield above, value
+
+
+def _may_change(path: tuple[str, ...]) -> bool:
+    own = path[2:] if path[0] == "environments" else path  # each of several has sections of its own
+    return any(".".join(own[:length]) in _MAY_CHANGE for length in range(1, len(own) + 1))
 
 
 def keep_schedules(former: RunConfig, config: RunConfig) -> RunConfig:

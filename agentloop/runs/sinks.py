@@ -104,10 +104,6 @@ def _open_sink(name: str, folder: Path, warn: Callable[[str], None], keep_throug
     if name == "tensorboard":
         return TensorBoardSink(folder, keep_through=keep_through)
     services: dict[str, Callable[[Path], MetricSink]] = {"wandb": WandbSink, "trackio": TrackioSink}
-    if name not in services:
-        raise UserError(
-            f"metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}. Correct it."
-        )
     try:
         return services[name](folder)
     except UserError:

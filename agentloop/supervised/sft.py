@@ -298,7 +298,7 @@ class _Training:
         if not math.isfinite(learned.loss + norm):
             raise TrainingStopped(
                 f"loss and gradient must be finite, got {learned.loss:g} and {norm:g} in update {update}. Nothing "
-                "of it was applied. Lower sft.learning_rate, or use model.dtype: float32."
+                "of it was applied. Lower sft.learning_rate; a new run can have model.dtype: float32."
             )
         if norm > 0.0:
             self._optimizer.step(norm)

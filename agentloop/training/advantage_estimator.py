@@ -75,7 +75,7 @@ class AdvantageEstimator:
             raise UserError(
                 f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, "
                 "advantage.normalise_batch or advantage.credit turn or state, got a reward for the agent "
-                f"{names[0]}. Change these settings, or return one reward."
+                f"{names[0]}. Return one reward, or begin a new run with other settings."
             )
         for agent in names:
             at = [place for place, each in enumerate(known) if agent in each]

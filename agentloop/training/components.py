@@ -3,7 +3,8 @@
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.backbone_passes import describe_types
-from agentloop.models.loading import LoadedModel, check_positions
+from agentloop.models.loading import LoadedModel, check_positions, load_files
 from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
@@ -121,6 +123,8 @@ def build_components(
         if acting.source.summary is not None:
             display.note(f"tasks: {acting.source.summary}")
         first = starting_model(folder, display)
+        if acting.source.summary is not None:
+            acting = replace(acting, source=_fitting_tasks(config, acting, first, display))
         seed_process(config)  # also after a warm-up, which an earlier start may have made
         return _connect_parts(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
 
@@ -152,6 +156,12 @@ def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bo
         states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
     estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
     return _OpenedParts(environments, source, scorer, redact, store, episodes, estimator)
+
+
+def _fitting_tasks(config: RunConfig, acting: _OpenedParts, first: Path | str, display: RunDisplay) -> TaskSource:
+    """Try all rows with the tokenizer alone: mistakes in them are found before the model is loaded."""
+    progress, files = partial(display.phase, "trying tasks.data"), load_files(config, first)
+    return RowCheck(config, acting.environments, files, acting.scorer, display.note, progress).fitting(acting.source)
 
 
 def _connect_parts(

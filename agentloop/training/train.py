@@ -257,7 +257,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
         if "--resume" not in str(error):
             command = how_to_resume(loop.components.folder)
             option = "--environment-changed" if command.endswith("--resume") else "environment_changed=True"
-            changed = f"{option} too if a file of the environment or of reward.functions has changed"
+            changed = f"{option} too if a file of the environment, rewards or tasks.data has changed"
             error.args = (f"{error} Then go on: {command}, with {changed}.",)
         raise
     return _write_report(loop.components)

@@ -12,6 +12,7 @@ from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.environments import RunEnvironments, Task, TaskSource, open_tasks
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors
+from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from context.templates.model_files import ModelFiles, load_model_files
@@ -88,13 +89,16 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # An unknown reward costs its episode, and is counted; it does not end the worker.
         section = config.reward.model_copy(update={"on_error": "drop"})
+        scorer = open_scorer(config.model_copy(update={"reward": section}), environments)
+        if any(part.tasks.too_long == "skip" for part in config.parts):
+            source = RowCheck(config, environments, files, scorer, note=note).fitting(source)
         return JoinedRun(
             config,
             folder.run_id,
             store,
             make_actors(config, environments, files, engine, vocab_size=vocab_size),
             engine,
-            open_scorer(config.model_copy(update={"reward": section}), environments),
+            scorer,
             IssuedTasks(source, environments, config, store),
         )
     except BaseException:

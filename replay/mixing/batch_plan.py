@@ -63,8 +63,8 @@ class ReplayStarved(ReplayError):
     def __init__(self, given: int, ruled: int, iteration: int) -> None:
         super().__init__(
             "replay.fraction must be a share that the buffer can give when replay.shortfall is error, got "
-            f"{given} of {ruled} rows in iteration {iteration}. Begin later (replay.start.buffer), lower "
-            "replay.fraction, loosen the replay limits, or set replay.shortfall: fresh."
+            f"{given} of {ruled} rows in iteration {iteration}. Set replay.shortfall: fresh; a new run can begin later "
+            "(replay.start.buffer), with a lower replay.fraction or with looser limits."
         )
 
 

@@ -139,8 +139,8 @@ class EligibleRows:
                 names = ", ".join(difference_names(int(np.bitwise_or.reduce(found))))
                 raise ReplayError(
                     f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
-                    f"of another {names}. Leave the source out, or name what may differ in "
-                    f"replay.allow_mismatch: [{names}]."
+                    f"of another {names}. Name what may differ in replay.allow_mismatch: [{names}], or begin a new "
+                    "run without this source."
                 )
 
     def _refuse_missing(self, connection: sa.Connection) -> None:

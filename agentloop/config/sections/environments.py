@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -100,6 +100,11 @@ class TasksSection(TaskData, Section):
     held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="Approximate share of the rows to hold out; a row's content decides on its side."
+    )
+    too_long: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What becomes of rows whose first prompt leaves no room for a reply in context.max_tokens: refuse "
+        "begins no run, skip leaves them out and names them.",
     )
     shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as rows stand.")
 

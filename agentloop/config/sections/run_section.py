@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from replay.config import RunLength
 from replay.setting_types import Fraction, Positive, PositiveFloat, Section
@@ -31,8 +31,14 @@ class CheckpointSection(Section):
     )
 
 
+def _known_sink(name: str) -> str:
+    if ":" not in name and name not in ("tensorboard", "wandb", "trackio"):
+        raise ValueError(f"must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}")
+    return name
+
+
 class MetricsSection(Section):
-    sinks: tuple[str, ...] = Field(
+    sinks: tuple[Annotated[str, AfterValidator(_known_sink)], ...] = Field(
         (),
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",

@@ -122,7 +122,7 @@ class LocalGenerator:
             if math.isnan(log_prob):
                 raise TrainingStopped(
                     f"log-probs of the policy must be numbers, got NaN from policy version {self.policy_version}. "
-                    "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
+                    "Its weights are NaN or too large: lower optimizer.learning_rate, or check the files of the model."
                 )
             if reply.ended:
                 continue

@@ -338,14 +338,19 @@ class _Turns:
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:
     """Begin a context with a task's first prompt. Raises UserError if the prompt can't be shown or is too long."""
+    begin_context(context, task, tools, asked_by=asked_by)
+    if context.room < 1:
+        raise UserError(
+            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens "
+            f"for {quoted_task(task)}. Raise it, or shorten the task."
+        )
+
+
+def begin_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:
+    """Begin a context with a task's first prompt, of any length. Raises UserError if the prompt can't be shown."""
     try:
         context.begin(task.messages(), tools, hint=task.hint)
     except RenderError:
         raise
     except ValueError as error:
         raise UserError(f"{asked_by} must make tasks whose messages can be shown, got others: {error}") from error
-    if context.room < 1:
-        raise UserError(
-            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
-            "Raise it, or shorten the task."
-        )

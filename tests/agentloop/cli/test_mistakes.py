@@ -99,7 +99,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"], "override batch.group_size=0: batch."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
-    (training("metrics.sinks=[tensorbord]"), "metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:Cl"),
+    (
+        training("metrics.sinks=[tensorbord]"),
+        "override metrics.sinks=[tensorbord]: metrics.sinks must be tensorboard, ",
+    ),
     (["train", "runs"], "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To "),
     (["sft", "runs"], "CONFIG must be a YAML file but with --resume, got the folder 'runs'. To go on with the run in "),
     (["sft", "runs/small-001", "--resume"], "CONFIG must be the folder of a training by sft, got 'runs/small-001', wh"),

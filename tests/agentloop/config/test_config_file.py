@@ -226,6 +226,7 @@ def test_load_config_refuses_in_one_line_with_the_place(tmp_path: Path, text: st
     ("override", "start"),
     [
         ("replay.fraction=1.5", "replay.fraction must be a number from 0 to 1, got 1.5."),
+        ("trainer.foo=1", "trainer.foo must be a known key, got an unknown one. The keys: algorithm, run, model, "),
         ("replay.fracton=1", "replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"),
         ("trainer.size=1", "trainer.size must be a known key, got an unknown one. The keys: algorithm, run, model, "),
         ("replay.fraction", "an override must be dotted.key=value, got no =."),

@@ -140,8 +140,13 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     text = refusal(section(tmp_path / "missing.jsonl"))
     found = f"'{tmp_path}/missing.jsonl' (No such file or directory)"
     assert text == f"tasks.data must be readable, got {found}. Check its name."
-    assert refusal(section(tmp_path / "missing.parquet")).startswith("tasks.data must be readable rows, got ")
-    assert refusal(section(tmp_path / "a.csv")).startswith("tasks.data must end in .jsonl, .jsonl.gz or .parquet, got")
+    assert refusal(section(tmp_path / "missing.parquet")).startswith("tasks.data must be readable, got ")
+    csv = refusal(section(tmp_path / "a.csv"))
+    assert csv.startswith("tasks.data must end in .jsonl, .jsonl.gz or .parquet, got")
+    assert f"pandas.read_csv('{tmp_path}/a.csv').to_json('rows.jsonl', orient='records', lines=True)" in csv
+    (tmp_path / "a.jsonl.gz").write_bytes(b"not packed")
+    found = f"{tmp_path}/a.jsonl.gz: contents must unpack, got a damaged or cut file "
+    assert refusal(section(tmp_path / "a.jsonl.gz")).startswith(found)
     assert refusal(section("hf:missing/set")).startswith("tasks.data must be ")
 
 
@@ -149,7 +154,11 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     ("method", "task", "message"),
     [
         ("make_task", "'x'", "must define task_from_row when tasks.data names"),
-        ("task_from_row", "row['question']", "must read every row, got KeyError: 'question' at mine.py:5 in row 1."),
+        (
+            "task_from_row",
+            "row['question']",
+            "must read every row, got KeyError: 'question' at mine.py:5 in the first row to train on.",
+        ),
         ("task_from_row", "str(1 / (row['number'] - 17))", "got ZeroDivisionError: division by zero at mine.py:5 in "),
         ("task_from_row", "str(made.append(1) or made)", "must make the same task from the same row, got two differ"),
     ],
@@ -189,7 +198,7 @@ def test_run_resumes_bit_for_bit_on_its_own_rows_alone(tmp_path: Path, qwen2: Pa
     result = train(unbroken, display=display)
     assert train(broken, display=StopAfter(4)).iterations == 4
     jsonl(data, NUMBERS[:15])
-    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run began with, got others\."):
+    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run had last, got others\."):
         train(broken, resume=True, display=SilentDisplay())
     jsonl(data, NUMBERS[:16])
     assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)

@@ -166,7 +166,10 @@ def with_agent(agent: str, **options: Any) -> dict[str, Any]:
         (with_agent("python 'x"), 'environment.agent must be a command with its quotes closed, got "python \'x".'),
         ({"row": {"promt": "Why?", "answer": "2"}}, "got 'prompt' for one of tasks.data with 'promt', 'answer'. Did"),
         ({"row": {"prompt": 7}}, "must be a text or a list of messages with a role (system, user, assistant), a cont"),
-        ({"row": {"prompt": [{"role": "tool", "content": "2"}]}}, "got {'role': 'tool', 'content': '2'} in row 1."),
+        (
+            {"row": {"prompt": [{"role": "tool", "content": "2"}]}},
+            "got {'role': 'tool', 'content': '2'} in the first row to train on.",
+        ),
         ({"row": {"prompt": [{"role": "user", "content": "x", "name": "Emil"}]}}, "and nothing else, got {'role': 'us"),
     ],
 )

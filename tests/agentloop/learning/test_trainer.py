@@ -305,7 +305,7 @@ TOP_P = {"top_p": 0.9}
 @pytest.mark.parametrize(
     ("authors", "sampled", "replay", "kl", "refused"),
     [
-        ("uxxul", {}, {}, {}, "trajectory drawn must be known .* got 2 unknown. Set loss.replay.anchor: old"),
+        ("uxxul", {}, {}, {}, "trajectory drawn must be known .* got 2 unknown. Set loss.replay.missing_log_probs"),
         ("uxxul", {}, CORRECTED, {}, "when loss.replay.correction.kind is mask, got 2 unknown. Set loss.replay."),
         ("uxxul", {}, {"anchor": "old"}, {}, None),
         ("uull", TOP_P, {}, {}, "trajectory drawn must be sampled from the whole dis"),

@@ -9,8 +9,12 @@ from fractions import Fraction
 import pytest
 
 from agentloop.cli.text_tables import evaluation_table
-from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, report
+from agentloop.config import RunConfig
+from agentloop.environments import Task
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, Outcome, outcome_of, report
 from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, pass_hat_k, proportion, wilson
+from context import Message
 
 
 @pytest.mark.parametrize("samples", range(1, 9))
@@ -114,6 +118,12 @@ _CRASH = [failed("agent_failed", 1, f"exit code 3: {why}") for why in ("no modul
 _OPEN = "did not come to an answer"
 _SFT = "Show it how first: agentloop sft on demonstrations"
 _ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
+
+
+def test_calls_of_a_policy_that_can_not_call_do_not_count() -> None:
+    episode = Episode.answered(Task("What?"), [Message("user", "What?")], 0.0)
+    made = replace(episode, num_tool_calls=3, error_kinds=("malformed", "unknown_tool", "raised"))
+    assert outcome_of(made, RunConfig()).num_tool_calls == 1  # a tool that raised was called rightly
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(door: FrontDoor, tmp_pa
     assert (code, line) == (
         1,
         "agentloop: training stopped: log-probs of the policy must be numbers, got NaN from policy version 0. "
-        "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path.",
+        "Its weights are NaN or too large: lower optimizer.learning_rate, or check the files of the model.",
     )
 
 

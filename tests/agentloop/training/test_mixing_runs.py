@@ -86,7 +86,7 @@ def test_batches_have_the_members_that_the_unit_says(
 
 
 def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:
-    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 1\. Begin later \(replay\."):
+    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 1\. Set replay\.shortfall: fresh"):
         train(pooled(tmp_path, qwen2, {"shortfall": "error"}), display=SilentDisplay())
     display = SilentDisplay()
     train(pooled(tmp_path / "later", qwen2, {"shortfall": "error", "start": {"buffer": 20}}), display=display)

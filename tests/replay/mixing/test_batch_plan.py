@@ -82,7 +82,7 @@ def test_what_the_buffer_lacks_follows_the_shortfall_rule(unit: str, shortfall: 
 
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
 def test_shortfall_error_stops_and_names_the_remedy(unit: str) -> None:
-    with pytest.raises(ReplayStarved, match=r"0 of 12 rows in iteration 1.*replay\.start\.buffer.*shortfall: fresh"):
+    with pytest.raises(ReplayStarved, match=r"0 of 12 rows in iteration 1.*shortfall: fresh.*replay\.start\.buffer"):
         plans(Mixer(rule_of(unit, 0.5, shortfall="error")), 1, Availability())
 
 
