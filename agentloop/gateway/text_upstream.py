@@ -33,6 +33,12 @@ class TextUpstream:
     async def ask(self, request: AgentRequest, conversation: int, prompt: Prompt, most: int) -> Completion:
         """Return its reply in at most `most` of the policy's tokens, without thinking. Raises GenerationFailed."""
         body: dict[str, Any] = {"messages": [_openai_message(message) for message in request.messages]}
+        if request.log_probs:
+            raise BadRequest(
+                400, "logprobs must be left out where another model answers by text, got true.", "logprobs"
+            )
+        if request.stop:
+            body["stop"] = list(request.stop)
         if request.tools:
             body["tools"] = request.tools
         if request.max_tokens is not None:  # under the name that the agent used
