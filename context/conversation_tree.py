@@ -34,6 +34,7 @@ from context.tokens.token_sequence import TokenSequence
 from context.tokens.training_sequence import sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
+_Stop = tuple[str, ...]
 INSTRUCTION = "\n\nInstruction: "
 """Begins what a session adds to an agent's message. The agent sends the message back without it."""
 _MOST_RENDERINGS = 8
@@ -84,7 +85,7 @@ class Prompt:
     place: Place
     """Its place in the tree at the time of the request."""
     rendering: Rendering
-    stop: tuple[str, ...]
+    stop: _Stop
     """The texts that end the reply, besides the policy's own."""
     asked_after: int
     """The number of nodes at the time of the request."""
@@ -151,7 +152,7 @@ class ConversationTree:
         tools: _Tools = (),
         *,
         agent: str = "",
-        stop: tuple[str, ...] = (),
+        stop: _Stop = (),
         is_lost: Callable[[Node], bool] = lambda _: True,
     ) -> Prompt:
         """The exact tokens for a conversation. Raises RenderError where the template refuses it, or leaves parts out.
@@ -219,12 +220,12 @@ class ConversationTree:
         if self.nodes[number].status == Status.UNDELIVERED:
             self.nodes[number] = replace(self.nodes[number], status=Status.TRAINED)
 
-    def ended(self, number: int, stop: tuple[str, ...] = ()) -> bool:
+    def ended(self, number: int, stop: _Stop = ()) -> bool:
         """True: a stop token or a text of `stop` ended the node's reply, and no limit did."""
         node = self.nodes[number]
         return node.num_sampled > 0 and self._said_by(_sampled_ids(node), stop)[1]
 
-    def find_stop(self, number: int, stop: tuple[str, ...]) -> str | None:
+    def find_stop(self, number: int, stop: _Stop) -> str | None:
         """The text of `stop` that ended the node's reply. None: something else did."""
         ids = _sampled_ids(self.nodes[number])
         said, text = self._said_by(ids, stop)[0].text, self._renderer.codec.decode(ids, opens=True)
@@ -235,9 +236,7 @@ class ConversationTree:
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read_messages(
-        self, messages: Sequence[Message], stop: Sequence[str]
-    ) -> tuple[tuple[Message, ...], _Beginning]:
+    def _read_messages(self, messages: Sequence[Message], stop: _Stop) -> tuple[tuple[Message, ...], _Beginning]:
         """The messages as the template needs them, and their longest beginning that the tree already has.
 
         Messages get their authors, and results the names of their tools. Ids stay if the model's format has ids. A
@@ -297,7 +296,7 @@ class ConversationTree:
         return max(whole.said, key=rank, default=None) if whole else None
 
     def _find_fork(
-        self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str, stop: tuple[str, ...]
+        self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str, stop: _Stop
     ) -> Fork | None:
         """Why a conversation can't go on from node `at`, or only with replies made from text again. None: it can, as
         far as messages tell. `most`: the part of the conversation that the tree has."""
@@ -336,9 +335,7 @@ class ConversationTree:
         theirs = set(self._ends[parent].back())
         return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
-    def _continue_from(
-        self, at: int, given: tuple[Message, ...], tools: _Tools, stop: tuple[str, ...]
-    ) -> Prompt | None:
+    def _continue_from(self, at: int, given: tuple[Message, ...], tools: _Tools, stop: _Stop) -> Prompt | None:
         """The prompt that goes on from a node's reply. None: the template rewrites earlier text."""
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
@@ -394,7 +391,7 @@ def _key(message: Message) -> _Key:
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
 
 
-def _as_shown(message: Message, here: _Beginning | None, following: Message | None, stop: Sequence[str]) -> Message:
+def _as_shown(message: Message, here: _Beginning | None, following: Message | None, stop: _Stop) -> Message:
     """The message as it stands in the tree: with its instruction, or without the text of `stop` that ended the reply
     and that the agent has put back. `following` chooses, where several messages could be meant."""
     if here is None or following is None:

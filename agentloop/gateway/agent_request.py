@@ -51,8 +51,8 @@ class AgentReply:
     """Tokens of the prompt that earlier requests of the session had already shown to the engine."""
     stop: str | None = None
     """The text of the request's `stop` that ended the reply."""
-    log_probs: tuple[tuple[str, float], ...] | None = None
-    """The sampled tokens as text, each with its log-prob, where the request asks for them."""
+    log_probs: tuple[tuple[str, float], ...] = ()
+    """The sampled tokens as text, each with its log-prob."""
 
 
 FindReply = Callable[[str], AgentReply | None]

@@ -231,21 +231,11 @@ class AgentSession:
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number, stop) else "length"
         message = replace(sampled, tool_calls=tuple(calls))
-        prompt_tokens = node.num_path_tokens - node.num_sampled
+        counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
         said = node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens))
         texts = [self._policy.renderer.codec.decode([token]) for token in said.token_ids.tolist()]
         scored = tuple(zip(texts, said.behavior_log_probs.tolist(), strict=True))
-        return AgentReply(
-            id,
-            message,
-            finish,
-            prompt_tokens,
-            node.num_sampled,
-            int(time.time()),
-            cached,
-            self.tree.find_stop(number, stop),
-            scored if request is not None and request.log_probs else None,
-        )
+        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop), scored)
 
     def find_reply(self, id: str) -> AgentReply | None:
         """Find the reply that the session gave under this id. None: it gave none."""

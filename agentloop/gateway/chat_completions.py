@@ -29,7 +29,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     if message.tool_calls:
         turn["content"] = message.content or None
         turn["tool_calls"] = openai_calls(message)
-    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": _log_probs(reply)}
+    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": _log_probs(request, reply)}
     return to_json(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
 
@@ -44,8 +44,9 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(openai_calls(message))]
     finishes = [None] * len(deltas) + [reply.finish]
     for delta, finish in zip([*deltas, {}], finishes, strict=True):
-        scored = {"logprobs": _log_probs(reply)} if finish and reply.log_probs else {}
-        yield _chunk(request, reply, choices=[{"index": 0, "delta": delta, "finish_reason": finish, **scored}])
+        scored = _log_probs(request, reply) if finish else None
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": scored}
+        yield _chunk(request, reply, choices=[choice])
     options = request.body.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
         yield _chunk(request, reply, choices=[], **_usage(reply))
@@ -78,9 +79,9 @@ def openai_calls(message: Message) -> list[dict[str, Any]]:
     return [{"id": call.id, "type": "function", "function": function} for call, function in calls]
 
 
-def _log_probs(reply: AgentReply) -> dict[str, Any] | None:
+def _log_probs(request: AgentRequest, reply: AgentReply) -> dict[str, Any] | None:
     """Write the log-probs of all sampled tokens, also of a call's and of the end of the turn."""
-    if reply.log_probs is None:
+    if not request.log_probs:
         return None
     rest: dict[str, Any] = {"bytes": None, "top_logprobs": []}
     return {"content": [{"token": text, "logprob": value, **rest} for text, value in reply.log_probs]}

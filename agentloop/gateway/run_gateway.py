@@ -27,7 +27,7 @@ from context.tokens.session_nodes import Node
 from replay.pages.guard import LOOPBACK, allow_own_names
 from replay.pages.serve import address_of, bound_socket, quiet_server
 
-_Ask = Callable[[int, Sequence[int], int, tuple[str, ...]], Coroutine[Any, Any, Completion]]
+_Ask = Callable[[int, tuple[str, ...], Sequence[int], int], Coroutine[Any, Any, Completion]]
 _IDLE_SECONDS = 600
 """Seconds that an unused connection stays open. Closing it while the agent sends a request would lose that request."""
 
@@ -62,7 +62,7 @@ class RunGateway:
         playing = asyncio.get_running_loop()
 
         async def ask_there(request: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
-            asked = ask(number, prompt.ids, most, request.stop)
+            asked = ask(number, request.stop, prompt.ids, most)
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, playing))
 
         session = OpenedSession(self, ask_there)

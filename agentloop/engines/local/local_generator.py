@@ -89,7 +89,8 @@ class LocalGenerator:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         if not requests:
             return []
-        replies = [_Reply(request.max_new_tokens, self._stops_of(request)) for request in requests]
+        stops = self._stop_strings
+        replies = [_Reply(r.max_new_tokens, None if stops is None else stops.with_texts(r.stop)) for r in requests]
         # Autocast spans all steps, so weights are cast once. In inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
@@ -131,12 +132,6 @@ class LocalGenerator:
                 continue
             reply.add(int(token), log_prob, entropy, stop_ids=self._stop_ids)
 
-    def _stops_of(self, request: GenerationRequest) -> StopStrings | None:
-        if self._stop_strings is None:
-            assert not request.stop
-            return None
-        return self._stop_strings.with_texts(request.stop) or None
-
     def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         greedy = self._temperature == 0.0
         scores = torch.log_softmax(logits.float() / (1.0 if greedy else self._temperature), dim=-1)
@@ -175,7 +170,7 @@ class _Reply:
         self.log_probs.append(log_prob)
         self.entropies.append(entropy)
         self.ended = token in stop_ids or len(self.token_ids) >= self.max_new_tokens
-        if self.stops is not None and not self.ended:
+        if self.stops and not self.ended:
             self.ended = self.stops.completed(self.token_ids)
 
     def completion(self, policy_version: int) -> Completion:

@@ -34,8 +34,8 @@ Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
 Stop = tuple[str, ...]
 """Texts that end a reply, besides the policy's own."""
-AskAny = Callable[[int, Sequence[int], int, Stop], Coroutine[Any, Any, Completion]]
-"""Called like `Ask`, with the episode's number first; prompts with one number each continue the one before."""
+AskAny = Callable[[int, Stop, Sequence[int], int], Coroutine[Any, Any, Completion]]
+"""Called like `Ask`, with the episode's number and stop first; prompts with one number each continue the one before."""
 
 
 @dataclass(frozen=True)

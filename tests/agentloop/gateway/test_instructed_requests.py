@@ -130,7 +130,7 @@ def test_reply_ends_before_the_text_that_ended_it_and_the_row_keeps_every_token(
     answer = anthropic_messages.answer(request, reply)
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Observation: it")
     assert b'"stop_sequence":"Observation: it"' in list(anthropic_messages.events(request, reply))[-2]
-    chat = chat_completions.read(BODIES[CHAT])
+    chat = chat_completions.read({**BODIES[CHAT], "logprobs": True})
     scored = chat_completions.answer(chat, reply)["choices"][0]["logprobs"]["content"]
     assert [(one["token"], one["logprob"]) for one in scored] == list(reply.log_probs)
     assert b'"logprob":-0.5' in list(chat_completions.events(chat, reply))[-2]
