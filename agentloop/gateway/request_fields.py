@@ -38,8 +38,8 @@ _FORMATS = ("response_format", "text.format", "output_config.format")
 _CHOICES = ("tool_choice", "tool_choice.type")
 _SINGLE = {"parallel_tool_calls": False, "tool_choice.disable_parallel_tool_use": True}
 """The values that forbid several calls in a reply."""
-_INSTRUCTED = (*_FORMATS, *_CHOICES, *_SINGLE)
-"""Fields that no engine obeys, in the order of their instructions. For the model `aside` they are overruled."""
+_INSTRUCTED = (*_FORMATS, *_SINGLE, *_CHOICES)
+"""Fields that no engine obeys. Their instructions have this order: what frameworks drop after a first call is last."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "modalities": (["text"],),

@@ -288,30 +288,20 @@ def test_instruction_that_the_agent_sends_back_without_is_no_fork(tree: Conversa
     assert all(prompt.ids[: len(path)] == path for prompt in later)
     other = tree.prompt([asked[0], instructed(ASKED[1], "In verse."), *back[2:]])
     assert other.place.fork == Fork.EDITED
-
-
-def test_reply_chooses_between_a_message_and_the_same_with_an_instruction(tree: ConversationTree) -> None:
-    plain = answered(tree, tree.prompt(ASKED), "It is 78.")
-    asked = answered(tree, tree.prompt([ASKED[0], instructed(ASKED[1], "Be brief.")]), "78.")
-    for node in (plain, asked):
-        place = tree.prompt([*ASKED, node.messages[-1], Message("user", "Sure?")]).place
-        assert (place.parent, place.fork) == (node.number, None)
+    plain = answered(tree, tree.prompt(ASKED), "78.")  # its reply says that it was without
+    places = [tree.prompt([*ASKED, node.messages[-1], more]).place for node in (first, plain)]
+    assert [(place.parent, place.fork) for place in places] == [(0, None), (1, None)]
 
 
 @pytest.mark.parametrize("put_back", ["", "</code>"])
 def test_reply_that_a_text_ended_goes_on_by_its_tokens(tree: ConversationTree, put_back: str) -> None:
     stop = ("Observation:", "</code>")
     first = answered(tree, tree.prompt(ASKED, stop=stop), "Look:  x</code>", ended=False)
-    assert (first.messages[-1].content, tree.ended(0, stop), tree.ended(0)) == ("Look:  x", True, False)
+    assert first.messages[-1].content == "Look:  x"
+    assert [tree.ended(0, texts) for texts in (stop, (), ("Look:",))] == [True, False, False]
     said = replace(first.messages[-1], content="Look:  x" + put_back)
     prompt = tree.prompt([*ASKED, said, Message("user", "It is 78.")], stop=stop)
     path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
     assert (prompt.place.fork, prompt.ids[: len(path)], prompt.given[2].content) == (None, path, "Look:  x")
     text = family("chatml").codec.decode(prompt.ids)
     assert text.endswith("Look:  x</code><|im_end|>\n<|im_start|>user\nIt is 78.<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_text_before_the_last_token_has_not_ended_a_reply(tree: ConversationTree) -> None:
-    answered(tree, tree.prompt(ASKED), "One END and more", ended=False)
-    assert not tree.ended(0, ("END",))
-    assert tree.find_stop(0, ("END",)) is None

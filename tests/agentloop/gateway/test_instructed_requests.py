@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.gateway import anthropic_messages, chat_completions, openai_responses
+from agentloop.gateway import anthropic_messages, chat_completions
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.records import Completion, GenerationFailed
@@ -20,66 +20,46 @@ from tests.agentloop.gateway.test_stored_sessions import MODEL, POLICY
 from tests.fakes.agent_sessions import Gateway
 from tests.fakes.random_agents import TODAY
 
-SCHEMA = {"type": "object", "properties": {"stone": {"type": "string"}}}
-AS_JSON = 'with JSON of this schema and nothing else: {"type": "object", "properties": {"stone": {"type": "string"}}}'
-JSON_SCHEMA = {"type": "json_schema", "name": "Found", "schema": SCHEMA, "strict": True}
-OPENAI = {"tools": [{"type": "function", "function": TOOL}]}
-FLAT = {"tools": [{"type": "function", **TOOL}]}
-CLAUDE = {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "Found", "schema": SCHEMA}}
-SINGLE = {"type": "any", "disable_parallel_tool_use": True}
-ONE = "Call at most one tool in a reply."
+CALL, NAMED, ONE = (
+    "Reply with a call of a tool.",
+    "Reply with a call of the tool look.",
+    "Call at most one tool in a reply.",
+)
+AS_JSON, OBJECT = 'Reply with JSON of this schema and nothing else: {"type": "object"}', {"type": "object"}
+FORMAT = {"type": "json_schema", "name": "Found", "schema": OBJECT, "strict": True}
+OPENAI: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}]}
+FLAT: dict[str, Any] = {"tools": [{"type": "function", **TOOL}]}
+CLAUDE: dict[str, Any] = {"tools": [{"name": "look", "input_schema": OBJECT}]}
+BOTH = {"response_format": {"type": "json_object"}, "tool_choice": "required"}
 INSTRUCTED: list[tuple[str, dict[str, Any], str, list[str]]] = [
-    (CHAT, {"response_format": FORMAT}, "response_format", [f"Reply {AS_JSON}"]),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": FORMAT}}, "response_format", [AS_JSON]),
     (
         CHAT,
-        {**OPENAI, "response_format": {"type": "json_object"}, "tool_choice": "required"},
+        {**OPENAI, **BOTH},
         "response_format, tool_choice",
-        ["If you call no tool, reply with a JSON object and nothing else.", "Reply with a call of a tool."],
+        ["If you call no tool, reply with a JSON object and nothing else.", CALL],
     ),
-    (
-        CHAT,
-        {**OPENAI, "tool_choice": {"type": "function", "function": {"name": "look"}}, "temperature": 0},
-        "temperature, tool_choice.type",
-        ["Reply with a call of the tool look."],
-    ),
+    (CHAT, {**OPENAI, "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice.type", [NAMED]),
     (CHAT, {**OPENAI, "parallel_tool_calls": False}, "parallel_tool_calls", [ONE]),
-    (RESPONSES, {"text": {"format": JSON_SCHEMA}}, "text.format", [f"Reply {AS_JSON}"]),
-    (RESPONSES, {**FLAT, "tool_choice": "required"}, "tool_choice", ["Reply with a call of a tool."]),
-    (
-        RESPONSES,
-        {**FLAT, "tool_choice": {"type": "function", "name": "look"}},
-        "tool_choice.type",
-        ["Reply with a call of the tool look."],
-    ),
-    (MESSAGES, {"output_config": {"format": JSON_SCHEMA}}, "output_config.format", [f"Reply {AS_JSON}"]),
-    (
-        MESSAGES,
-        {**CLAUDE, "tool_choice": SINGLE},
-        "tool_choice.disable_parallel_tool_use, tool_choice.type",
-        ["Reply with a call of a tool.", ONE],
-    ),
-    (
-        MESSAGES,
-        {**CLAUDE, "tool_choice": {"type": "tool", "name": "look"}},
-        "tool_choice.type",
-        ["Reply with a call of the tool look."],
-    ),
+    (RESPONSES, {"text": {"format": FORMAT}}, "text.format", [AS_JSON]),
+    (RESPONSES, {**FLAT, "tool_choice": "required"}, "tool_choice", [CALL]),
+    (RESPONSES, {**FLAT, "tool_choice": {"type": "function", "name": "look"}}, "tool_choice.type", [NAMED]),
+    (MESSAGES, {"output_config": {"format": FORMAT}}, "output_config.format", [AS_JSON]),
+    (MESSAGES, {**CLAUDE, "tool_choice": {"type": "any"}}, "tool_choice.type", [CALL]),
+    (MESSAGES, {**CLAUDE, "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice.type", [NAMED]),
 ]
 
 
 @pytest.mark.parametrize(("path", "fields", "names", "instructions"), INSTRUCTED)
-def test_wish_that_no_engine_obeys_is_an_instruction_and_named(
+def test_field_that_no_engine_obeys_is_an_instruction_and_named(
     gateway: Gateway, path: str, fields: dict[str, Any], names: str, instructions: list[str]
 ) -> None:
     response = post(gateway, path, {**BODIES[path], **fields})
     assert response.status_code == 200, response.text
     assert response.headers["x-agentloop-overruled"] == names
     (request,) = gateway.session.requests
-    assert request.messages[-1].content == "".join(
-        ["Which stone?", *(f"\n\nInstruction: {text}" for text in instructions)]
-    )
-    assert set(request.instructed) == set(names.split(", ")) - {"temperature"}
+    assert request.messages[-1].content.split("\n\nInstruction: ") == ["Which stone?", *instructions]
+    assert request.instructed == tuple(names.split(", "))
 
 
 def test_instruction_stands_in_the_last_user_message_while_tools_are_called(gateway: Gateway) -> None:
@@ -88,23 +68,7 @@ def test_instruction_stands_in_the_last_user_message_while_tools_are_called(gate
     messages = [*BODIES[CHAT]["messages"], *called]
     post(gateway, CHAT, {**BODIES[CHAT], **OPENAI, "messages": messages, "tool_choice": "required"})
     (request,) = gateway.session.requests
-    assert [message.content for message in request.messages] == [
-        "Which stone?\n\nInstruction: Reply with a call of a tool.",
-        "",
-        "78",
-    ]
-
-
-def test_stop_and_log_probs_are_read(gateway: Gateway) -> None:
-    for path, fields, stop in (
-        (CHAT, {"stop": "END"}, ("END",)),
-        (CHAT, {"stop": ["a", "b"], "logprobs": True}, ("a", "b")),
-        (MESSAGES, {"stop_sequences": ["\n\nHuman:"]}, ("\n\nHuman:",)),
-    ):
-        response = post(gateway, path, {**BODIES[path], **fields})
-        assert (response.status_code, "x-agentloop-overruled" in response.headers) == (200, False)
-        request = gateway.session.requests[-1]
-        assert (request.stop, request.log_probs) == (stop, "logprobs" in fields)
+    assert [message.content for message in request.messages] == [f"Which stone?\n\nInstruction: {CALL}", "", "78"]
 
 
 def answered(said: str | Sequence[int], *, policy: Any = POLICY, **wishes: Any) -> tuple[AgentSession, AgentReply]:
@@ -119,22 +83,19 @@ def answered(said: str | Sequence[int], *, policy: Any = POLICY, **wishes: Any) 
     return session, asyncio.run(session.reply(request, asyncio.Future(loop=asyncio.new_event_loop())))
 
 
-def test_reply_ends_before_the_text_that_ended_it_and_the_row_keeps_every_token() -> None:
-    session, reply = answered("At sea.\nObservation: it", stop=("END", "Observation: it"), log_probs=True)
+def test_answer_names_the_stop_and_shows_log_probs_of_the_sampled_tokens() -> None:
+    chat = chat_completions.read({**BODIES[CHAT], "stop": "Observation: it", "logprobs": True})
+    claude = anthropic_messages.read({**BODIES[MESSAGES], "stop_sequences": ["END", "Observation: it"]})
+    assert (chat.stop, claude.stop, chat.overruled) == (("Observation: it",), ("END", "Observation: it"), ())
+    _, reply = answered("At sea.\nObservation: it", stop=claude.stop)
     assert (reply.message.content, reply.finish, reply.stop) == ("At sea.\n", "stop", "Observation: it")
-    (node,) = session.tree.nodes
-    sampled = MODEL.codec.encode("At sea.\nObservation: it")
-    assert node.tokens.token_ids[-node.num_sampled :].tolist() == sampled
-    assert reply.log_probs == tuple((MODEL.codec.decode([token]), -0.5) for token in sampled)
-    request = replace(anthropic_messages.read(BODIES[MESSAGES]), stop=("Observation: it",))
-    answer = anthropic_messages.answer(request, reply)
+    answer = anthropic_messages.answer(claude, reply)
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Observation: it")
-    assert b'"stop_sequence":"Observation: it"' in list(anthropic_messages.events(request, reply))[-2]
-    chat = chat_completions.read({**BODIES[CHAT], "logprobs": True})
+    assert b'"stop_sequence":"Observation: it"' in list(anthropic_messages.events(claude, reply))[-2]
     scored = chat_completions.answer(chat, reply)["choices"][0]["logprobs"]["content"]
-    assert [(one["token"], one["logprob"]) for one in scored] == list(reply.log_probs)
+    sampled = MODEL.codec.encode("At sea.\nObservation: it")
+    assert [(one["token"], one["logprob"]) for one in scored] == [(MODEL.codec.decode([id]), -0.5) for id in sampled]
     assert b'"logprob":-0.5' in list(chat_completions.events(chat, reply))[-2]
-    assert openai_responses.answer(openai_responses.read(BODIES[RESPONSES], lambda _: None), reply)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -146,12 +107,12 @@ def test_row_has_the_tokens_that_the_engine_sampled_until_a_stop(seed: int) -> N
         said.append(token)
         if any(text in codec.decode(said) for text in stop):
             break
-    _, reply = answered(said, stop=stop, log_probs=True)
+    session, reply = answered(said, stop=stop)
+    (node,) = session.tree.nodes
+    assert node.tokens.token_ids[-node.num_sampled :].tolist() == said
     whole = codec.decode(said)
-    assert [text for text, _ in reply.log_probs or ()] == [codec.decode([token]) for token in said]
     ends = min((whole.find(text) for text in stop if text in whole), default=len(whole))
     assert (reply.message.content, reply.finish) == (whole[:ends], "stop" if ends < len(whole) else "length")
-    assert reply.stop is None or whole.startswith(reply.stop, ends)
 
 
 def test_engine_that_goes_on_behind_a_stop_gives_no_reply() -> None:
@@ -161,13 +122,8 @@ def test_engine_that_goes_on_behind_a_stop_gives_no_reply() -> None:
         answered("At sea. END And more.", stop=("END",))
 
 
-def test_reply_cut_by_its_limit_is_not_ended_by_a_stop_that_it_lacks() -> None:
-    _, reply = answered("At sea.", stop=("END",))
-    assert (reply.message.content, reply.finish, reply.stop) == ("At sea.", "length", None)
-
-
 def test_instructions_are_refused_by_name_where_the_run_says_so() -> None:
     strict = replace(POLICY, unsupported="refuse")
-    with pytest.raises(BadRequest, match="^response_format must be left out where gateway.unsupported is refuse"):
+    with pytest.raises(BadRequest, match=r"^response_format must be left out where gateway\.unsupported is refuse"):
         answered("At sea.", policy=strict, instructed=("response_format",))
     answered("At sea.", policy=strict)
