@@ -187,9 +187,11 @@ class AgentSession:
         number = next(_CONVERSATION_NUMBERS) if number is None else number
         try:
             completion = await self._ask(request, number, prompt, most)
-            before = self._policy.renderer.codec.decode(completion.token_ids[:-1], opens=True)
-            if before_stop(before, request.stop) is not None:
-                raise GenerationFailed(f"the engine must end a reply at its stop, got more tokens after {before!r}")
+            text = self._policy.renderer.codec.decode(completion.token_ids[:-1]) if request.stop else ""
+            if before_stop(text, request.stop) is not None:
+                raise GenerationFailed(
+                    f"the engine must end a reply at its stop, got more tokens behind one of {text!r}"
+                )
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise

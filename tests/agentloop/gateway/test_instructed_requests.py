@@ -116,9 +116,7 @@ def test_row_has_the_tokens_that_the_engine_sampled_until_a_stop(seed: int) -> N
 
 
 def test_engine_that_goes_on_behind_a_stop_gives_no_reply() -> None:
-    with pytest.raises(
-        GenerationFailed, match="the engine must end a reply at its stop, got more tokens after 'At sea"
-    ):
+    with pytest.raises(GenerationFailed, match="the engine must end a reply at its stop, got more tokens"):
         answered("At sea. END And more.", stop=("END",))
 
 
