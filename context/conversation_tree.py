@@ -34,6 +34,9 @@ from context.tokens.token_sequence import TokenSequence
 from context.tokens.training_sequence import sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
+_Stop = tuple[str, ...]
+INSTRUCTION = "\n\nInstruction: "
+"""Begins what a session adds to an agent's message. The agent sends the message back without it."""
 _MOST_RENDERINGS = 8
 """Renderings that are kept. Each is a whole conversation: to keep all would take the square of a session."""
 
@@ -82,6 +85,8 @@ class Prompt:
     place: Place
     """Its place in the tree at the time of the request."""
     rendering: Rendering
+    stop: _Stop
+    """The texts that end the reply, besides the policy's own."""
     asked_after: int
     """The number of nodes at the time of the request."""
     repeats: int | None = None
@@ -147,13 +152,15 @@ class ConversationTree:
         tools: _Tools = (),
         *,
         agent: str = "",
+        stop: _Stop = (),
         is_lost: Callable[[Node], bool] = lambda _: True,
     ) -> Prompt:
         """The exact tokens for a conversation. Raises RenderError where the template refuses it, or leaves parts out.
 
-        `agent`: who asks. `is_lost`: whether an equal request may be given the undelivered reply of a node.
+        `agent`: who asks. `stop`: texts that end the reply, and ended the one that the request continues. `is_lost`:
+        whether an equal request may be given the undelivered reply of a node.
         """
-        given, most = self._read_messages(messages)
+        given, most = self._read_messages(messages, stop)
         offered = content_hash(list(tools))
         equal = self._find_equal_requests(most, len(given), offered)
         if equal:
@@ -162,17 +169,17 @@ class ConversationTree:
             asked = self.nodes[equal[-1]].num_path_tokens - self.nodes[equal[-1]].num_sampled
             tokens = tokens_of(self.nodes, path_of(self.nodes, equal[-1])).part(0, asked)
             place = self._make_fork(tokens, most, offered, Fork.RETRY)
-            return Prompt(tokens, given, place, rendering, len(self.nodes), next(lost, None))
+            return Prompt(tokens, given, place, rendering, stop, len(self.nodes), next(lost, None))
         at = self._choose_node(next((one for one in most.back() if one.said and one.length < len(given)), None), agent)
-        fork = self._find_fork(at, most, given, offered)
-        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._continue_from(at, given, tools)
+        fork = self._find_fork(at, most, given, offered, stop)
+        going_on = None if at is None or fork in (Fork.TOOLS, Fork.CUT) else self._continue_from(at, given, tools, stop)
         if going_on is not None and fork is None:
             return going_on
         rendering = going_on.rendering if going_on else self._renderer.render(given, tools, now=self._now)
         tokens = going_on.tokens if going_on else self._renderer.tokens(rendering)
         place = self._make_fork(tokens, most, offered, fork or Fork.TEMPLATE)
         follows = self._choose_node(self._find_without_thought(most, given), agent) if fork == Fork.THINKING else at
-        return Prompt(tokens, given, place, rendering, len(self.nodes), None, follows)
+        return Prompt(tokens, given, place, rendering, stop, len(self.nodes), None, follows)
 
     def add(
         self,
@@ -189,7 +196,7 @@ class ConversationTree:
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
         sampled = mark_untrained(sampled, untrained, renderer.authors)
-        reply = self._parse(prompt.rendering, token_ids)
+        reply = self._parse(prompt, token_ids)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
             calls = numbered_calls(reply.message.tool_calls, first)
@@ -213,17 +220,23 @@ class ConversationTree:
         if self.nodes[number].status == Status.UNDELIVERED:
             self.nodes[number] = replace(self.nodes[number], status=Status.TRAINED)
 
-    def ended(self, number: int) -> bool:
-        """True: a stop token ended the node's reply, and no limit did."""
+    def ended(self, number: int, stop: _Stop = ()) -> bool:
+        """True: a stop token or a text of `stop` ended the node's reply, and no limit did."""
         node = self.nodes[number]
-        return node.num_sampled > 0 and self._said_by(_sampled_ids(node))[1]
+        return node.num_sampled > 0 and self._said_by(_sampled_ids(node), stop)[1]
+
+    def find_stop(self, number: int, stop: _Stop) -> str | None:
+        """The text of `stop` that ended the node's reply. None: something else did."""
+        ids = _sampled_ids(self.nodes[number])
+        said, text = self._said_by(ids, stop)[0].text, self._renderer.codec.decode(ids, opens=True)
+        return next((one for one in stop if text.startswith(one, len(said))), None)
 
     def call_ids(self, number: int) -> list[str]:
         """The ids by which the agent knows the calls of a node's reply, even where the model's format has none."""
         calls = self.nodes[number].messages[-1].tool_calls
         return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
 
-    def _read_messages(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], _Beginning]:
+    def _read_messages(self, messages: Sequence[Message], stop: _Stop) -> tuple[tuple[Message, ...], _Beginning]:
         """The messages as the template needs them, and their longest beginning that the tree already has.
 
         Messages get their authors, and results the names of their tools. Ids stay if the model's format has ids. A
@@ -233,7 +246,8 @@ class ConversationTree:
         read: list[Message] = []
         most = self._nothing
         here: _Beginning | None = most
-        for message in messages:
+        for message, following in zip(messages, [*messages[1:], None], strict=True):
+            message = _as_shown(message, here, following, stop)
             if message.tool_calls:
                 calls = self._find_said_calls(message.tool_calls, here.asked if here else ())
                 calls = calls or tuple(replace(call, id=self._find_id(call.id)) for call in message.tool_calls)
@@ -281,13 +295,15 @@ class ConversationTree:
 
         return max(whole.said, key=rank, default=None) if whole else None
 
-    def _find_fork(self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str) -> Fork | None:
+    def _find_fork(
+        self, at: int | None, most: _Beginning, given: Sequence[Message], offered: str, stop: _Stop
+    ) -> Fork | None:
         """Why a conversation can't go on from node `at`, or only with replies made from text again. None: it can, as
         far as messages tell. `most`: the part of the conversation that the tree has."""
         if at is not None:
             if self.nodes[at].place.tools != offered:
                 return Fork.TOOLS
-            if not self.ended(at):
+            if not self.ended(at, stop):
                 return Fork.CUT
             behind = [said for said in given[self._ends[at].length :] if said.role == "assistant"]
             if not any(self._ends[at].next or said.author == HISTORY for said in behind):
@@ -319,29 +335,29 @@ class ConversationTree:
         theirs = set(self._ends[parent].back())
         return Place(parent, shared[parent], next(one for one in most.back() if one in theirs).length, offered, fork)
 
-    def _continue_from(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
+    def _continue_from(self, at: int, given: tuple[Message, ...], tools: _Tools, stop: _Stop) -> Prompt | None:
         """The prompt that goes on from a node's reply. None: the template rewrites earlier text."""
         node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
-        reply, _ = self._said_by(_sampled_ids(node))
+        reply, _ = self._said_by(_sampled_ids(node), stop)
         rest = self._renderer.increment(before, grown, reply)
         if rest is None:
             return None
         path = tokens_of(self.nodes, path_of(self.nodes, at))
         place = Place(at, len(path), said, node.place.tools, None)
-        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, len(self.nodes), None, at)
+        return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, stop, len(self.nodes), None, at)
 
-    def _parse(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
-        said, ended = self._said_by(tuple(token_ids))
-        return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
+    def _parse(self, prompt: Prompt, token_ids: Sequence[int]) -> Reply:
+        said, ended = self._said_by(tuple(token_ids), prompt.stop)
+        return self._parser(prompt.rendering.tools).parse(prompt.rendering.opened_thought + said.text, stopped=ended)
 
     def _make_node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
         place = prompt.place
         if len(self.nodes) > prompt.asked_after:  # a request with an equal beginning may have been answered meanwhile
-            _, most = self._read_messages(prompt.given)
+            _, most = self._read_messages(prompt.given, prompt.stop)
             fork = Fork.RETRY if self._find_equal_requests(most, len(prompt.given), place.tools) else place.fork
             place = place if fork is None else self._make_fork(prompt.tokens, most, place.tools, fork)
             prompt = replace(prompt, place=place)
@@ -373,6 +389,26 @@ _GIVEN_ID = "call_"
 def _key(message: Message) -> _Key:
     calls = _facts(message.tool_calls)
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
+
+
+def _as_shown(message: Message, here: _Beginning | None, following: Message | None, stop: _Stop) -> Message:
+    """The message as it stands in the tree: with its instruction, or without the text of `stop` that ended the reply
+    and that the agent has put back. `following` chooses, where several messages could be meant."""
+    if here is None or following is None:
+        return message
+
+    def is_alike(shown: str) -> bool:
+        if message.role == "assistant":
+            return message.content in [shown + text for text in stop]
+        return shown.startswith(message.content + INSTRUCTION)
+
+    alike = [key for key in here.next if key.role == message.role and is_alike(key.content)]
+    if not alike:
+        return message
+    own, behind, known = _key(message), _key(following), here.next
+    meant = [own, *(key for key in alike if key._replace(content=own.content) == own)]
+    best = max(meant, key=lambda key: (key in known and behind in known[key].next, key in known))
+    return replace(message, content=best.content)
 
 
 def _facts(calls: Sequence[ToolCall]) -> str:

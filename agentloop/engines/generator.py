@@ -15,6 +15,8 @@ class GenerationRequest:
     prompt_ids: Sequence[int]
     """The whole prompt. It extends the episode's previous prompt and reply, unless history was rewritten."""
     max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    """Texts that end the reply, besides the policy's own. The token that completes one is the reply's last."""
 
 
 class SamplingEngine(Protocol):

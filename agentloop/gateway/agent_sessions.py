@@ -21,6 +21,7 @@ from agentloop.records import Completion, GenerationFailed
 from context import Renderer, RenderError, ReplyParser, TrainingControl
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import canonical_json, content_hash
+from context.parse.reply import before_stop
 from context.templates.rendering.contents import contents
 from context.tokens.session_nodes import Node, Status
 from replay.errors import SessionForgotten
@@ -51,6 +52,8 @@ class Policy:
     max_tokens: int
     """The most tokens of a prompt and its reply together."""
     max_reply_tokens: int
+    unsupported: Literal["refuse", "instruct"] = "instruct"
+    """What becomes of a request's fields that no engine obeys: see `gateway.unsupported`."""
 
 
 @dataclass(eq=False)
@@ -133,15 +136,20 @@ class AgentSession:
             is_its_own = node.agent == request.agent and not request.aside
             return node.number not in being_sent and is_its_own and self._fits_limits(node, request)
 
+        if request.instructed and self._policy.unsupported == "refuse":
+            field = request.instructed[0]
+            raise BadRequest(400, f"{field} must be left out where gateway.unsupported is refuse, got it.", field)
         await self._tokenize(request)
         self._policy.parser(request.tools)  # refuses tools that it can't show or read before anything is sampled
-        prompt = self.tree.prompt(request.messages, request.tools, agent=request.agent, is_lost=is_lost)
+        prompt = self.tree.prompt(
+            request.messages, request.tools, agent=request.agent, stop=request.stop, is_lost=is_lost
+        )
         if prompt.follows is not None:
             self._mark_delivered(prompt.follows)  # the agent continues from the reply, so it has received it
         if prompt.repeats is not None:
             pending.node = prompt.repeats
             await self._store()
-            return self._make_reply(self.tree.nodes[prompt.repeats], cached=len(prompt.tokens))
+            return self._make_reply(self.tree.nodes[prompt.repeats], request, cached=len(prompt.tokens))
         if len(self.tree.nodes) >= _MOST_NODES:
             raise BadRequest(400, f"An episode must have at most {_MOST_NODES} requests, got more.")
         room = self._policy.max_tokens - len(prompt.tokens)
@@ -161,7 +169,7 @@ class AgentSession:
         )
         pending.node = node.number
         await self._store(node)
-        return self._make_reply(node, cached=prompt.place.kept_tokens)
+        return self._make_reply(node, request, cached=prompt.place.kept_tokens)
 
     async def _tokenize(self, request: AgentRequest) -> None:
         """Tokenize a long prompt in a thread, into the renderer's cache. Raises NoRoom if it is far too long."""
@@ -179,6 +187,11 @@ class AgentSession:
         number = next(_CONVERSATION_NUMBERS) if number is None else number
         try:
             completion = await self._ask(request, number, prompt, most)
+            text = self._policy.renderer.codec.decode(completion.token_ids[:-1]) if request.stop else ""
+            if before_stop(text, request.stop) is not None:
+                raise GenerationFailed(
+                    f"the engine must end a reply at its stop, got more tokens behind one of {text!r}"
+                )
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise
@@ -211,23 +224,26 @@ class AgentSession:
         """Whether a reply obeys the request's limit on tokens, and no other limit has cut it shorter."""
         room = self._policy.max_tokens - (node.num_path_tokens - node.num_sampled)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
-        return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number))
+        return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number, request.stop))
 
-    def _make_reply(self, node: Node, *, cached: int) -> AgentReply:
-        sampled, number = node.messages[-1], node.number
+    def _make_reply(self, node: Node, request: AgentRequest | None, *, cached: int) -> AgentReply:
+        sampled, number, stop = node.messages[-1], node.number, request.stop if request else ()
         calls = [replace(call, id=id) for call, id in zip(sampled.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
-        finish: Finish = ended if self.tree.ended(number) else "length"
+        finish: Finish = ended if self.tree.ended(number, stop) else "length"
         message = replace(sampled, tool_calls=tuple(calls))
-        prompt_tokens = node.num_path_tokens - node.num_sampled
-        return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
+        counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
+        said = node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens))
+        texts = [self._policy.renderer.codec.decode([token]) for token in said.token_ids.tolist()]
+        scored = tuple(zip(texts, said.behavior_log_probs.tolist(), strict=True))
+        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop), scored)
 
     def find_reply(self, id: str) -> AgentReply | None:
         """Find the reply that the session gave under this id. None: it gave none."""
         number = id.removeprefix(self._reply_ids)
         nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
-        replies = (self._make_reply(node, cached=0) for node in nodes if node.num_sampled)
+        replies = (self._make_reply(node, None, cached=0) for node in nodes if node.num_sampled)
         return next((reply for reply in replies if reply.id == id), None)
 
     def mark_delivered(self, reply: AgentReply) -> None:
@@ -263,7 +279,7 @@ def forgotten() -> BadRequest:
 
 def _are_equal(one: AgentRequest, other: AgentRequest) -> bool:
     """True if two requests are written in the same way. Unlike in Python, 1 and true differ."""
-    if one.max_tokens != other.max_tokens:
+    if (one.max_tokens, one.stop) != (other.max_tokens, other.stop):
         return False
     written = [(each.agent, each.aside, repr(each.messages), canonical_json(each.tools)) for each in (one, other)]
     return written[0] == written[1]

@@ -23,7 +23,7 @@ def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
     if rows and body.get("system"):
         rows.insert(0, (0, {"role": "system", "content": _texts("system", body["system"])}))
     tools = read_tools(body.get("tools"), [None, "custom"], "input_schema")
-    return agent_request(body, rows, tools, limits=["max_tokens"], read=["system"])
+    return agent_request(body, rows, tools, limits=["max_tokens"], read=["system", "stop_sequences"])
 
 
 def _rows(index: int, message: Any) -> list[tuple[int, dict[str, Any]]]:
@@ -80,8 +80,8 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         "role": "assistant",
         "model": request.model,
         "content": _blocks(reply),
-        "stop_reason": _FINISH[reply.finish],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if reply.stop is not None else _FINISH[reply.finish],
+        "stop_sequence": reply.stop,
         "usage": usage,
     }
     return to_json(types.Message, message)
@@ -102,7 +102,7 @@ def _blocks(reply: AgentReply) -> list[dict[str, Any]]:
 def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     message = answer(request, reply)
     usage = {**message["usage"], "output_tokens": 0}
-    begun = {**message, "content": [], "stop_reason": None, "usage": usage}
+    begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield _event(types.RawMessageStartEvent, message=begun)
     for index, block in enumerate(message["content"]):
         empty, deltas = _split_deltas(block)
@@ -110,7 +110,7 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
         for delta in deltas:
             yield _event(types.RawContentBlockDeltaEvent, index=index, delta=delta)
         yield _event(types.RawContentBlockStopEvent, index=index)
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
     yield _event(types.RawMessageDeltaEvent, delta=ended, usage=message["usage"])
     yield _event(types.RawMessageStopEvent)
 

@@ -4,12 +4,14 @@ import json
 import marshal
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from context.conversation_file import read_message
+from context.conversation_tree import INSTRUCTION
 from context.messages import Message
 from context.templates.chat_template import RenderError
 from context.templates.rendering.contents import checked_name
@@ -23,11 +25,9 @@ OVERRULED = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
     | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
     | {"reasoning", "reasoning_effort", "thinking", "verbosity", "text.verbosity", "output_config.effort"}
-    | {"context_management"}
+    | {"context_management", "chat_template_kwargs"}
 )
-"""Fields about sampling, or about shortening the prompt at the provider. The run's settings decide these."""
-_UNLESS = {"parallel_tool_calls": True, "tool_choice.disable_parallel_tool_use": False}
-"""Fields that are overruled unless they have these values: a reply may always hold several calls."""
+"""Fields about sampling, the template, or shortening the prompt at the provider. The run's settings decide these."""
 _HARMLESS = frozenset(
     {"user", "metadata", "store", "stream_options", "service_tier", "safety_identifier", "prediction", "max_tool_calls"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "client_metadata"}
@@ -35,19 +35,15 @@ _HARMLESS = frozenset(
 )
 """Fields that change nothing in a reply."""
 _FORMATS = ("response_format", "text.format", "output_config.format")
-"""Fields that are overruled for the model `aside`: a client that can't read a title does without one."""
-_TEXT = {"type": "text"}
+_CHOICES = ("tool_choice", "tool_choice.type")
+_SINGLE = {"parallel_tool_calls": False, "tool_choice.disable_parallel_tool_use": True}
+"""The values that forbid several calls in a reply."""
+_INSTRUCTED = (*_FORMATS, *_SINGLE, *_CHOICES)
+"""Fields that no engine obeys. Their instructions have this order: what frameworks drop after a first call is last."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "response_format": (_TEXT,),
-    "text.format": (_TEXT,),
-    "tool_choice": ("auto", "none"),
-    "tool_choice.type": ("auto", "none"),
     "modalities": (["text"],),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "stop": ([],),
-    "stop_sequences": ([],),
     "background": (False,),
     "truncation": ("disabled",),
     "include": ([], ["reasoning.encrypted_content"]),
@@ -75,15 +71,20 @@ def agent_request(
     limits: Collection[str] = (),
     read: Collection[str] = (),
     field: str = "messages",
+    log_probs: bool = False,
 ) -> AgentRequest:
     """Read a request from its body.
 
     `rows` are the messages in OpenAI's form, each with its index in `field`. `limits` are the fields that limit the
     reply's tokens, and `read` the other fields of the protocol.
     """
-    choice = body.get("tool_choice")
+    choice, stop_field = body.get("tool_choice"), "stop" if "stop" in read else "stop_sequences"
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    tools = [] if kind == "none" else tools
     agent, aside = read_agent(body.get("model"))
-    overruled = _find_overruled(body, {"model", "messages", "tools", "stream", *limits, *read}, aside=aside)
+    named = ("tool_choice.name", "tool_choice.function") if kind in ("function", "tool") else ()
+    overruled = _find_overruled(body, {"model", "messages", "tools", "stream", *limits, *read, *named})
+    asked = _read_instructions(body, tools)
     if not rows:
         raise wrong(field, "a list of at least one message", body.get(field))
     messages = tuple(_order_by_calls(_message(f"{field}[{index}]", row) for index, row in rows))
@@ -96,11 +97,14 @@ def agent_request(
         model=body["model"],
         agent=agent,
         aside=aside,
-        messages=messages,
-        tools=[] if "none" in (choice, isinstance(choice, dict) and choice.get("type")) else tools,
+        messages=messages if aside else _add_instructions(messages, asked.values()),
+        tools=tools,
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
-        overruled=tuple(sorted(overruled)),
+        overruled=tuple(sorted(overruled | asked.keys())),
+        instructed=() if aside else tuple(asked),
+        stop=tuple(_read_stop(stop_field, body.get(stop_field))),
+        log_probs=log_probs,
         body=body,
     )
 
@@ -218,18 +222,69 @@ def read_agent(model: Any) -> tuple[str, bool]:
     return found["agent"] or "", model == ASIDE
 
 
-def _find_overruled(body: Mapping[str, Any], read: Collection[str], *, aside: bool) -> set[str]:
+def _find_overruled(body: Mapping[str, Any], read: Collection[str]) -> set[str]:
     """Return the overruled fields. Raises BadRequest for a field that the reply could not obey."""
     overruled = set()
     for name, value in _fields(body):
-        if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]) or (aside and name in _FORMATS):
+        if name in OVERRULED:
             overruled.add(name)
         elif name in _ONLY:
             if not any(value == one and type(value) is type(one) for one in _ONLY[name]):
                 raise wrong(name, " or ".join(map(_shown, _ONLY[name])) + ", or left out", value)
-        elif name not in read and name not in _HARMLESS and name not in _UNLESS:
+        elif name not in read and name not in _HARMLESS and name not in _INSTRUCTED:
             raise wrong(name, "left out", value)
     return overruled
+
+
+def _read_instructions(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Write the fields that no engine obeys as instructions to the policy, by field."""
+    given, found = dict(_fields(body)), dict[str, str | None]()
+    for name in (name for name in _INSTRUCTED if name in given):
+        if name in _FORMATS:
+            found[name] = _format_instruction(name, given[name], "If you call no tool, reply" if tools else "Reply")
+        elif name in _CHOICES:
+            found[name] = _choice_instruction(body["tool_choice"], [tool["function"]["name"] for tool in tools])
+        elif flag(name, given[name]) is _SINGLE[name] and tools:
+            found[name] = "Call at most one tool in a reply."
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _format_instruction(field: str, value: Any, reply: str) -> str | None:
+    kind, schema = (value.get("type"), value.get("json_schema", value)) if isinstance(value, dict) else (None, None)
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if kind == "json_object":
+        return f"{reply} with a JSON object and nothing else."
+    if kind == "json_schema" and isinstance(schema, dict):
+        return f"{reply} with JSON of this schema and nothing else: {json.dumps(schema, ensure_ascii=False)}"
+    if kind == "text":
+        return None
+    raise wrong(field, "of type text, json_object, or json_schema with its schema", value)
+
+
+def _choice_instruction(choice: Any, tools: Sequence[str]) -> str | None:
+    kind, named = (choice.get("type"), choice.get("function", choice)) if isinstance(choice, dict) else (choice, None)
+    name = named.get("name") if isinstance(named, dict) else None
+    if kind in ("auto", "none"):
+        return None
+    if kind in ("required", "any") and tools:
+        return "Reply with a call of a tool."
+    if kind in ("function", "tool") and name in tools:
+        return f"Reply with a call of the tool {name}."
+    raise wrong("tool_choice", "auto, none, or what an offered tool can fulfil: required, or the tool's name", choice)
+
+
+def _add_instructions(messages: tuple[Message, ...], instructions: Iterable[str]) -> tuple[Message, ...]:
+    """Add instructions to the last user message. It stays the last while tools are called, so no branch begins."""
+    at = max((n for n, message in enumerate(messages) if message.role == "user"), default=len(messages) - 1)
+    text = "".join(INSTRUCTION + one for one in instructions)
+    return (*messages[:at], replace(messages[at], content=messages[at].content + text), *messages[at + 1 :])
+
+
+def _read_stop(field: str, value: Any) -> Iterator[str]:
+    for text in [value] if isinstance(value, str) else read_list(field, value):
+        if not isinstance(text, str) or not text:
+            raise wrong(field, "a text or a list of texts, none of them empty", value)
+        yield text
 
 
 def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

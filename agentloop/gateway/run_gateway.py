@@ -27,7 +27,7 @@ from context.tokens.session_nodes import Node
 from replay.pages.guard import LOOPBACK, allow_own_names
 from replay.pages.serve import address_of, bound_socket, quiet_server
 
-_Ask = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
+_Ask = Callable[[int, tuple[str, ...], Sequence[int], int], Coroutine[Any, Any, Completion]]
 _IDLE_SECONDS = 600
 """Seconds that an unused connection stays open. Closing it while the agent sends a request would lose that request."""
 
@@ -61,8 +61,9 @@ class RunGateway:
         """Open a session whose replies come from `ask`, which runs in the current event loop."""
         playing = asyncio.get_running_loop()
 
-        async def ask_there(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(number, prompt.ids, most), playing))
+        async def ask_there(request: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
+            asked = ask(number, request.stop, prompt.ids, most)
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, playing))
 
         session = OpenedSession(self, ask_there)
         self.opened[session.id] = session

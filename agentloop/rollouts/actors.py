@@ -128,7 +128,7 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
 
     parser = parsers_by_tools(config.context, renderer.template)
     limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
-    return Policy(renderer, parser, config.context.training_control(), *limits)
+    return Policy(renderer, parser, config.context.training_control(), *limits, config.gateway.unsupported)
 
 
 def parsers_by_tools(section: ContextSection, template: ChatTemplate) -> Callable[[Tools], ReplyParser]:

@@ -132,8 +132,8 @@ def _make_ask(options: RecordingOptions, server: ServerFacts | None, renderer: R
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
 
-    async def ask(_: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
-        return await engine.reply(GenerationRequest(number, prompt.ids, most))
+    async def ask(request: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
+        return await engine.reply(GenerationRequest(number, prompt.ids, most, request.stop))
 
     return ask
 

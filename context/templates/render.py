@@ -126,12 +126,16 @@ class Renderer:
             return None
         return self._tokens.write(rest.text, tail.controls, passages, start=end.place, lead=end.closing, opens=False)
 
-    def said(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
-        """A sampled reply as text, without what ended it, and whether something did."""
+    def said(self, token_ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[Sampled, bool]:
+        """A sampled reply as text, without what ended it, and whether something did.
+
+        `stop`: further texts that end a reply. One that stands before the last token has not ended it.
+        """
         if token_ids[-1] in self.stop_ids:
             return Sampled(self.codec.decode(token_ids[:-1], opens=True), token_ids[-1]), True
         text = self.codec.decode(token_ids, opens=True)
-        before = before_stop(text, self.stop_strings)
+        is_further = stop and before_stop(self.codec.decode(token_ids[:-1], opens=True), stop) is None
+        before = before_stop(text, (*self.stop_strings, *(stop if is_further else ())))
         return Sampled(text if before is None else before, None), before is not None
 
     def reply(self, prompt: Rendering, message: Message, parser: ReplyParser | None = None) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from context import Message, ToolCall, default_authors
-from context.conversation_tree import ConversationTree, Prompt
+from context.conversation_tree import INSTRUCTION, ConversationTree, Prompt
 from context.messages import content_hash
 from context.tokens.session_nodes import Fork, Node, Place, Status, offered_tools, path_of, tokens_of
 from context.tokens.session_segments import segments_of
@@ -270,3 +270,38 @@ def test_a_tree_of_the_stored_nodes_goes_on_as_the_one_that_made_them() -> None:
 
     for seed in range(30):
         random_session(seed, asked=compare)
+
+
+def instructed(message: Message, *instructions: str) -> Message:
+    return replace(message, content=message.content + "".join(INSTRUCTION + text for text in instructions))
+
+
+def test_instruction_that_the_agent_sends_back_without_is_no_fork(tree: ConversationTree) -> None:
+    asked, more = [ASKED[0], instructed(ASKED[1], "Be brief.", "Call a tool.")], Message("user", "Sure?")
+    first = answered(tree, tree.prompt(asked), "It  is 78.")
+    back = [*ASKED, first.messages[-1], more]
+    kept = tree.prompt([asked[0], instructed(ASKED[1], "Be brief."), *back[2:]])  # one instruction fewer
+    later = [tree.prompt(back), kept, tree.prompt([*back[:-1], instructed(more, "Be brief.")])]
+    assert [(prompt.place.parent, prompt.place.fork) for prompt in later] == [(0, None)] * 3
+    assert [prompt.given[1] for prompt in later] == [asked[1]] * 3
+    path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
+    assert all(prompt.ids[: len(path)] == path for prompt in later)
+    other = tree.prompt([asked[0], instructed(ASKED[1], "In verse."), *back[2:]])
+    assert other.place.fork == Fork.EDITED
+    plain = answered(tree, tree.prompt(ASKED), "78.")  # its reply says that it was without
+    places = [tree.prompt([*ASKED, node.messages[-1], more]).place for node in (first, plain)]
+    assert [(place.parent, place.fork) for place in places] == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize("put_back", ["", "</code>"])
+def test_reply_that_a_text_ended_goes_on_by_its_tokens(tree: ConversationTree, put_back: str) -> None:
+    stop = ("Observation:", "</code>")
+    first = answered(tree, tree.prompt(ASKED, stop=stop), "Look:  x</code>", ended=False)
+    assert first.messages[-1].content == "Look:  x"
+    assert [tree.ended(0, texts) for texts in (stop, (), ("Look:",))] == [True, False, False]
+    said = replace(first.messages[-1], content="Look:  x" + put_back)
+    prompt = tree.prompt([*ASKED, said, Message("user", "It is 78.")], stop=stop)
+    path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
+    assert (prompt.place.fork, prompt.ids[: len(path)], prompt.given[2].content) == (None, path, "Look:  x")
+    text = family("chatml").codec.decode(prompt.ids)
+    assert text.endswith("Look:  x</code><|im_end|>\n<|im_start|>user\nIt is 78.<|im_end|>\n<|im_start|>assistant\n")

@@ -37,6 +37,9 @@ class StopStrings:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
+    def with_texts(self, further: Sequence[str]) -> StopStrings:
+        return StopStrings((*self._texts, *further), self._codec) if further else self
+
     def completed(self, token_ids: Sequence[int]) -> bool:
         return before_stop(self._codec.decode(token_ids[-self._longest :]), self._texts) is not None
 
@@ -57,7 +60,7 @@ class LocalGenerator:
         self.model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids
-        self._stop_strings = stop_strings or None
+        self._stop_strings = stop_strings
         self.policy_version = policy_version
         self._random = torch.Generator(device=model.device)
         self._temperature = 1.0
@@ -86,7 +89,8 @@ class LocalGenerator:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         if not requests:
             return []
-        replies = [_Reply(request.max_new_tokens) for request in requests]
+        stops = self._stop_strings
+        replies = [_Reply(r.max_new_tokens, None if stops is None else stops.with_texts(r.stop)) for r in requests]
         # Autocast spans all steps, so weights are cast once. In inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
@@ -127,8 +131,6 @@ class LocalGenerator:
             if reply.ended:
                 continue
             reply.add(int(token), log_prob, entropy, stop_ids=self._stop_ids)
-            if self._stop_strings is not None and not reply.ended:
-                reply.ended = self._stop_strings.completed(reply.token_ids)
 
     def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         greedy = self._temperature == 0.0
@@ -157,6 +159,7 @@ class LocalGenerator:
 @dataclass
 class _Reply:
     max_new_tokens: int
+    stops: StopStrings | None
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -167,6 +170,8 @@ class _Reply:
         self.log_probs.append(log_prob)
         self.entropies.append(entropy)
         self.ended = token in stop_ids or len(self.token_ids) >= self.max_new_tokens
+        if self.stops and not self.ended:
+            self.ended = self.stops.completed(self.token_ids)
 
     def completion(self, policy_version: int) -> Completion:
         return Completion(tuple(self.token_ids), tuple(self.log_probs), policy_version, tuple(self.entropies))

@@ -204,6 +204,7 @@ class RemoteEngine:
             temperature=self._temperature,
             max_new_tokens=request.max_new_tokens,
             stop_ids=sorted(self._stop_ids),
+            stop=request.stop,
         )
         answer = await self._post(transport, url + GENERATE, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:

@@ -81,6 +81,7 @@ def generate_body(
     temperature: float,
     max_new_tokens: int,
     stop_ids: Sequence[int] = (),
+    stop: Sequence[str] = (),
     likeliest: int = 0,
     scores_prompt: bool = False,
 ) -> dict[str, Any]:
@@ -98,6 +99,8 @@ def generate_body(
         "logprobs": likeliest,
         "detokenize": False,
     }
+    if stop:  # vLLM finds texts only where it decodes the tokens; a stop may be the text of a control token
+        sampling |= {"stop": list(stop), "detokenize": True, "skip_special_tokens": False}
     if scores_prompt:
         sampling["prompt_logprobs"] = 0
     return {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
@@ -171,7 +174,7 @@ def _scoring_problem(reply: WireReply, request: GenerationRequest) -> str | None
 
 
 def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozenset[int]) -> str | None:
-    """Check that the reply ends at its first stop token, or at its limit."""
+    """Check that the reply ends at its first stop token, at its limit, or where the request names texts."""
     n = len(reply.token_ids)
     stop = next((place for place, token in enumerate(reply.token_ids) if token in stop_ids), None)
     if stop is not None and stop < n - 1:
@@ -181,7 +184,7 @@ def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozens
         return f"a reply of {n} tokens that is cut where {limit} were asked for" if n < limit else None
     if reply.finish_reason != "stop":
         return f"a reply that ended by {reply.finish_reason!r}"
-    if stop is None:
+    if stop is None and not request.stop:
         return f"a reply that stopped at token {reply.token_ids[-1]}, which is no stop token of the policy"
     return None
 

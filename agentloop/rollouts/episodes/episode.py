@@ -32,8 +32,10 @@ FAILED_ENDS = (StopReason.ENGINE_FAILURE, StopReason.NOT_JUDGED)
 """Stop reasons of episodes that say nothing about the policy: their reward is unknown, and they are left out."""
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
-AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
-"""Called like `Ask`, with the episode's number first; prompts with one number each continue the one before."""
+Stop = tuple[str, ...]
+"""Texts that end a reply, besides the policy's own."""
+AskAny = Callable[[int, Stop, Sequence[int], int], Coroutine[Any, Any, Completion]]
+"""Called like `Ask`, with the episode's number and stop first; prompts with one number each continue the one before."""
 
 
 @dataclass(frozen=True)

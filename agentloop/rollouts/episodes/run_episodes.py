@@ -14,7 +14,7 @@ from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
-from agentloop.rollouts.episodes.episode import Ask, AskAny, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.episodes.episode import Ask, AskAny, Episode, EpisodeHooks, Stop, rollout
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -28,9 +28,9 @@ class ConcurrentTurns:
     generator: ConcurrentGenerator
     vocab_size: int
 
-    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+    async def ask(self, episode: int, stop: Stop, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """Get a reply that can be recorded. Raises GenerationFailed."""
-        request = GenerationRequest(episode, prompt_ids, max_new_tokens)
+        request = GenerationRequest(episode, prompt_ids, max_new_tokens, stop)
         reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
@@ -49,9 +49,9 @@ class TogetherTurns:
         self._generator, self._vocab_size, self._running = generator, vocab_size, episodes
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
 
-    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+    async def ask(self, episode: int, stop: Stop, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens), reply
+        self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens, stop), reply
         self._answer_all()
         try:
             return await reply
@@ -195,7 +195,7 @@ async def play_episode(
             await asyncio.wrap_future(servers)
             tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, memory)
             context = new_context(actors, config, task)
-            served, own_ask = actors.served, partial(ask, number)
+            served, own_ask = actors.served, partial(ask, number, ())
             reply: Ask = own_ask if served is None else lambda _, most: served(context.prompt, most)
             episode = await rollout(hooks, context, tools=tools, ask=reply)
     finally:

@@ -124,6 +124,12 @@ def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_token
         engine.begin(seed=1, temperature=1.0)
         return [_Letters().decode(completion.token_ids) for completion in engine.generate(requests)]
 
+    def sample_with_own_stops(texts: tuple[str, ...]) -> list[str]:
+        engine = LocalGenerator(llama(), stop_ids=frozenset(), stop_strings=StopStrings(texts[:1], _Letters()))
+        engine.begin(seed=1, temperature=1.0)
+        asked = [replace(request, stop=texts[1:]) for request in requests]
+        return [_Letters().decode(completion.token_ids) for completion in engine.generate(asked)]
+
     free = sample(())
     assert {len(text) for text in free} == {60}
     stops = (free[0][5:7], free[1][9])
@@ -131,6 +137,7 @@ def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_token
         ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
         assert len(text) == (min(ends) if ends else 60)
     assert sample(stops)[0] in free[0]
+    assert sample_with_own_stops(stops) == sample(stops)
 
 
 def test_stop_string_may_end_within_the_token_that_completes_it() -> None:

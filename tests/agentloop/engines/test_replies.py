@@ -10,7 +10,7 @@ import pytest
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.generator import recordable
 from agentloop.engines.remote.serving_urls import Weights
-from agentloop.engines.remote.vllm_protocol import EngineFault, check_reply, read_reply
+from agentloop.engines.remote.vllm_protocol import EngineFault, check_reply, generate_body, read_reply
 
 REQUEST = GenerationRequest(0, [1, 2], 3)
 SCORED = {5: -1.0, 6: -0.5, 7: -2.0}
@@ -50,6 +50,13 @@ def test_a_right_reply_has_the_version_of_each_token_or_that_of_its_adapter() ->
     assert checked({("model",): "run@8"}, weights=adapter) == replace(expected, policy_version=8)
     ended = {("finish_reason",): "stop", ("token_ids", 2): 9, ("logprobs", "content", 2, "token_id"): 9}
     assert checked(ended, request=replace(REQUEST, max_new_tokens=10)).token_ids == (5, 6, 9)
+
+
+def test_reply_may_stop_at_a_text_that_its_request_names() -> None:
+    request = replace(REQUEST, max_new_tokens=10, stop=("END",))
+    assert checked({("finish_reason",): "stop"}, request=request).token_ids == (5, 6, 7)
+    body = generate_body("tiny", [1], temperature=1.0, max_new_tokens=3, stop=request.stop)["sampling_params"]
+    assert (body["stop"], body["detokenize"], body["skip_special_tokens"]) == (["END"], True, False)
 
 
 WRONG = [

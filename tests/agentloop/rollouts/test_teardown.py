@@ -92,7 +92,7 @@ def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactor
     actors = scripted_actors(factory, [])
 
     async def cancelled() -> None:
-        async def never(number: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        async def never(*_: object) -> Completion:
             await asyncio.Event().wait()
             raise AssertionError
 
