@@ -36,7 +36,7 @@ def export_file(
     if as_parquet and line_of is not None:
         raise ExchangeError(f"FILE must end in .jsonl or .jsonl.gz, got {str(path)!r}. Rename it.")
     report = ExportReport()
-    with store.naming_damage(), replaced(path, force=force) as target:
+    with replaced(path, force=force) as target:
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
         rows = bundles(store, ids, report, progress)
         parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
