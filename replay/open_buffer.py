@@ -31,13 +31,13 @@ class OpenBuffer:
     named: str | None = None
     """RUN as it was given; it may hold a password."""
     location: Location | None = None
-    """The database to which labels and saved views are written; None: they are not written."""
+    """The database to which labels are written; None: they are not written."""
 
     @contextmanager
     def writing(self) -> Iterator[ReplayStore]:
         """Open the same database for writing."""
         if self.location is None:
-            raise ReadOnly("labels and views must be changed where the buffer may be written, got a read-only buffer.")
+            raise ReadOnly("labels must be changed where the buffer may be written, got a read-only buffer.")
         with closing(ReplayStore.open(self.location)) as store:
             yield store
 

@@ -403,17 +403,6 @@ class Label:
     created_at: str
 
 
-@dataclass(frozen=True)
-class SavedView:
-    """A named list of trajectories: its conditions and its order."""
-
-    name: LabelName
-    query: Annotated[str, Field(max_length=10_000)]
-    """The query part of the list's URL."""
-    made_by: UserName
-    created_at: str
-
-
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Prefix of the ESS metrics of the replay stream's age buckets."""
 

@@ -1,20 +1,19 @@
-"""Experience as files: lossless export and import in JSONL and Parquet, folders for the hub, other people's data."""
+"""Experience as files: lossless export and import in JSONL and Parquet, and other people's data."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, replaced
-from replay.exchange.hub_folder import export_folder, files_of
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 
-__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "export_folder", "import_file"]
+__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "import_file"]
 
 
 def export_file(
@@ -37,7 +36,7 @@ def export_file(
     if as_parquet and line_of is not None:
         raise ExchangeError(f"FILE must end in .jsonl or .jsonl.gz, got {str(path)!r}. Rename it.")
     report = ExportReport()
-    with store.naming_damage(), replaced(path, force=force) as target:
+    with replaced(path, force=force) as target:
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
         rows = bundles(store, ids, report, progress)
         parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
@@ -52,16 +51,11 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file or folder (see `import_rows`), with `name` as their source; None: every row
-    keeps its own source."""
+    """Store the rows of an exported file with `name` as their source; None: every row keeps its own source."""
     if name is not None:
         check_set_name(name)
-    report, files = ImportReport(), files_of(path)
-
-    def read() -> Iterator[Placed]:
-        return chain.from_iterable(map(_placed, files))
-
-    import_rows(store, read, report, source=name, skip_bad=skip_bad, progress=progress)
+    report = ImportReport()
+    import_rows(store, partial(_placed, path), report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 

@@ -1,4 +1,4 @@
-"""Lists of trajectories, page by page; also lists of labels and saved views.
+"""Lists of trajectories, page by page; also lists of labels.
 
 A page begins after the last row of the previous page (keyset paging). Rows that are added meanwhile do not shift pages,
 and the thousandth page takes as long as the first.
@@ -194,10 +194,3 @@ def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult
 def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:
     with store.reading() as connection:
         return [vars(label) for label in labels_of(connection, [run], "run").get(run, ())]
-
-
-def views(store: ReplayStore) -> list[QueryResult]:
-    """List the saved views, ordered by name."""
-    query = sa.select(schema.saved_views).order_by(schema.saved_views.c.name)
-    with store.reading() as connection:
-        return [dict(row) for row in connection.execute(query).mappings()]

@@ -1,4 +1,4 @@
-"""Labels and notes on trajectories and runs, and saved views. Training never depends on them."""
+"""Labels and notes on trajectories and runs. Training never depends on them."""
 
 import getpass
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Literal
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.records import Label, SavedView
+from replay.records import Label
 from replay.storage.format.rows import chunked, now
-from replay.storage.format.schema import run_labels, runs, saved_views, trajectories, trajectory_labels
+from replay.storage.format.schema import run_labels, runs, trajectories, trajectory_labels
 from replay.storage.statements import insert, rows_by_key, selected
 from replay.storage.validate import checked
 
@@ -27,7 +27,7 @@ def this_user() -> str:
 
 
 class Labels:
-    """The part of the store for labels and views. Every method is one transaction, and may be repeated."""
+    """The part of the store for labels. Every method is one transaction, and may be repeated."""
 
     def __init__(self, write: Callable[[Callable[[sa.Connection], int]], int]) -> None:
         self._write = write
@@ -76,20 +76,6 @@ class Labels:
 
         return self._write(work)
 
-    def save_view(self, name: str, query: str, *, by: str | None = None) -> None:
-        """Save a view, in place of one with the same name."""
-        (values,) = checked([SavedView(name, query, by or this_user(), now())], "view", "name")
-
-        def work(connection: sa.Connection) -> int:
-            _drop_view(connection, name)
-            insert(connection, saved_views, [values])
-            return 1
-
-        self._write(work)
-
-    def remove_view(self, name: str) -> None:
-        self._write(lambda connection: _drop_view(connection, name))
-
 
 def labels_of(connection: sa.Connection, ids: Sequence[str], on: Labelled = "trajectory") -> dict[str, list[Label]]:
     """The labels of rows by id, each row's in the order of their names. An id without labels is left out."""
@@ -111,7 +97,3 @@ def _remove(connection: sa.Connection, ids: Sequence[str], label: str, on: Label
         connection.execute(table.delete().where(table.c[on].in_(chunk), table.c.label == label)).rowcount
         for chunk in chunked(ids)
     )
-
-
-def _drop_view(connection: sa.Connection, name: str) -> int:
-    return connection.execute(saved_views.delete().where(saved_views.c.name == name)).rowcount

@@ -1,4 +1,4 @@
-"""Labels, saved views and the link to a view, by keyboard, in a browser that sends what browsers send."""
+"""Labels and the link to a view, by keyboard, in a browser that sends what browsers send."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +11,7 @@ from tests.fakes.records import new_store, put, trajectory
 from tests.replay.pages.serving import served
 
 
-def test_a_label_and_a_view_are_made_by_keys_and_a_link_is_copied(watch: Callable[[], Watched], tmp_path: Path) -> None:
+def test_a_label_is_made_by_keys_and_a_link_is_copied(watch: Callable[[], Watched], tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as store:
         put(store, trajectory("one"), trajectory("two"))
@@ -26,15 +26,9 @@ def test_a_label_and_a_view_are_made_by_keys_and_a_link_is_copied(watch: Callabl
         page.locator("#labels a", has_text="good").press("Enter")
         page.locator("table.list").wait_for()
         assert page.locator("table.list tbody tr").count() == 1
-        page.locator(".saved-views summary").press("Enter")
-        page.get_by_label("name").fill("to show")
-        page.keyboard.press("Enter")
-        page.get_by_role("link", name="to show").wait_for()
         page.get_by_role("button", name="copy link").press("Enter")
         page.get_by_role("button", name="copied").wait_for()
         assert page.evaluate("navigator.clipboard.readText()") == page.url
-        page.get_by_role("button", name="Remove the view to show").press("Enter")
-        page.get_by_role("link", name="to show").wait_for(state="detached")
         page.goto(f"{server.address}/trajectories/one")
         page.get_by_role("button", name="Remove the label good").press("Enter")
         page.locator("#labels", has_text="looked it up first").wait_for(state="detached")

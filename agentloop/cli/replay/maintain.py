@@ -219,5 +219,5 @@ def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     if not done:
         return "\n".join([f"would remove {what}", *lines, _DRY])
     server = ", a server's backups and archived write-ahead logs" if on_server else ""
-    elsewhere = f"settings and labels of runs, saved views, and copies elsewhere (exports, reports{server})"
+    elsewhere = f"settings and labels of runs, and copies elsewhere (exports, reports{server})"
     return "\n".join([f"removed {what}", *lines, f"{elsewhere} are not touched"])

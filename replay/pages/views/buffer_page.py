@@ -7,7 +7,6 @@ from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.open_buffer import OpenBuffer
-from replay.pages.actions import form_of, view_address
 from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_parameters, read_path_part
 from replay.pages.commands import list_command
 from replay.pages.page import Page, run_of
@@ -42,8 +41,6 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "mistakes": mistakes,
         "kept": kept,
         "command": list_command(source, query),
-        "saved_views": [(each["name"], view_address(each["query"])) for each in questions.views(source.store)],
-        "form": form_of(source),
         "is_first": not (after or before),
     }
 

@@ -338,9 +338,6 @@ trajectory_labels, run_labels = (
     }.items()
 )
 
-# Named lists of trajectories.
-saved_views = sa.Table("saved_views", metadata, *_fields(records.SavedView, name=_key("name", primary_key=True)))
-
 # Counters: see `replay.storage.counters`.
 buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _counter("value"))
 

@@ -70,6 +70,21 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
         assert places == sorted(places)
 
 
+def test_a_file_that_datasets_read_and_wrote_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
+    first, theirs, again = (tmp_path / f"{name}.parquet" for name in ("first", "theirs", "again"))
+    with closing(filled(new_store(tmp_path / "run.sqlite"))) as store:
+        put(store, session_row("agent"))
+        export_file(store, first)
+    found = datasets.load_dataset("parquet", data_files=str(first), split="train", cache_dir=str(tmp_path / "cache"))
+    found.to_parquet(theirs)
+    with closing(ReplayStore.create(tmp_path / "back.sqlite")) as store:
+        assert import_file(store, theirs, name=None).inserted == 21
+        export_file(store, again)
+    assert again.read_bytes() == first.read_bytes()
+
+
 def test_rows_that_a_loss_by_behavior_log_probs_refuses_are_counted(tmp_path: Path) -> None:
     unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
     of_rows = {

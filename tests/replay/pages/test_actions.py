@@ -1,10 +1,8 @@
-"""What pages may write: labels, notes and saved views, by forms of their own alone."""
+"""What pages may write: labels and notes, by forms of their own alone."""
 
 import asyncio
-import re
 from collections.abc import Iterator
 from contextlib import closing
-from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -78,17 +76,6 @@ def test_a_trajectory_and_a_run_are_labelled_and_unlabelled(writable: Served, pa
     assert sent(writable, f"{ONE}/labels", label="x", note="n" * 70_000)[0] == 400
 
 
-def test_a_list_is_saved_by_name_opened_and_removed(writable: Served) -> None:
-    here = address("buffer", sort="reward", where=["success", "label is None"])
-    (query,) = set(re.findall(r'name="query" value="([^"]*)"', unescape(writable.page(here))))
-    assert sent(writable, "/views", name="to read", query=query) == (303, here)
-    assert f'<a href="{here.replace("&", "&amp;")}">to read</a>' in writable.page("/buffer")
-    sent(writable, "/views", name="elsewhere", query="//evil.example?where=x&token=y")
-    assert re.findall(r'href="([^"]*)">elsewhere', writable.page("/buffer")) == ["/buffer"]
-    sent(writable, "/views", remove="to read", query=query)
-    assert "to read" not in writable.words("/buffer")
-
-
 def test_forms_of_other_sites_and_programs_are_refused(writable: Served, path: Path) -> None:
     for origin in (None, "null", "http://evil.example", f"http://127.0.0.1:{writable.port + 1}"):
         assert sent(writable, f"{ONE}/labels", origin=origin, label="x")[0] == 403, origin
@@ -100,7 +87,7 @@ def test_forms_of_other_sites_and_programs_are_refused(writable: Served, path: P
 
 def test_where_the_buffer_is_read_only_one_line_says_so(path: Path) -> None:
     with inspecting(path) as server:
-        for page in (ONE, RUN_PAGE, "/buffer"):
+        for page in (ONE, RUN_PAGE):
             assert ("is read only here" in server.words(page), 'method="post"' in server.page(page)) == (True, False)
         status, problem = sent(server, f"{ONE}/labels", label="x")
         assert (status, "got a read-only buffer" in problem) == (403, True)

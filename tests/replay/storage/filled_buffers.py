@@ -65,7 +65,6 @@ def fill(location: Location) -> None:
             store.roles.report("engine", RUN, id, {"proved": 3})
         store.labels.add(["long"], "good", "short", by="ann")
         store.labels.add([RUN], "kept", by="ann", on="run")
-        store.labels.save_view("good ones", "where=label+%3D%3D+%27good%27", by="ann")
         store.add_scores(RUN, 1, {("long", 0): np.zeros(6, np.float32), ("long", 1): np.ones(6, np.float32)})
 
 

@@ -27,7 +27,7 @@ LONG = SECRET + "".join(random.Random(0).choices([chr(code) for code in range(25
 
 OF_RUNS = {
     *("runs", "run_labels", "policies", "groups", "iterations", "metrics", "sampler_state", "draws", "tickets"),
-    *("planned_batches", "workers", "engines", "saved_views", "buffer_state", "reclaimed"),
+    *("planned_batches", "workers", "engines", "buffer_state", "reclaimed"),
 }
 """How runs went, what people say of them, and what is left of rows. No other table may keep a word."""
 NAMES = {"trajectories.source", "trajectories.parent", "trajectories.state", "tasks.environment", "held_out.task"}

@@ -1,4 +1,4 @@
-"""Labels, notes and saved views: kept and changed, and never part of what is trained on."""
+"""Labels and notes: kept and changed, and never part of what is trained on."""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 from replay import InvalidRecord, ReplayError, ReplayStore, questions
 from replay.exchange import export_file, import_file
-from replay.storage.databases import Location
 from replay.storage.labels import this_user
 from tests.fakes.records import RUN, draw, iterate, new_store, put, trajectory
 
@@ -39,9 +38,8 @@ def test_what_is_no_label_or_not_stored_is_refused_and_nothing_written(store: Re
             store.labels.add(["one"], wrong)
     with pytest.raises(InvalidRecord, match="label must have at most 64 characters"):
         store.labels.add(["one"], "x" * 65)
-    for add in (lambda by: store.labels.add(["one"], "good", by=by), lambda by: store.labels.save_view("a", "", by=by)):
-        with pytest.raises(InvalidRecord, match="made_by must have at most 200 characters"):
-            add("x" * 201)
+    with pytest.raises(InvalidRecord, match="made_by must have at most 200 characters"):
+        store.labels.add(["one"], "good", by="x" * 201)
     with pytest.raises(ReplayError, match="must be that of a stored trajectory, got 'none'"):
         store.labels.add(["one", "none"], "good")
     assert said(store, "one") == []
@@ -78,13 +76,3 @@ def test_labels_change_no_draw_and_no_hash(tmp_path: Path) -> None:
             drawn.append([(row.trajectory.record, row.draw) for row in rows])
             assert store.verify().corrupt == {}
     assert drawn[0] == drawn[1]
-
-
-def test_a_view_is_saved_under_its_name_and_removed(location: Location) -> None:
-    with closing(new_store(location)) as store:
-        store.labels.save_view("to read", "where=success", by="ann")
-        store.labels.save_view("to read", "where=label+is+None", by="bo")
-        (view,) = questions.views(store)
-        assert (view["name"], view["query"], view["made_by"]) == ("to read", "where=label+is+None", "bo")
-        store.labels.remove_view("to read")
-        assert questions.views(store) == []

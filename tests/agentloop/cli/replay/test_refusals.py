@@ -39,18 +39,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
-        ("export RUN --to x.jsonl", "--to must be a folder, got 'x.jsonl'. For a file leave --to out."),
-        ("export RUN", "FILE or --to must be given, and one of them, got neither."),
-        ("export RUN x.jsonl --without-labels", "--license and --without-labels must come with --to, got a file."),
-        ("export RUN --to README.md/a", "FOLDER must be writable, got 'README.md/a' (Not a directory)."),
-        (
-            "export RUN --to hf:jane/a",
-            "--to must be a file or folder here, got 'hf:jane/a'. Copy it with the hub's client: hf upload jane/a ",
-        ),
-        (
-            "import hf:jane/a@v1 RUN",
-            "FILE must be a file or folder here, got 'hf:jane/a@v1'. Copy it with the hub's client: hf upload jane/a ",
-        ),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
