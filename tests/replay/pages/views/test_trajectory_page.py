@@ -172,6 +172,7 @@ def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: 
         shown, text = server.page("/trajectories/agents"), server.words("/trajectories/agents")
         for line in (
             "0 ● planner new trained 0 27 6 1",
+            "1 ● planner goes on from 0 trained",
             "2 │ ● searcher new trained 5 31 6 0",
             "4 ● planner edited, from 0 trained 14 22 7 2",
             "7 ● searcher new refused 3 14 0 –",
