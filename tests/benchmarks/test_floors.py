@@ -13,7 +13,6 @@ from benchmarks.train_step import measure as measure_train_step
 from benchmarks.vs_trl import Run, figures
 from tests.fakes.records import sql
 
-ROOT = Path(__file__).parents[2]
 ATTEMPTS = 3
 
 

@@ -38,6 +38,24 @@ def values(page: Page, panel: str) -> Locator:
     return found
 
 
+def test_curves_of_both_streams_are_drawn_and_can_be_read(page: Page, server: Served, run_folder: Path) -> None:
+    page.goto(server.address + "/?all=1")
+    page.get_by_role("link", name=f"{NAME}-001", exact=True).first.click()
+    page.wait_for_url("**/runs/*")
+    page.get_by_text(f"finished after iteration {ITERATIONS} of at most {ITERATIONS}").wait_for()
+    page.locator(".chart canvas").nth(9).wait_for()
+    drift = rows(
+        run_folder / "replay.sqlite",
+        f"""select iteration, value from metrics where name = 'actor/replay/drift_mean' and value is not null
+        and run <> '{OTHER}' order by iteration""",
+    )
+    shown = [row.split("\t") for row in values(page, "drift").all_inner_texts()]
+    assert [row[0] for row in shown] == ["6", "5", "4", "3", "2", "1"]
+    assert [float(row[2]) for row in shown[:-1]] == pytest.approx([value for _, value in reversed(drift)], abs=0.01)
+    # Nothing was there to be replayed at first.
+    assert shown[-1][2] == "\u2013"
+
+
 @pytest.fixture
 def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
     """A run of 256 iterations, of which nothing is replayed before the 200th, and the address of its live page."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from context import Message, RenderError, ToolCall, default_authors
+from context.messages import to_template
 from context.templates.rendering.contents import with_thought
 from tests.fakes.conversations import ASKED, TOOLS
 from tests.fakes.families import Family, families, family
@@ -45,6 +46,39 @@ def test_conversation_keeps_the_time_it_began_at() -> None:
     grown = renderer.render([*ASKED, Message("assistant", "hi", "llm"), Message("user", "more")], (), after=before)
     assert grown.written.text.startswith(before.written.text)
     assert renderer.render(ASKED, ()).written.text != before.written.text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ 'A' if m.content.startswith('find') else 'B' }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
+        "{% for m in messages %}{{ m.content | tojson(ensure_ascii=True) }}{% endfor %}",
+    ],
+)
+def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
+    model = family("chatml")
+    renderer = family("chatml").renderer(source)
+    messages = [Message("system", "find \"it\" 'ü'", "initialization"), Message("user", "it")]
+    tokens = renderer.initial(messages, ())
+    expected = renderer.template.render(list(map(to_template, messages)), generation_prompt=True)
+    assert model.codec.decode(tokens.token_ids.tolist()) == expected
+    assert by_author(model, tokens, "user") == "it" and "find" in by_author(model, tokens, "initialization")
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out messages.0. .role sys"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out messages.0. .role sys"),
+        ("{{ raise_exception('no <|im_end|> here') }}", r"no <\|im_end\|> here"),
+    ],
+)
+def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
+    renderer = family("chatml").renderer(source)
+    with pytest.raises(RenderError, match=complaint) as refusal:
+        renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
+    assert str(refusal.value).encode()  # without half characters, which mark control tokens
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])

@@ -81,6 +81,13 @@ def test_rows_say_what_was_asked_and_how_far_they_drifted_and_how_stale_they_are
     assert stale in inspector.page(address("buffer", "overview", run=RUN))
 
 
+def test_rows_whose_tool_calls_failed_come_first_and_say_how(inspector: Served) -> None:
+    html = inspector.page(address("buffer", run="import-1", sort="num_tool_errors"))
+    assert (listed(html)[0], html.count('<span class="badge bad">2 raised</span>')) == ("b", 1)
+    assert listed(inspector.page(address("buffer", run="import-1", where=["error_kind == 'raised'"]))) == ["b"]
+    assert len(listed(inspector.page(address("buffer", run="import-1", where=["num_tool_errors < 2"])))) == 3
+
+
 def test_filters_that_cannot_be_read_are_named_by_their_field_and_the_page_stays(inspector: Served) -> None:
     answer = inspector.page(address("buffer", run=RUN, sort="reward", where=["a > 1", "iteration == 2", "rewrd > 0.5"]))
     html = unescape(answer)
