@@ -5,14 +5,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
 from context import Message, Renderer, RenderError, ToolCall, default_authors, loss_mask
 from context.messages import to_template
 from context.templates.chat_template import LOOKUP
-from context.templates.model_files import from_template
+from context.templates.model_files import from_template, load_model_files
 from replay.exchange.openai_chat import read_line, record_conversation
+from tests.fakes.families import CHATML, family
 from tests.fakes.real_templates import BUILT_IN, real_templates
 from tests.fakes.template_reference import Subject, subject
 
@@ -163,6 +165,16 @@ def test_calls_are_numbered_for_a_template_that_names_tools_by_their_ids(ids: tu
     ]
     *calls, _ = learned(renderer_of("written/kimi_k2"), *conversation)
     assert [f"<|tool_call_begin|>functions.lookup:{n}<" in call for n, call in enumerate(calls)] == [True, True]
+
+
+def test_model_with_named_templates_writes_replies_with_the_one_for_tools(tmp_path: Path) -> None:
+    path = family("chatml").save(tmp_path)
+    without_calls = CHATML.replace(".tool_calls", ".no_calls")
+    rows = [{"name": "default", "template": without_calls}, {"name": "tool_use", "template": CHATML}]
+    (path / "chat_template.jinja").unlink()
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": rows, "eos_token": "<|im_end|>"}))
+    call, _ = learned(load_model_files(path).renderer(AUTHORS), *CONVERSATIONS["call"])
+    assert call == family("chatml").call + "<|im_end|>"
 
 
 def test_thought_in_an_earlier_content_stays_where_a_template_takes_none_apart() -> None:
