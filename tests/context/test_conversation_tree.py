@@ -37,16 +37,6 @@ def tree() -> ConversationTree:
     return tree_of(family("chatml"))
 
 
-def test_a_conversation_goes_on_from_the_tokens_that_were_sampled(tree: ConversationTree) -> None:
-    first = answered(tree, tree.prompt(ASKED, TOOLS), "Hm.  I  look.\n" + family("chatml").call)
-    (call,) = first.messages[-1].tool_calls
-    reply = replace(first.messages[-1], tool_calls=(replace(call, id=tree.call_ids(0)[0]),))
-    prompt = tree.prompt([*ASKED, reply, Message("tool", "78", tool_call_id=reply.tool_calls[0].id)], TOOLS)
-    path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
-    assert (prompt.place.parent, prompt.place.fork, prompt.ids[: len(path)]) == (0, None, path)
-    assert prompt.messages == (Message("tool", "78", name="lookup"),)
-
-
 def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
     asked = [Message("user", "Find arrow.")]
     cut = answered(tree, tree.prompt(asked, TOOLS), "It is", ended=False).messages[-1]
@@ -159,36 +149,6 @@ def test_arguments_in_another_order_or_form_or_with_defaults_are_the_same_call(t
         reply = replace(node.messages[-1], tool_calls=(given,))
         place = tree.prompt([*ASKED, reply, Message("tool", "78", tool_call_id=given.id)], TOOLS).place
         assert (place.kept_messages == 3) == goes_on
-
-
-def test_what_an_agent_puts_into_the_policys_mouth_is_shown_and_never_trained(tree: ConversationTree) -> None:
-    asked = [*ASKED, Message("assistant", "Let me think."), Message("user", "Yes.")]
-    answered(tree, tree.prompt(asked), "It is 78.")
-    (segment,) = segments_of(tree.nodes, AUTHORS)
-    trained = segment.tokens.token_ids[AUTHORS.is_trained(segment.tokens.authors)].tolist()
-    assert family("chatml").codec.decode(trained) == "It is 78.<|im_end|>"
-    assert AUTHORS.code("initialization") in segment.tokens.authors
-
-
-def test_replies_beside_the_task_and_those_that_nobody_was_given_are_not_trained(tree: ConversationTree) -> None:
-    answered(tree, tree.prompt(ASKED), "It is 78.")
-    tree.add(tree.prompt([Message("user", "A title?")]), [family("chatml").end_id], [-0.5], policy_version=0)
-    answered(tree, tree.prompt([Message("user", "A name?")]), "Pearl.", status=Status.ASIDE)
-    tree.refuse(tree.prompt([Message("user", "Too long")]))
-    assert [node.status for node in tree.nodes] == ["trained", "undelivered", "aside", "refused"]
-    assert len(segments_of(tree.nodes, AUTHORS)) == 1
-
-
-def test_a_reply_that_two_sequences_go_on_from_is_trained_in_the_first(tree: ConversationTree) -> None:
-    first = answered(tree, tree.prompt(ASKED), "It is 78.")
-    for more in ("Sure?", "And coral?"):
-        answered(tree, tree.prompt([*ASKED, first.messages[-1], Message("user", more)]), "Yes.")
-    trained, shown = (segment.tokens for segment in segments_of(tree.nodes, AUTHORS))
-    start, end = len(first.tokens) - first.num_sampled, len(first.tokens)
-    assert trained.part(0, end).equals(first.tokens)
-    assert shown.token_ids[:end].tolist() == first.tokens.token_ids.tolist()
-    assert set(shown.authors[start:end].tolist()) == {AUTHORS.code("history")}
-    assert np.isnan(shown.behavior_log_probs[start:end]).all()
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["goes on", "forks"])

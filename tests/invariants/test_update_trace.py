@@ -1,10 +1,9 @@
-"""Through which files a draw and an update go: `python -m tests.invariants.test_update_trace` prints them."""
+"""Through how many files a draw and an update go."""
 
 import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -61,10 +60,12 @@ def visits_of_an_update() -> list[str]:
     return visits_of(Trainer.update, lambda: learner.update(rows, iteration=1), in_learning)
 
 
-def visits_of_a_draw(folder: Path, counts: Callable[[FrameType], bool] = in_replay_up_to_storage) -> list[str]:
+def visits_of_a_draw(folder: Path) -> list[str]:
     store = iterated(folder / "replay.sqlite")
     store.reserve_fresh(Fresh(4).append_to(store).draws())
-    return visits_of(RunDraws.draw, lambda: store.draw(request(4, 2), make_sampler("success", 0)), counts)
+    return visits_of(
+        RunDraws.draw, lambda: store.draw(request(4, 2), make_sampler("success", 0)), in_replay_up_to_storage
+    )
 
 
 def test_an_update_goes_through_few_files() -> None:
@@ -77,15 +78,3 @@ def test_a_draw_goes_through_few_files(tmp_path: Path) -> None:
     visits = visits_of_a_draw(tmp_path)
     assert len(set(visits)) <= 10, visits
     assert len(visits) - len(set(visits)) <= 12
-
-
-if __name__ == "__main__":
-    with TemporaryDirectory() as one, TemporaryDirectory() as other:
-        ways = {
-            "RunDraws.draw": visits_of_a_draw(Path(one)),
-            "RunDraws.draw, with what storage does": visits_of_a_draw(Path(other), in_replay),
-            "Trainer.update": visits_of_an_update(),
-        }
-    for name, visits in ways.items():
-        number = len(set(visits))
-        print(f"{name}: {number} files, {len(visits)} visits, {len(visits) - number} returns", *visits, sep="\n  ")

@@ -1,18 +1,15 @@
-"""A run with a real vLLM of its own: killed, it leaves no process; resumed, it learns with another. And one sleeps."""
+"""A run with a real vLLM of its own: killed, it leaves no process; resumed, it learns with another."""
 
 import json
 from pathlib import Path
 
-import httpx2
 import pytest
 
-from agentloop.engines.publish.engine_control import ASLEEP
-from agentloop.engines.publish.proof import PROOFS, publish
+from agentloop.engines.publish.proof import PROOFS
 from tests.fakes.processes import Training, processes, stat, until, write_config
-from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.runs import rows, save_vllm_llama, small_config
 from tests.soak.test_launched_quickstart import committed
-from tests.vllm.server import EXECUTABLE, KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, missing, real_engine
+from tests.vllm.server import EXECUTABLE, KEY, SMALL, SMALL_MACHINE, START_S, is_of_server, missing
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ITERATIONS = 6
@@ -38,23 +35,6 @@ def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_pat
     parts = {name: value for name, iteration, value in metrics if iteration == ITERATIONS and "time/publish" in name}
     print(f"gap at most {max(gaps):.6f} nats; {parts}")
     assert len(gaps) == ITERATIONS and max(gaps) <= 0.0009995  # log 1.001
-
-
-def test_a_server_sleeps_and_wakes_with_new_weights(tmp_path: Path) -> None:
-    """A CPU gives no memory free: what is shown is that its routes are asked rightly, in an order that they take."""
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
-    with real_engine(tmp_path / "000000", tmp_path) as engine:
-        publish(engine, tmp_path / "000000")
-        for version, level in enumerate((1, 2, 2), start=1):
-            engine.sleep(level)
-            asleep = httpx2.get(f"{engine.url}/is_sleeping").json()
-            assert asleep == {"is_sleeping": True} and (engine.label() == ASLEEP) == (level == 2)
-            step(learner, seed=version)
-            published(tmp_path / f"{version:06d}", learner, version=version)
-            proof = publish(engine, tmp_path / f"{version:06d}")
-            assert httpx2.get(f"{engine.url}/is_sleeping").json() == {"is_sleeping": False}
-            print(f"level {level}: woke in {engine.wake_s:.3f} s, {proof}")
 
 
 def train(folder: Path, *words: str) -> Training:

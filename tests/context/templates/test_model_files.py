@@ -13,7 +13,7 @@ from context.templates.model_files import (
     train_tokenizer,
 )
 from tests.fakes.families import CHATML, family
-from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
+from tests.fakes.real_templates import SPECIAL_TOKENS, real_template
 
 TOOL_USE = "{{ '<|im_start|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 NAMED = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
@@ -198,19 +198,3 @@ def test_stop_tokens_are_those_that_the_models_files_list(source: str, listed: l
     ids = [codec.token_id(token) for token in listed]
     found = stop_ids_of(codec, ChatTemplate(source, {}), eos, ids)
     assert {codec.decode([token]) for token in found} == stops
-
-
-@pytest.mark.parametrize(
-    ("name", "stops"),
-    [
-        ("deepseekv3", {"<｜end▁of▁sentence｜>"}),
-        ("gemma4_v5", {"<turn|>", "<|tool_response>"}),
-        ("glm4moe", {"<|user|>", "<|observation|>"}),
-        ("gptoss", {"<|return|>", "<|call|>"}),
-        ("qwen3", {"<|im_end|>"}),
-        ("written/phi_4_mini", {"<|end|>"}),
-    ],
-)
-def test_stops_of_real_templates_are_those_and_the_models_eos(name: str, stops: set[str]) -> None:
-    files = model(name)
-    assert {files.codec.decode([token]) for token in files.stop_ids} == stops | {"</s>"}

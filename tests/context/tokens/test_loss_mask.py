@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from context import ContextManager, Message, choose_parser, loss_mask, response_mask
-from context.authors import DEMONSTRATION, LLM, LLM_DO_NOT_TRAIN, Author, AuthorTable, default_authors, discarded
+from context.authors import DEMONSTRATION, Author, AuthorTable, default_authors, discarded
 from context.tokens.loss_mask import TrainingControl
 from tests.fakes.families import family
 
@@ -91,16 +91,6 @@ def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> Non
         assert not TABLE.has_behavior(tokens.authors).any()
         assert loss_mask(tokens, TABLE).sum() == (2 if name == DEMONSTRATION else 0)
         assert response_mask(tokens, TABLE).sum() == 2
-
-
-def test_table_says_who_is_sampled_trained_shown_and_known() -> None:
-    codes = np.array([TABLE.code(it) for it in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8)
-    assert TABLE.is_action(codes).tolist() == [False, True, True, True, False]
-    assert TABLE.is_trained(codes).tolist() == [False, True, False, True, False]
-    assert TABLE.has_behavior(codes).tolist() == [False, True, True, False, False]
-    assert all(author.shown for author in TABLE.authors)
-    hidden = TABLE.author("demonstration(discard)")
-    assert (hidden.action, hidden.trained, hidden.shown, hidden.behavior) == (True, False, False, False)
 
 
 def test_table_with_registered_authors_reads_back_from_json() -> None:

@@ -140,22 +140,6 @@ def test_no_row_is_lost_or_seen_twice_while_rows_and_policies_are_added(location
             assert {row(index, run).id for index in range(0, SIZE, 2)} <= set(seen)
 
 
-def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplayStore) -> None:
-    answer = questions.page(two_runs, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
-    assert json.loads(json.dumps(answer)) == answer
-    (found,) = answer["rows"]
-    # 07-run-2 is number 12 of all ids in order, from 0.
-    assert found == {
-        "labels": [],
-        "id": "07-run-2", "run": UNPUBLISHED, "group_id": "run-2-2", "task": "task-1", "environment": "lookup_chain",
-        "iteration": 2, "slot": 0, "source": "hindsight", "reward": 0.25, "success": False, "advantage": -1.5,
-        "num_turns": 1, "num_user_turns": 0, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2,
-            "stop_reason": "error",
-        "error_kinds": None, "num_tool_errors": 0, "state": "eligible", "state_reason": None, "uses": 2,
-        "staleness": None, "drift": 1.0, "token_gap_max": 4.0, "prompt": "hay", "answer": None,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("patience", [Patience(rows=4, seconds=60), Patience(rows=600, seconds=0)])
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward])
 def test_search_for_a_text_goes_on_where_its_patience_ended(

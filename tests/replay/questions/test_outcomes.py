@@ -40,9 +40,3 @@ def test_shares_are_of_the_episodes_of_each_outcome(store: ReplayStore) -> None:
     assert kinds == {"malformed": (0.25, 0.0), "raised": (0.25, 0.0)}
     means = {row["name"]: (row["failed"], row["successful"]) for row in found["means"]}
     assert (means["num_turns"], means["reward"]) == ((4.0, 2.0), (0.0, 1.0))
-
-
-def test_filters_choose_the_episodes(store: ReplayStore) -> None:
-    found = outcomes(store, RUN, ["stop_reason == 'max_turns'"])
-    assert found["episodes"] == {"failed": 10, "successful": 0}
-    assert found["stop_reasons"] == [{"name": "max_turns", "failed": 1.0, "successful": None}]

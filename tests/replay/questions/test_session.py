@@ -14,29 +14,6 @@ from tests.fakes.random_agents import planned_session
 from tests.fakes.records import AUTHORS, planned_row, put, session_row, tokens
 
 
-def test_requests_say_what_they_go_on_from_or_why_they_fork() -> None:
-    found = requests_of(planned_session())
-    assert [(one["agent"], one["begins"], one["lanes"], one["status"], one["segment"]) for one in found] == [
-        ("planner", "new", "●", "trained", 1),
-        ("planner", "goes on from 0", "●", "trained", 1),
-        ("searcher", "new", "│ ●", "trained", 0),  # the planner goes on behind it
-        ("planner", "goes on from 1", "●", "trained", 1),
-        ("planner", "edited, from 0", "●", "trained", 2),
-        ("planner", "new", "●", "aside", None),
-        ("gone", "new", "●", "undelivered", None),
-        ("searcher", "new", "●", "refused", None),
-    ]
-
-
-def test_requests_share_out_tokens_and_messages() -> None:
-    nodes = planned_session()
-    found = requests_of(nodes)
-    assert [one["new_tokens"] + one["sampled_tokens"] for one in found] == [len(node.tokens) for node in nodes]
-    assert [one["kept_tokens"] for one in found][:2] == [0, len(nodes[0].tokens)]
-    ends = [one["first_message"] + one["num_messages"] for one in found]
-    assert [one["first_message"] for one in found] == [0, *ends[:-1]]
-
-
 def begun(*parents: int | None) -> list[Node]:
     """Requests that go on from these; None: from none."""
     made = []

@@ -82,14 +82,6 @@ def test_a_session_that_ended_is_a_row_whose_training_sequences_follow_from_its_
     assert sql(location, "select count(*) from segments") == [(0,)]
 
 
-def test_each_stored_session_comes_back_as_it_was(location: Location) -> None:
-    rows = [row(random_session(seed).tree.nodes, f"row-{seed}") for seed in range(30)]
-    rows = [each for each in rows if segments_of(each.nodes, AUTHORS)]
-    with closing(new_store(location)) as store:
-        put(store, *rows)
-        assert all(same(a.nodes, b.nodes) for a, b in zip(store.read([each.id for each in rows]), rows, strict=True))
-
-
 CHANGES = ("parent = 0, kept_tokens = 1", "kept_tokens = kept_tokens + 1", "status = 'trained'", "agent = 'x'")
 
 

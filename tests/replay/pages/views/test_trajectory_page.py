@@ -130,16 +130,6 @@ def test_tokens_page_says_why_segments_split_and_what_was_never_scored(page: Ser
     assert "Current log-probs are those of policy 4" in scored
 
 
-def test_tokens_come_by_segment_and_range_and_the_view_s_state_stands_in_the_address(page: Served) -> None:
-    shown = page.ask("/trajectories/split?color=drift&segment=1&token=4").text
-    for part in ('data-color="drift"', 'data-segment="1"', 'data-token="4"', 'data-total="6"'):
-        assert part in shown
-    answer = json.loads(page.page("/trajectories/scored/tokens.json?first=2&count=2"))
-    assert (answer["token_ids"], answer["drift"], answer["texts"]) == ([7, 8], [1.0, 0.606531], None)
-    # exp(-1.5 - -1.0) = 0.606531
-    assert answer["behavior_log_probs"] == [-0.5, -1.0]
-
-
 def test_corrupt_row_shows_the_error_and_nothing_else(page: Served) -> None:
     text = page.words("/trajectories/broken")
     assert "It does not read back as it was written" in text
@@ -172,6 +162,7 @@ def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: 
         shown, text = server.page("/trajectories/agents"), server.words("/trajectories/agents")
         for line in (
             "0 ● planner new trained 0 27 6 1",
+            "1 ● planner goes on from 0 trained",
             "2 │ ● searcher new trained 5 31 6 0",
             "4 ● planner edited, from 0 trained 14 22 7 2",
             "7 ● searcher new refused 3 14 0 –",
