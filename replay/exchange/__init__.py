@@ -1,20 +1,18 @@
-"""Experience as files: lossless export and import in JSONL and Parquet, folders for the hub, other people's data."""
+"""Experience as files: lossless export and import in JSONL and Parquet, and other people's data."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
-from replay.exchange.files import ExchangeError, is_parquet, replaced
-from replay.exchange.hub_folder import export_folder, files_of
+from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 
-__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "export_folder", "import_file"]
+__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "import_file"]
 
 
 def export_file(
@@ -52,16 +50,13 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file or folder (see `import_rows`), with `name` as their source; None: every row
-    keeps its own source."""
+    """Store the rows of an exported file (see `import_rows`), with `name` as their source; None: every row keeps its own
+    source."""
     if name is not None:
         check_set_name(name)
-    report, files = ImportReport(), files_of(path)
-
-    def read() -> Iterator[Placed]:
-        return chain.from_iterable(map(_placed, files))
-
-    import_rows(store, read, report, source=name, skip_bad=skip_bad, progress=progress)
+    report = ImportReport()
+    with opened(path):
+        import_rows(store, lambda: _placed(path), report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 

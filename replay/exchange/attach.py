@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.exchange import import_file
-from replay.exchange.files import JSONL, PARQUET, ExchangeError, is_parquet, lines
-from replay.exchange.hub_folder import ROWS, files_of, local_path
+from replay.exchange.files import JSONL, PARQUET, ExchangeError, is_parquet, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
 from replay.exchange.row_format import BadRow, json_line
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
@@ -30,8 +29,8 @@ Teach = Callable[..., Teaching]
 def check_attachable(place: str) -> None:
     """Raises ReplayError if `place` is neither a buffer that can be opened nor a file of rows that can be read."""
     if (file := _file_of_rows(place)) is not None:
-        files_of(file)
-        return
+        with opened(file):
+            return
     with closing(ReplayStore.open(located(place)[0], read_only=True)):
         pass
 
@@ -87,9 +86,8 @@ def attach(
 
 
 def _file_of_rows(place: str) -> Path | None:
-    """The file or folder that `place` names; None: `place` is a buffer."""
-    path = local_path("replay.attach", place)
-    return path if place.lower().endswith((PARQUET, *JSONL)) or (path / ROWS).is_file() else None
+    """The file that `place` names; None: `place` is a buffer."""
+    return Path(place) if place.lower().endswith((PARQUET, *JSONL)) else None
 
 
 def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
@@ -98,7 +96,7 @@ def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: P
     Either every conversation of a file has a reward, or none has. Conversations without rewards are demonstrations:
     each is a success with advantage 1.
     """
-    if not file.is_file() or is_parquet(file) or "format" in next(_rows(file), {}):
+    if is_parquet(file) or "format" in next(_rows(file), {}):
         return import_file(store, file, name=name, progress=progress)
     named = {row.get("reward") is not None for row in _rows(file)}
     if len(named) > 1:

@@ -16,9 +16,7 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
-from replay.exchange import ExportReport, ImportReport, export_file, export_folder, import_file
-from replay.exchange.files import JSONL, PARQUET
-from replay.exchange.hub_folder import ROWS, UNKNOWN, local_path
+from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.next_batch import empty_sources
@@ -33,18 +31,8 @@ _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
     epilog="Example: agentloop replay export runs/quickstart-001 wins.parquet --where 'success and num_turns < 4'"
 )
 def export(
-    run: Run = None,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="In place of FILE: Parquet with a card, as a dataset repository has it."),
-    ] = None,
-    license: Annotated[
-        str | None, typer.Option(help="--to: the license that the card names, as mit; unknown when left out.")
-    ] = None,
-    without_labels: Annotated[
-        bool, typer.Option("--without-labels", help="--to: leave labels and notes out, as for a public repository.")
-    ] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, a database file or a URL.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
     filter: Filter = None,
     limit: MostRows = None,
     force: Force = False,
@@ -54,30 +42,15 @@ def export(
 
     Exit code 1 if a row is corrupt and was left out.
     """
-    if (file is None) == (to is None):
-        fail(f"FILE or --to must be given, and one of them, got {'neither' if to is None else 'both'}.")
-    if to is None and (license is not None or without_labels):
-        fail("--license and --without-labels must come with --to, got a file. A folder has a card.")
-    if to is not None and to.lower().endswith((PARQUET, *JSONL)):
-        fail(f"--to must be a folder, got {to!r}. For a file leave --to out.")
     with opened(run) as buffer, _progress_line() as show:
-        where = chosen(buffer.run, filter)
-        asked: dict[str, Any] = {"where": where, "limit": limit, "force": force, "progress": partial(show, "export")}
-        if file is not None:
-            report, size = export_file(buffer.store, file, **asked), file.stat().st_size
-        elif to is not None:
-            folder, license = local_path("--to", to), license or UNKNOWN
-            report = export_folder(buffer.store, folder, **asked, license=license, labels=not without_labels)
-            size = (folder / ROWS).stat().st_size
-    _end_with(report, str(file or to), size, as_json=as_json, license=license)
+        where, progress = chosen(buffer.run, filter), partial(show, "export")
+        report = export_file(buffer.store, file, where=where, limit=limit, force=force, progress=progress)
+    _end_with(report, file, as_json=as_json)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
 def import_(
-    place: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help=f"An exported file, which ends in {_ENDINGS}, or a folder of them."),
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file, which ends in {_ENDINGS}.")],
     run: Run = None,
     form: Annotated[
         Literal["agentloop", "openai-chat"],
@@ -103,7 +76,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the rows of a file or a folder. Rows that are stored already stay as they are.
+    """Store the rows of a file. Rows that are stored already stay as they are.
 
     Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
@@ -117,7 +90,6 @@ def import_(
     report: ImportReport
     refused = 0
     with opened(run, read_only=False) as buffer, _progress_line() as show:
-        file = local_path("FILE", place)
         learner = buffer.own_run
         if are_conversations:
             own = None if buffer.folder is None else start_folder(buffer.folder)
@@ -134,7 +106,7 @@ def import_(
             loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
             if ReplayLossSection.model_validate(loss).rejects_missing:
                 refused = report.without_log_probs
-    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, place, refused))
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
 
 
 @app.command(
@@ -171,25 +143,22 @@ def demonstrations(
             force=force,
             progress=partial(show, "write"),
         )
-    _end_with(found, str(file), file.stat().st_size)
+    _end_with(found, file)
 
 
-def _end_with(
-    report: ExportReport, file: str, size: int, *, as_json: bool = False, license: str | None = None
-) -> NoReturn:
-    """Print what was written, and exit. `size` is in bytes."""
+def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoReturn:
+    """Print what was written, and exit."""
+    size = file.stat().st_size
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
-    if license is not None:
-        lines[0] += f", license: {license}"
     if report.left:
         lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.items()))
     lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.corrupt.items()]
-    facts = {"file": file, "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
+    facts = {"file": str(file), "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
     say_json(facts, indent=None) if as_json else say("\n".join(lines))
     raise typer.Exit(1 if report.corrupt else 0)
 
 
-def _import_text(report: ImportReport, file: str, refused: int) -> str:
+def _import_text(report: ImportReport, file: Path, refused: int) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"

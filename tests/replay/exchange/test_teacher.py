@@ -16,7 +16,7 @@ from context.authors import DEMONSTRATION, INITIALIZATION, LLM
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_folder
+from replay.exchange import ExchangeError, export_file
 from replay.exchange.attach import attach, check_attachable
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
@@ -208,9 +208,9 @@ def test_attached_file_without_rewards_is_demonstrations(
     for inserted in (1, 0):
         assert attach(file_store, RUN, "shown", str(path), teach=teach).inserted == inserted
     assert sql(file_store, "select source, reward, advantage from trajectories") == [("shown", reward, advantage)]
-    export_folder(file_store, tmp_path / "rows")
+    export_file(file_store, tmp_path / "rows.parquet")
     with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
-        assert attach(other, RUN, "rows", str(tmp_path / "rows"), teach=teach).inserted == 1
+        assert attach(other, RUN, "rows", str(tmp_path / "rows.parquet"), teach=teach).inserted == 1
 
 
 def test_attached_file_that_can_not_be_read_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:
