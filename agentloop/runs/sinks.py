@@ -7,26 +7,20 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentloop.errors import UserCodeFailed, UserError, needing, one_line
 from agentloop.user_code import load_class, users_code
-from context.messages import conversation_text, plain_message, to_template
-from replay.records import Trajectory, TrajectoryRecord
-from replay.storage.write import Redactor
 
 _PROJECT = "agentloop"
-_TRAJECTORIES = "trajectories"
 
 
 class MetricSink(Protocol):
     """A sink of one's own for `metrics.sinks`: a class made with the run folder as its only argument.
 
-    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again. A sink with a
-    method `log_trajectories(iteration, trajectories)` also gets some of the collected trajectories.
+    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again.
     """
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
@@ -45,12 +39,6 @@ class MetricSinks:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))
 
-    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Give trajectories, if there are any, to the sinks with a method for them."""
-        for name, sink in list(self._sinks.items()) if trajectories else ():
-            if (log := getattr(sink, "log_trajectories", None)) is not None:
-                self._attempt(name, partial(log, iteration, trajectories))
-
     def close(self) -> None:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, sink.close)
@@ -64,13 +52,6 @@ class MetricSinks:
             self._warn(
                 f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
             )
-
-
-def shown_trajectories(collected: Sequence[Trajectory], most: int, redact: Redactor | None) -> list[Trajectory]:
-    """At most `most` trajectories, spread over their groups, with redacted messages."""
-    most = min(most, len(collected))
-    rows = [collected[place * len(collected) // most] for place in range(most)]
-    return [replace(row, messages=tuple(redact(row.messages) or ())) for row in rows] if redact else rows
 
 
 def open_sinks(
@@ -179,11 +160,6 @@ def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _outcome_values(iteration: int, record: TrajectoryRecord) -> dict[str, str | float | None]:
-    names = ("id", "task", "reward", "success", "stop_reason", "num_turns")
-    return {"iteration": iteration, **{name: getattr(record, name) for name in names}}
-
-
 class TensorBoardSink:
     """Logs each metric as a scalar at its iteration, except for unknown values (NaN)."""
 
@@ -237,16 +213,6 @@ class WandbSink:
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(_finite_metrics(metrics), step=iteration)
 
-    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Log a table with the conversations as text."""
-        rows = [
-            _outcome_values(iteration, row.record)
-            | {"conversation": conversation_text(map(plain_message, row.messages))}
-            for row in trajectories
-        ]
-        table = self._wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
-        self._run.log({_TRAJECTORIES: table}, step=iteration)
-
     def close(self) -> None:
         self._run.finish()
 
@@ -268,7 +234,7 @@ class TrackioSink:
                 name=f"{folder.name}-{made['id'][:8]}",
                 config=made["config"],
                 resume="allow",
-                private=True,  # a Space made for the run has conversations in it
+                private=True,
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
@@ -276,14 +242,6 @@ class TrackioSink:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(_finite_metrics(metrics), step=iteration)
-
-    def log_trajectories(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Log trackio's traces: the messages, with the outcome as metadata."""
-        traces = [
-            self._trackio.Trace([*map(to_template, row.messages)], metadata=_outcome_values(iteration, row.record))
-            for row in trajectories
-        ]
-        self._run.log({_TRAJECTORIES: traces}, step=iteration)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

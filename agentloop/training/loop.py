@@ -17,7 +17,6 @@ from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import keep_only, prune, save_checkpoint, write_directory
 from agentloop.runs.run_folder import complete_checkpoints
 from agentloop.runs.signals import StopRequest
-from agentloop.runs.sinks import shown_trajectories
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting
@@ -101,8 +100,6 @@ class Loop:
         later |= clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
         if self.pace.is_evaluated(iteration):
             later |= self.evaluate()
-            few = shown_trajectories(batch.fresh.trajectories, self.config.metrics.trajectories, parts.redact)
-            parts.sinks.log_trajectories(iteration, few)
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
         self.note_trouble()

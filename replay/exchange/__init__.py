@@ -50,8 +50,7 @@ def import_file(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows of an exported file (see `import_rows`), with `name` as their source; None: every row keeps its own
-    source."""
+    """Store the rows of an exported file (see `import_rows`), with `name` as their source; None: each keeps its own."""
     if name is not None:
         check_set_name(name)
     report = ImportReport()

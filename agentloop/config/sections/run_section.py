@@ -43,7 +43,6 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
-    trajectories: int = Field(0, ge=0, description="Conversations for wandb and trackio per evaluation.")
 
 
 class SftSection(Section):

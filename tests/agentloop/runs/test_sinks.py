@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.runs.sinks import MetricsFile, MetricSinks, open_sinks, shown_trajectories
-from tests.fakes.records import MESSAGES, trajectory
+from agentloop.runs.sinks import MetricsFile, MetricSinks, open_sinks
 
 
 class Recording:
@@ -66,7 +65,7 @@ def test_metric_sinks_drop_a_sink_that_raises(error: BaseException) -> None:
         sinks.log(iteration, {"a": 1.0})
     sinks.close()
     assert warnings == [
-        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:22. It gets nothing more; "
+        f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:21. It gets nothing more; "
         "the database still gets everything."
     ]
     assert good.rows == [(iteration, {"a": 1.0}) for iteration in range(10)]
@@ -93,10 +92,3 @@ def test_open_sinks_refuses_a_class_that_is_no_sink(tmp_path: Path, body: str, m
 def test_open_sinks_refuses_missing_and_repeated_names(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(UserError, match=r"^metrics\.sinks must .*, got "):
         open_sinks(names, tmp_path, warn=pytest.fail)
-
-
-def test_shown_trajectories_are_spread_and_redacted() -> None:
-    given = [trajectory(f"t{slot}", slot=slot) for slot in range(12)]
-    assert [row.record.slot for row in shown_trajectories(given, 8, None)] == [0, 1, 3, 4, 6, 7, 9, 10]
-    assert [row.messages for row in shown_trajectories(given[:1], 8, lambda messages: messages[:1])] == [MESSAGES[:1]]
-    assert shown_trajectories(given, 0, None) == shown_trajectories([], 8, None) == []
