@@ -20,7 +20,7 @@ from agentloop.models.loading import load_files
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
+from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, category_of, evaluate, report
 from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
@@ -113,6 +113,8 @@ def _evaluate_policy(
         if source.summary is not None:
             files = load_files(config, weights[0])
             source = RowCheck(config, environments, files, scorer, display.note, sides=("held-out",)).fitting(source)
+        for task in source.held_out(config.evaluation.tasks) if asked.by is not None else ():
+            category_of(task, asked.by)  # a mistaken field is refused before the model is loaded
         seed_process(config)
         note = display.note if asked.served is None else None  # the served model computes elsewhere
         actors = sampling_actors(config, environments, weights[0], saved=weights[1], note=note)
