@@ -77,25 +77,20 @@ def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
 
 
 def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:
-    """The policy that --policy names, by its version or the folder of its weights; None means the run's newest."""
+    """The policy that --policy names, by its version or as the best; None means the run's newest."""
     known = weights_of_run(folder)
     if policy is None:
         return max(known), known[max(known)]
     if policy == BEST:
-        policy = str(best_policy(folder.path))
-    if policy.isdecimal() and int(policy) in known:
-        return int(policy), known[int(policy)]
-    path = Path(policy)
-    if (path / "model").is_dir():  # a whole checkpoint
-        path = path / "model"
-    numbered = path.absolute().parent if path.name == "model" else path.absolute()
-    if not (path.is_dir() and numbered.name.isdecimal()):
+        path = best_policy(folder.path)
+        return int(path.name), path
+    if not policy.isdecimal() or int(policy) not in known:
         there = ", ".join(map(str, sorted(known)))
         raise UserError(
-            f"--policy must be a version whose weights are still in {folder.path} ({there}), best, or a folder of "
-            f"weights named by its version, got {policy}. Set checkpoint.keep_policies to keep more."
+            f"--policy must be a version whose weights are still in {folder.path} ({there}), or best, got {policy}. "
+            "Set checkpoint.keep_policies to keep more."
         )
-    return int(numbered.name), path
+    return int(policy), known[int(policy)]
 
 
 def check_log_probs(

@@ -20,7 +20,7 @@ from agentloop.models.loading import load_files
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
+from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, category_of, evaluate, report
 from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
@@ -113,8 +113,11 @@ def _evaluate_policy(
         if source.summary is not None:
             files = load_files(config, weights[0])
             source = RowCheck(config, environments, files, scorer, display.note, sides=("held-out",)).fitting(source)
+        for task in source.held_out(config.evaluation.tasks) if asked.by is not None else ():
+            category_of(task, asked.by)  # a mistaken field is refused before the model is loaded
         seed_process(config)
-        actors = sampling_actors(config, environments, weights[0], saved=weights[1])
+        note = display.note if asked.served is None else None  # the served model computes elsewhere
+        actors = sampling_actors(config, environments, weights[0], saved=weights[1], note=note)
         if (served := asked.served) is not None:
             with needing("gateway", "--url"):
                 from agentloop.gateway.text_upstream import TextUpstream
@@ -128,12 +131,18 @@ def _evaluate_policy(
 
 
 def sampling_actors(
-    config: RunConfig, environments: RunEnvironments, first: Path | str, *, saved: Path | None = None
+    config: RunConfig,
+    environments: RunEnvironments,
+    first: Path | str,
+    *,
+    saved: Path | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Actors:
-    """Make actors with the policy whose weights are `saved`, or else those of `first`."""
+    """Make actors with the policy whose weights are `saved`, or else those of `first`. `note` is told its types."""
     loaded = load_policy(config, first, saved=saved)
     compute = on_its_device(config.compute, loaded.model)
-    open_display(stderr=True).note(describe_types(loaded.model, compute))
+    if note is not None:
+        note(describe_types(loaded.model, compute))
     generator = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
@@ -177,15 +186,21 @@ Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
 
 
 def play_with(
-    model: str, environment: str, overrides: Sequence[str], *, task: int, respond: Respond | None = None
+    model: str, environment: str | None, overrides: Sequence[str], *, task: int, respond: Respond | None = None
 ) -> tuple[Episode, RunConfig]:
     """Let a model play a task: `model` is a run's folder, for its newest policy, RUN:best, or a model's path or id.
 
-    A run's own configuration is used, with the overrides over it. Raises UserError for a model that can't be loaded.
+    A run's own configuration is used, with the overrides over it, and its own environment where `environment` is None.
+    Raises UserError for a model that can't be loaded.
     With `respond`, this function answers the policy's replies, and the environment does not.
     """
     folder, saved = named_policy(model) if has_run(split_best(model)[0]) else (None, None)
-    config = _config_to_play(model, folder, environment, overrides)
+    if environment is not None:
+        config = _config_to_play(model, folder, environment, overrides)
+    elif folder is not None:
+        config = load_plain(to_plain(folder.config), overrides, source="env play")
+    else:
+        raise UserError(f"--model must be given but for a run's folder, got none for {model!r}. Add --model RUN|MODEL.")
     seed_process(config)
     factory, source = open_tasks(config)
     if respond is not None and any(one.agent for one in factory.all):
@@ -193,7 +208,7 @@ def play_with(
     if respond is not None:
         factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
-    actors = sampling_actors(config, factory, first, saved=saved)
+    actors = sampling_actors(config, factory, first, saved=saved, note=open_display(stderr=True).note)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
     scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
     return scores.episodes[0], config

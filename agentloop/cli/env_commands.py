@@ -59,10 +59,14 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
 
 @app.command(epilog="Example: agentloop env play examples/calculator.py:Calculator --model runs/quickstart-001")
 def play(
-    environment: Name,
-    model: Annotated[
-        str, typer.Option(metavar="RUN|MODEL", help="Who plays: a run's newest policy, RUN:best, or a folder or id.")
+    environment: Annotated[
+        str,
+        typer.Argument(metavar="FILE:CLASS|CONFIG|RUN", help="The environment; a run's folder has its own."),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="RUN|MODEL", help="Who plays: a run's newest policy, RUN:best, or a folder or id."),
+    ] = None,
     overrides: Overrides = None,
     task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,
     role: Annotated[
@@ -93,7 +97,8 @@ def play(
         return said or None
 
     respond = None if role is None else ask_person
-    episode, config = play_with(model, environment, overrides or [], task=task, respond=respond)
+    where = None if model is None else environment
+    episode, config = play_with(model or environment, where, overrides or [], task=task, respond=respond)
     show(episode.messages)
     reward = episode.environment_reward
     success = "a success" if reward >= config.rollout.success_reward else "no success"

@@ -141,6 +141,7 @@ def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | Non
     print("try next:")
     for words, meaning in hints:
         print(f"  {words:<{width}}  # {meaning}")
+    print(f"ended after iteration {result.iterations}: {result.why_ended}")
 
 
 @app.command(

@@ -219,7 +219,7 @@ def evaluate(
     """Run `evaluation.samples` episodes on each held-out task, without the buffer; `by` is the categories' field."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)
-    about = [(task.environment, actors.environments.task_hash(task), _category(task, by)) for task in tasks]
+    about = [(task.environment, actors.environments.task_hash(task), category_of(task, by)) for task in tasks]
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     tried = partial(scorer.try_on, judges=True)
@@ -241,7 +241,7 @@ def evaluate(
     return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged), by)
 
 
-def _category(task: Task, by: str | None) -> str | None:
+def category_of(task: Task, by: str | None) -> str | None:
     """Read the field of the payload that names the task's category. Raises UserError where there is none."""
     if by is None:
         return None

@@ -288,8 +288,8 @@ def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Pat
     runs = [(number, path) for number, path in numbered if has_run(path)]
     if not runs and resume is True:
         raise UserError(
-            f"--resume must find a run named {config.run.name!r} under {config.run.folder}, got none. Start one "
-            "without --resume."
+            f"--resume (in Python resume=True) must find a run named {config.run.name!r} under {config.run.folder}, "
+            "got none. Start one without it."
         )
     return max(runs)[1] if runs else None
 

@@ -55,7 +55,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     first signal raises RunStop; a failure of the user's code after a signal does so, too. At the first signal
     `working` or `idle` is shown. In another thread than the main thread signals are left alone.
     """
-    request = StopRequest()
+    request, process = StopRequest(), os.getpid()
     if threading.current_thread() is not threading.main_thread():
         show("signals are left alone outside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here")
         yield request
@@ -67,6 +67,11 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
             show(text)
 
     def receive(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         if request.requested:
             end_at_once(128 + number)
         request.signal_number = number
@@ -78,7 +83,6 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     shower = threading.Thread(target=show_all, name="signals", daemon=True)
     shower.start()
     previous = {number: signal.signal(number, receive) for number in _SIGNALS}
-    _forks.are_ours = True
     try:
         yield request
     except UserError as problem:
@@ -88,7 +92,6 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
         words.put(f"stopped at once: {problem}")
         raise RunStop(request.exit_code) from problem
     finally:
-        _forks.are_ours = False
         for number, old in previous.items():
             signal.signal(number, old)
         words.put(None)
@@ -100,30 +103,3 @@ def end_at_once(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
-
-
-class _Forked:
-    """Resets the signal handlers of processes forked within `graceful_stop`, before a signal can reach them."""
-
-    def __init__(self) -> None:
-        self.are_ours = False
-        self._masks = threading.local()
-
-    def hold(self) -> None:
-        if self.are_ours:
-            self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-    def release(self) -> None:
-        before = self._masks.__dict__.pop("before", None)
-        if before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def forget(self) -> None:
-        if "before" in self._masks.__dict__:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which programs that it starts would inherit
-        self.release()
-
-
-_forks = _Forked()
-os.register_at_fork(before=_forks.hold, after_in_parent=_forks.release, after_in_child=_forks.forget)

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE
 from agentloop.environments.datasets import as_json
 from agentloop.environments.row_environment import ROWS
 from agentloop.errors import UserError, one_line, short_traceback
@@ -23,6 +24,7 @@ from agentloop.runs.run_folder import claim_run_folder, open_run_folder, run_to_
 from agentloop.training.train import train as train_run
 from agentloop.training.train_result import TrainResult
 from agentloop.user_code import give_again, give_function, is_given
+from context.wording import suggest
 
 Function = Callable[..., Any] | str
 """A function, or its name `path/to/file.py:function`, by which other processes can call it, too."""
@@ -30,6 +32,7 @@ _SOURCE = "agentloop.train"
 _FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
 """File names, in the run's folder, of rows and models that were given as Python objects."""
 
+_ARGUMENTS = ("model", "tools", "reward", "tasks", "respond", "call_tool")
 _OPTIONS = ("resume", "environment_changed", "display")
 """Keywords that are no section of the configuration."""
 
@@ -73,6 +76,9 @@ def train(
         mixed |= {"respond": respond, "call_tool": call_tool}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     options = {name: sections.pop(name) for name in _OPTIONS if name in sections}
+    for name in sorted(sections.keys() - RunConfig.model_fields.keys() - KEY_OF_NAME_ELSEWHERE.keys()):
+        advice = suggest(name, [*_ARGUMENTS, *_OPTIONS, *RunConfig.model_fields])
+        raise UserError(f"{_SOURCE}: {name} must be a known key, got an unknown one. {advice}")
     environment = {"name": ROWS, "tools": _listed(tools), **sections.pop("environment", {})}
     environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     answers = {"respond": respond, "call_tool": call_tool}

@@ -121,18 +121,18 @@ def _result(folder: RunFolder, state: LoopState, report: Path, stop: StopRequest
 
 
 def _show_end(loop: Loop, why: str) -> None:
-    """Say why the run has ended, how it goes on, and which policy is the best."""
+    """Say which policy is the best, how the run goes on, and at last why it has ended."""
     state, folder, note = loop.state, loop.components.folder, loop.components.display.note
     end, command = state.end(folder.config.run), how_to_resume(folder)
     how = " --set " if command.endswith("--resume") else ", with "
     setting = "" if end is None else how + end[1]
-    note(f"ended after iteration {state.iteration} of {folder.config.run.iterations}: {why}")
-    note(f"to go on: {command}{setting}")
     if (best := state.best) is not None:
         figure, weights = with_interval(best.success, best.tasks), folder.best / state.best_name
         kept = f"{weights}. To export it: agentloop export {shlex.quote(str(folder.path))}:{BEST} --to FOLDER"
         kept = kept if weights.exists() else "whose weights were not kept (checkpoint.best)"
         note(f"best policy: iteration {best.iteration}, held-out success {figure}, {kept}")
+    note(f"to go on: {command}{setting}")
+    note(f"ended after iteration {state.iteration} of {folder.config.run.iterations}: {why}")
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
@@ -140,9 +140,8 @@ def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
     state, report = LoopState.from_values(checkpoint.values["loop"]), folder.path / REPORT_NAME
     if state.end(folder.config.run) is None or not report.exists():
         return None
-    if folder.config.collection.by == "workers":  # the learner may have been killed before it ended the run for them
-        with closing(ReplayStore.open(folder.database)) as store:
-            store.roles.end_run(folder.run_id, ended=True)
+    with closing(ReplayStore.open(folder.database)) as store:
+        store.roles.end_run(folder.run_id)  # the learner may have been killed before it did
     return _result(folder, state, report)
 
 
@@ -177,6 +176,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Prepare the run for its next iteration; a start is a resume without a checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
+    parts.store.roles.end_run(parts.run_id, ended=False)
     record_environment(folder, parts.actors.environments.source)
     change = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)

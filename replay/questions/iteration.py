@@ -10,7 +10,7 @@ from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.summary import total
 from replay.questions.trajectory import NONE, shorten_conversation
-from replay.records import COMMITTED, FRESH, REPLAY
+from replay.records import COMMITTED
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies
@@ -24,7 +24,7 @@ def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
     """Return what one update learned from, its metrics, its policy (None: not published), and adjacent iterations."""
     with store.reading() as connection:
         record = find_iteration(connection, run, number)
-        rows = committed_draws(connection, run, first=number, last=number)
+        rows = _committed_draws(connection, run, number)
         newest = sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)
         last = connection.scalar(newest) or number
         same = (policies.c.run == run) & (policies.c.version == record["makes_policy_version"])
@@ -54,13 +54,13 @@ def find_iteration(connection: sa.Connection, run: str, number: int) -> QueryRes
     return {**found, "makes_policy_version": found["policy_version"] + 1}
 
 
-def committed_draws(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
-    """List the draws that the updates of some iterations used, with facts about the collection of each row."""
+def _committed_draws(connection: sa.Connection, run: str, number: int) -> list[QueryResult]:
+    """List the draws that an iteration's updates used, with facts about the collection of each row."""
     query = (
         sa.select(draws, *COLLECTED)
         .select_from(with_collected(draws, draws.c.trajectory))
-        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
-        .order_by(draws.c.iteration, draws.c.slot)
+        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration == number, IS_KNOWN)
+        .order_by(draws.c.slot)
     )
     # Both tables have a `state`. The row's comes last and stays, since all of these draws are committed.
     names = [str(column.key) for column in (*draws.c, *COLLECTED)]
@@ -87,25 +87,6 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
         }
         for id, of_group in members.items()
     ]
-
-
-def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:
-    """Return what the weights after `iteration` have learned from: all iterations up to it, and all their draws."""
-    with store.reading() as connection:
-        last = find_iteration(connection, run, iteration) if iteration else None
-        query = sa.select(iterations).where(iterations.c.run == run, iterations.c.iteration <= iteration)
-        found = connection.execute(query.order_by(iterations.c.iteration)).mappings()
-        used = committed_draws(connection, run, first=1, last=iteration)
-        return {
-            "run": run,
-            "iteration": iteration,
-            "policy_version": last["makes_policy_version"] if last else 0,
-            "iterations": [dict(row) for row in found],
-            "different": len({row["trajectory"] for row in used}),
-            "fresh": sum(row["stream"] == FRESH for row in used),
-            "replay": sum(row["stream"] == REPLAY for row in used),
-            "trajectories": used,
-        }
 
 
 _QUERY = sa.select(*(episodes.c[name] for name in (*FACTS, *SAID)))

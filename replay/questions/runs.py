@@ -60,7 +60,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     """Return the progress of a run: its `state`, its newest iteration of all planned ones, and when it last wrote.
 
     - imported: the run was not trained here.
-    - finished: the run has made its iterations, or its target of held-out success twice in a row, or its patience.
+    - finished: the run has made its iterations, or has ended early as it was configured to.
     - live: a process holds the lock of the run's `folder`, or the run wrote a short while ago.
     - stopped: none of these.
 
@@ -69,23 +69,16 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     with store.reading() as connection:
         logged, count = _newest_metrics(connection, run.id)
         newest, longest, gave_up = _iterations(connection, run.id)
-        mine = (metrics.c.run == run.id) & (metrics.c.name == _SUCCESS) & metrics.c.value.is_not(None)
-        query = sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc())
-        evaluated = connection.scalars(query).all()
+        has_ended = connection.scalar(sa.select(schema.runs.c.ended).where(schema.runs.c.id == run.id))
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
     seconds_since = None if written is None else max(0.0, time.time() - written)
     planned = stored_setting(run.config, "run.iterations", int)
-    target = stored_setting(run.config, "run.stop_at_success", float)
-    patience = stored_setting(run.config, "run.patience", int)
-    reached = target is not None and len(evaluated) > 1 and min(evaluated[:2]) >= target
-    if patience is not None and len(evaluated) > patience:
-        reached = reached or max(evaluated[:patience]) <= max(evaluated[patience:])
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
     elif newest == 0 and planned is None:
         state = IMPORTED
-    elif (planned is not None and newest >= planned) or reached:
+    elif (planned is not None and newest >= planned) or has_ended:
         state = FINISHED
     elif gave_up or seconds_since is None or seconds_since > max(_LEAST_SECONDS, _LATE * longest):
         state = STOPPED

@@ -31,7 +31,7 @@ _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
     epilog="Example: agentloop replay export runs/quickstart-001 wins.parquet --where 'success and num_turns < 4'"
 )
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or a database.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, a database file or a URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
     filter: Filter = None,
     limit: MostRows = None,

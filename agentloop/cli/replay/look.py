@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from agentloop.cli.options import AsJson
-from agentloop.cli.replay.common import Filter, Run, RunId, app, fail, opened, say, say_json
+from agentloop.cli.replay.common import Filter, Run, RunId, app, opened, say, say_json
 from agentloop.cli.replay.token_view import token_view
 from agentloop.cli.text_tables import (
     REQUESTS,
@@ -30,7 +29,6 @@ from replay import questions
 from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
-from replay.questions.iteration import lineage_up_to
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
@@ -276,8 +274,8 @@ def lineage(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A number: what that iteration learned from. A checkpoint's or policy's folder: what its weights "
-            "learned from. A trajectory's id: what it came from and what learned from it.",
+            help="A number: what that iteration learned from. A trajectory's id: what it came from and what learned "
+            "from it.",
         ),
     ],
     run: Run = None,
@@ -285,14 +283,8 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """Which experience fed which update, and how far it had drifted when it did."""
-    folder = _checkpoint_folder(what)
-    if folder is not None:
-        iteration, run = folder[0], run or str(folder[1])
     with opened(run) as buffer:
-        if folder is not None:
-            answer = lineage_up_to(buffer.store, find_run(buffer, run_id), iteration)
-            text = _checkpoint_text(answer)
-        elif re.fullmatch(r"[0-9]{1,7}", what):
+        if re.fullmatch(r"[0-9]{1,7}", what):
             answer = questions.iteration(buffer.store, find_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
@@ -302,18 +294,6 @@ def lineage(
                 use["held_by"] = _first_holding(buffer.folder, use["iteration"])
             text = _trajectory_text(answer)
     say_json(answer) if as_json else say(text)
-
-
-def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
-    """Return (iteration, run folder) for RUN/checkpoints/000010, RUN/policies/000010, or the model folder in either."""
-    path = Path(what)
-    if not os.path.isdir(path):
-        return None
-    path = path.absolute()
-    path = path.parent if path.name == "model" else path
-    if path.parent.name not in ("checkpoints", "policies") or not path.name.isdecimal():
-        fail(f"WHAT must be a checkpoint's folder, such as RUN/checkpoints/000010, got {what}.")
-    return int(path.name), path.parent.parent
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
@@ -338,13 +318,6 @@ _FED: dict[str, Cell] = {
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }
-_ITERATIONS: dict[str, Cell] = {
-    "iter": "iteration",
-    "policy": "policy_version",
-    "fresh": "fresh",
-    "drawn": "replay",
-    "steps": "optimizer_steps",
-}
 
 
 def _iteration_text(answer: dict[str, Any]) -> str:
@@ -356,18 +329,6 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
-    return "\n".join(lines)
-
-
-def _checkpoint_text(answer: dict[str, Any]) -> str:
-    lines = [
-        f"after iteration {answer['iteration']} of run {answer['run']} (policy {answer['policy_version']}): "
-        f"{answer['different']:,} different trajectories, used {answer['fresh']:,} times fresh "
-        f"and {answer['replay']:,} times drawn"
-    ]
-    if answer["iterations"]:
-        lines += ["", row_table(answer["iterations"], _ITERATIONS)]
-        lines += ["", "the trajectories of one: agentloop replay lineage ITER; all of them: --json"]
     return "\n".join(lines)
 
 

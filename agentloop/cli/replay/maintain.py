@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 Policy = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="VERSION|best|PATH",
-        help="A policy version that is still there, best, or a folder of weights named by its version, such as "
-        "RUN/checkpoints/000012.",
-    ),
+    str | None, typer.Option("--policy", metavar="VERSION|best", help="A policy version that is still there, or best.")
 ]
 
 

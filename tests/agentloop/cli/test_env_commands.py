@@ -180,6 +180,13 @@ def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(
         assert lines[0].startswith("user: Say something of even length, number ") and " reward " in lines[-1]
         code, output, _ = shell.type(["env", "play", "train.yaml", "--model", model], tmp_path)
         assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
+    own = shell.type(
+        ["env", "play", "runs/small-001", "--set", "rollout.max_tokens_per_turn=8", "--task", "3"], tmp_path
+    )
+    assert (own[0], own[1].splitlines()[0]) == (0, lines[0])
+    assert "--model must be given but for a run's folder, got none for" in shell.refusal(
+        ["env", "play", PARITY], tmp_path
+    )
     # A person answers once, and ends the episode with Ctrl-D.
     monkeypatch.setattr("sys.stdin", io.StringIO("Again!\n"))
     as_user = ["--as", "user", "--set", "context.stop_strings=[e,a,o]"]

@@ -177,8 +177,10 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
 )
 def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/a-001")
-    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None)
-    assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"
+    result = TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0, why_ended="of patience")
+    closing_words(result, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == (f"held-out success: {words}", "ended after iteration 6: of patience")
 
 
 @pytest.mark.parametrize(

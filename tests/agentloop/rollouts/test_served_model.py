@@ -53,9 +53,12 @@ def evaluated(
     return evaluate_model(folder / "run.yaml", asked=Asked(samples=4, by="kind", served=served))
 
 
-def test_a_served_model_is_evaluated_by_messages_and_reported_by_category(tmp_path: Path, qwen2: Path) -> None:
+def test_a_served_model_is_evaluated_by_messages_and_reported_by_category(
+    tmp_path: Path, qwen2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with scripted_server() as server:
         found, again = (evaluated(tmp_path, qwen2, server).to_json() for _ in range(2))
+    assert "computing on" not in capsys.readouterr().err  # the policy's model is loaded for its template alone
     assert found["run"] == f"large at {server.url}/v1" and server.keys == {"Bearer secret"}
     success = {"right": 1.0, "half": 0.5, "wrong": 0.0, "cut": 0.0, "odd": 0.0}
     assert {kind: share["value"] for kind, share in found["categories"].items()} == success

@@ -13,14 +13,19 @@ _TERMINATES = """
 import multiprocessing, os, signal, threading, time
 from agentloop.runs.signals import graceful_stop
 
+def sleep(begun):
+    begun.set()
+    time.sleep(60)
+
 def use_processes():
     fork = multiprocessing.get_context("fork")
-    for _ in range(30):
-        process = fork.Process(target=time.sleep, args=(60,))
-        process.start()
-        process.terminate()  # as early as it can come
-        process.join()
-        assert process.exitcode == -signal.SIGTERM, process.exitcode
+    begun = fork.Event()
+    process = fork.Process(target=sleep, args=(begun,))
+    process.start()
+    begun.wait()
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM, process.exitcode
     with fork.Pool(2) as pool:
         assert pool.map(abs, [-1, -2]) == [1, 2]
 

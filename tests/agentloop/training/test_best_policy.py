@@ -75,10 +75,10 @@ def test_best_policy_stays_with_its_figures_and_the_run_ends_with_them(unbroken:
     assert_same_bits(kept / "model.safetensors", run / "policies" / kept.name / "model.safetensors")
     figure = f"{100 * facts['success']:.1f} % ({100 * facts['low']:.0f}-{100 * facts['high']:.0f})"
     assert display.notes[-3:] == [
-        "ended after iteration 5 of 5: all iterations are made",
-        f"to go on: agentloop train {run} --resume --set run.iterations=NUMBER",
         f"best policy: iteration {best}, held-out success {figure}, {kept}. To export it: agentloop export "
         f"{run}:best --to FOLDER",
+        f"to go on: agentloop train {run} --resume --set run.iterations=NUMBER",
+        "ended after iteration 5 of 5: all iterations are made",
     ]
 
 

@@ -86,7 +86,7 @@ def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbr
 def test_start_killed_before_it_had_a_name_does_not_stop_the_next(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "small-001").mkdir()
     config = config_in(tmp_path, qwen2, run={"iterations": 1})
-    with pytest.raises(UserError, match="--resume must find a run named 'small'"):
+    with pytest.raises(UserError, match=r"--resume \(in Python resume=True\) must find a run named 'small'"):
         train(config, resume=True, display=SilentDisplay())
     assert train(config, display=SilentDisplay()).folder.name == "small-002"
 

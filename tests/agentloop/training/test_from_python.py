@@ -217,6 +217,12 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
         ({"collection": {"by": "workers"}}, "collection.by must be loop for functions.*workers and vowels"),
         ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
+        ({"tool": []}, "^agentloop.train: tool must be a known key, got an unknown one. Did you mean tools?"),
+        (
+            {"zq": 1},
+            "^agentloop.train: zq must be a known key.* There is model, tools, reward, tasks, respond, call_tool, ",
+        ),
+        ({"reward_funcs": []}, "reward_funcs must be a known key, got an unknown one. Here that is reward.functions: "),
         ({"model": None}, "model.path must name a model, got null: environment 'rows' has no make_task and demo"),
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
     ],

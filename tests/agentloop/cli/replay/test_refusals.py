@@ -29,7 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),
         ("show damaged RUN", "trajectory damaged must read back as it was written"),
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
-        ("lineage . RUN", "WHAT must be a checkpoint's folder"),
         (
             "mix RUN --set replay.fraction=1 --set replay.shortfall=error",
             "replay.fraction must be a share that the buffer",
@@ -39,6 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
+        ("export RUN README.md/a.jsonl", "FILE must be writable, got 'README.md/a.jsonl' (Not a directory)."),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),

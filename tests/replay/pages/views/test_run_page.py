@@ -125,6 +125,9 @@ def test_run_is_live_stopped_or_finished_by_what_it_wrote_last(writer: ReplaySto
     assert state_of(writer, folder)["state"] == "live"
     writer.add_metrics(RUN, 4, {"run/stopped": 1.0})  # it could not go on
     assert state_of(writer, folder)["state"] == "stopped"
+    writer.roles.end_run(RUN)  # it ended early, as it was configured to
+    assert state_of(writer, folder)["state"] == "finished"
+    writer.roles.end_run(RUN, ended=False)
     log(writer, 4)  # all iterations are made
     assert state_of(writer, folder)["state"] == "finished"
 
