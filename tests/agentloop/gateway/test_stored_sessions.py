@@ -28,7 +28,6 @@ from context.conversation_tree import Prompt
 from replay.errors import DatabaseFailed, SessionForgotten
 from replay.storage.sessions import OpenSession
 from tests.fakes.families import family
-from tests.fakes.processes import until
 from tests.fakes.random_agents import PARSERS, TODAY, TOOLS, random_session
 from tests.fakes.records import RUN, new_store, sql
 
@@ -122,22 +121,6 @@ def test_a_reply_that_could_not_be_stored_is_stored_before_anything_is_given(tmp
         writer.close()
         found = [(node.messages[-1].content, node.status) for node in store.sessions.nodes("s")]
     assert found == [("It is coral.", "trained" if number < is_new else "undelivered") for number in range(1 + is_new)]
-
-
-def test_replies_are_trained_after_a_crash_as_soon_as_they_were_delivered(tmp_path: Path) -> None:
-    async def play() -> None:
-        sampler = Sampler()
-        session = AgentSession("s", POLICY, sampler.ask, now=TODAY, writer=writer)
-        asked = [session.reply(request(Message("user", place)), asyncio.Future()) for place in ("Here?", "There?")]
-        for reply in await asyncio.gather(*asked):
-            session.mark_delivered(reply)
-
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        store.sessions.open(OpenSession("s", RUN, TODAY.isoformat()))
-        writer = NodeWriter(store.sessions)
-        asyncio.run(play())
-        until(lambda: [node.status for node in store.sessions.nodes("s")] == ["trained"] * 2, limit_s=20)
-        writer.close()
 
 
 def test_who_waits_no_more_for_a_commit_keeps_no_other_from_one(tmp_path: Path) -> None:
@@ -312,22 +295,6 @@ def test_reward_of_a_session_without_a_reply_to_learn_is_refused(tmp_path: Path)
 
     recorded(tmp_path / "replay.sqlite", play)
     assert sql(tmp_path / "replay.sqlite", "select reward from trajectories") == [(0.5,)]
-
-
-def test_a_reply_that_was_not_delivered_is_not_trained_after_a_restart(tmp_path: Path) -> None:
-    async def hang_up(sessions: RecordedSessions, _: Sampler) -> None:
-        session, gone = await sessions.authorize("a", ""), asyncio.Future[None]()
-        await given(session)
-        gone.set_result(None)
-        await session.reply(request(Message("user", "Why?")), gone)
-
-    async def end(sessions: RecordedSessions, _: Sampler) -> None:
-        await (await sessions.authorize("a", "")).reward({"": 1.0}, end=True)
-
-    recorded(path := tmp_path / "replay.sqlite", hang_up)
-    recorded(path, end)
-    assert sql(path, "select status from nodes order by number") == [("trained",), ("undelivered",)]
-    assert sql(path, "select num_action_tokens = num_sampled from trajectories, nodes where number = 0") == [(1,)]
 
 
 def test_only_what_asks_for_a_reply_opens_a_session_and_so_many_are_open(tmp_path: Path) -> None:
