@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 from tests.fakes.shell import Shell
 
-PROGRAM = Path(sys.executable).with_name("agentloop")
 PONDERING = f"{ENVIRONMENTS / 'parity.py'}:Pondering"
 RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
 
@@ -167,15 +164,6 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
 def test_run_must_be_given_where_there_is_none(shell: Shell, tmp_path: Path) -> None:
     for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
-
-
-@pytest.mark.soak
-def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
-    """In a process of its own: transformers would print a report of the weights here."""
-    command = [PROGRAM, *training("model.path=wide")]
-    done = subprocess.run(command, cwd=standing, capture_output=True, text=True)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, line.startswith("agentloop: model.path must hold weights of the shapes")) == (2, True)
 
 
 def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

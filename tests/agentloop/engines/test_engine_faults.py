@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,9 +141,7 @@ def test_server_that_is_unfit_for_the_run_is_refused(server: EngineServer) -> No
 def test_another_engine_takes_over_the_turns_of_one_that_has_gone(both: tuple[EngineServer, EngineServer]) -> None:
     with serving(both[0].models.folder, key=KEY) as gone:
         engine, alone = connected(both[0], gone), connected(gone, restart_timeout_s=0.5)
-    began = time.monotonic()
     assert str(asked(alone)).startswith("connection: ConnectError: ")
-    assert time.monotonic() - began >= 0.5
     tries = alone.faults["connection"]
     asked(alone)
     assert alone.faults["connection"] == tries + 3  # it is given up once for all turns

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.environments import load_environment
-from agentloop.errors import UserError
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from context import load_model_files
@@ -64,17 +63,6 @@ def demonstrated(path: Path, *, tools: bool) -> Path:
 
 
 SHORT: dict[str, Any] = {"epochs": 1, "batch": 4}
-
-
-@pytest.mark.parametrize(
-    "tools, what", [(True, "tool, got one that leaves multiply out"), (False, "call, got one that leaves calls out")]
-)
-def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Path, tools: bool, what: str) -> None:
-    data = demonstrated(tmp_path / "a.jsonl", tools=tools)
-    with pytest.raises(UserError) as refused:
-        sft(small_config(tmp_path, bare, sft={"data": str(data)}, **ITS_TOOLS), display=SilentDisplay())
-    assert str(refused.value).startswith(f"{data}:1: chat template must show every {what}")
-    assert "Set context.template: hermes" in str(refused.value)
 
 
 def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:
