@@ -142,7 +142,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "runs/small-001", "--by", "kind"], "--by must name a field that each task's payload has, got kind."),
     (["evaluate", "runs/small-001", "--url", "http://127.0.0.1:9/v1"], "RUN must be given alone, or --config and p"),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
-    (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "verify", "empty", "--log-probs"], ""),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),

@@ -64,11 +64,9 @@ from agentloop import Environment, Task
 from context import Message
 
 class Judged(Environment):
-    def __init__(self, role: str = "assistant", author: str = "human_edit"):
-        self.message = Message(role, "Yes.", author=author)
-
     def make_task(self, rng):
-        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), self.message))
+        edited = Message("assistant", "Yes.", author="human_edit")
+        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), edited))
 
     def reward(self, task, messages):
         return 1.0
@@ -76,23 +74,14 @@ class Judged(Environment):
 REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, behavior=False))
 
 
-@pytest.mark.parametrize(
-    ("options", "registered", "refused"),
-    [
-        ({}, (), ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"),
-        ({"author": "human_edt"}, REGISTERED, "author must be one of .*, judge, human_edit, got 'human_edt'"),
-        ({"role": "user"}, REGISTERED, "role must be assistant for author 'human_edit', .*action: true., got 'user'"),
-    ],
-)
-def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
-    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str
-) -> None:
+def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "judged.py").write_text(ASKING)
     name = f"{tmp_path / 'judged.py'}:Judged"
     task = load_environment(name, {}, REGISTERED).make_task(random.Random(0))
     assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
+    refused = ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"
     with pytest.raises(UserError, match=refused):
-        load_environment(name, options, registered)
+        load_environment(name, {}, ())
 
 
 @pytest.mark.parametrize(

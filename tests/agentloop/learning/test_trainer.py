@@ -158,19 +158,6 @@ def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
         assert found == pytest.approx([1.0, 3.0, 5.0], rel=1e-5)
 
 
-def test_observed_rows_have_drift_and_no_loss() -> None:
-    learner = trainer(tiny_actor(), run_config(**CONFIG))
-    observed = learner.score_only([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
-    assert observed.optimizer_steps == 0
-    drifts = {f"drift_{name}" for name in ("mean", "p01", "p50", "p99")}
-    names = {"token_gap_max", "ess", "ess/age_unknown", "approx_kl"} | drifts
-    assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
-    stats = observed.rows["a"]
-    assert stats.clip_fraction is None
-    assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])
-    assert stats.ess_share == 1.0
-
-
 def test_update_clears_gradients_left_by_others() -> None:
     actor, other = tiny_actor(), tiny_actor()
     for parameter in actor.model.parameters():
