@@ -5,8 +5,14 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.training.train import TrainResult, train
 from tests.fakes.runs import SilentDisplay, small_config
+from tests.fakes.shell import Shell
 
 Finished = tuple[TrainResult, RunConfig, SilentDisplay]
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="session")

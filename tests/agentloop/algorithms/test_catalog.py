@@ -1,31 +1,13 @@
 """What algorithms declare, and what is made of it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from agentloop.algorithms.catalog import ALGORITHMS, OBJECTIVES, algorithms_where
 from agentloop.config.config_file import load_config
 from agentloop.training.train import train
 from docs.algorithm_tables import PAGE, with_tables
 from tests.fakes.runs import ROOT, SilentDisplay, rows, small_config
-
-
-def test_algorithms_are_those_of_their_modules() -> None:
-    grouped = ["dr_grpo", "grpo", "opo"]
-    others = ["ppo", "reinforce", "reinforce++", "reinforce++_baseline", "remax", "rloo"]
-    assert list(ALGORITHMS) == [*grouped, *others]
-    assert algorithms_where(lambda algorithm: algorithm.skips_equal_groups) == [*grouped, "rloo"]
-    without_ratio = [name for name, objective in OBJECTIVES.items() if not objective.has_ratio]
-    assert without_ratio == ["bc", "gpg", "luffy", "reinforce"]
-
-
-def test_configuration_and_declarations_are_read_without_torch() -> None:
-    code = "import sys, agentloop.config, agentloop.algorithms.catalog; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout == "False\n"
 
 
 def test_tables_of_the_page_are_what_algorithms_declare() -> None:

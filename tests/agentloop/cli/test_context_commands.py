@@ -64,6 +64,3 @@ def test_check_exits_1_where_a_template_can_do_nothing_with_tools(tmp_path: Path
     result = run("check", template)
     assert result.exit_code == 1
     assert "verdict: rewrites history; 1 of 12 cases unsupported" in result.stdout
-    template.write_text("{{ messages[0].role }}<|e|>")
-    result = run("check", template)
-    assert result.exit_code == 1 and "verdict: unsupported" in result.stdout

@@ -16,7 +16,6 @@ from tests.fakes.shell import Shell
         ((), "MODEL must be given, or --attach, but not both, got None and None."),
         (("m", "--attach", "http://127.0.0.1:9"), "MODEL must be given, or --attach, but not both, got m and http://"),
         (("m", "--run", "/nowhere", "--wait", "0"), "--run must be the folder of a run, got '/nowhere', which is not "),
-        (("m", "--vllm", "/nowhere/vllm"), "--vllm must be vLLM's own executable, got '/nowhere/vllm'"),
     ],
 )
 def test_what_it_needs_is_one_line(words: tuple[str, ...], expected: str, shell: Shell, tmp_path: Path) -> None:

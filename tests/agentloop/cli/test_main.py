@@ -104,8 +104,9 @@ HEAVY = {"torch", "transformers", "alembic", "pyarrow", "uvicorn", "datasets", "
         (["replay", "--help"], HEAVY),
         (["replay", "stats", "RUN"], HEAVY),
         (["replay", "verify", "RUN"], HEAVY),
+        (["report", "RUN"], {"torch", "transformers", "alembic"}),
     ],
-    ids=["agentloop", "replay", "stats", "verify"],
+    ids=["agentloop", "replay", "stats", "verify", "report"],
 )
 def test_commands_answer_at_once_because_they_import_little(words: list[str], heavy: set[str], tmp_path: Path) -> None:
     new_store(tmp_path / "replay.sqlite").close()
@@ -172,7 +173,6 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
     [
         (0, "12.5 % (5-26) before training; it was not measured since (evaluation.every)"),
         (4, "12.5 % (5-26) -> 75.0 % (60-86) after iteration 4 of 6"),
-        (6, "12.5 % (5-26) -> 75.0 % (60-86)"),
     ],
 )
 def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,23 +248,15 @@ def test_evaluate_repeats_the_evaluations_of_training_and_takes_other_tasks(
     single = {"success", "tasks", "samples", "engine_failures", "confidence"}
     several = {"pass_at_k", "pass_hat_k", "mean_reward", "mean_turns", "stop_reasons", "environments", "categories"}
     assert set(result) == {*single, *several, "by", "per_task"}
-    asked = ["evaluate", "--tasks", "3", "--samples", "6"]
-    _, output, _ = shell.type(asked, standing)
+    _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6"], standing)
     first, success, titles, *lines = output.splitlines()
     assert first.startswith("evaluated: runs/small-001: policy 3 (runs/small-001/checkpoints/000003/model), environ")
     assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", success)
     assert titles.split() == ["value", "from", "to", "95", "%", "interval"]
     assert [line.split()[0] for line in lines[:4]] == ["pass@1", "pass@2", "pass@4", "pass@6"]
-    found = json.loads(shell.type([*asked, "--json"], standing)[1])
-    rates = [found["pass_at_k"][k]["value"] for k in ("1", "2", "4", "6")]
-    assert rates == sorted(rates) and rates[0] == pytest.approx(found["success"])
-    assert sum(share["value"] for share in found["stop_reasons"].values()) == pytest.approx(1.0)
 
 
 @pytest.mark.slow
-def test_config_and_doctor_print_json(shell: Shell, config_file: Path, standing: Path) -> None:
-    code, output, _ = shell.type(["config", config_file, "--json"], standing)
-    assert code == 0
-    assert json.loads(output) == json.loads((standing / "runs/small-001/run.json").read_text())["config"]
-    found = json.loads(shell.type(["doctor", "--json"], standing)[1])
+def test_doctor_prints_json(shell: Shell, tmp_path: Path) -> None:
+    found = json.loads(shell.type(["doctor", "--json"], tmp_path)[1])
     assert {check["status"] for check in found} <= {"ok", "warn", "fail"}

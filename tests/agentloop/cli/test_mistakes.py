@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,10 +15,9 @@ from agentloop.cli.main import main
 from agentloop.config.config_file import to_plain
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import PARITY, SilentDisplay, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 from tests.fakes.shell import Shell
 
-PROGRAM = Path(sys.executable).with_name("agentloop")
 PONDERING = f"{ENVIRONMENTS / 'parity.py'}:Pondering"
 RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
 
@@ -94,11 +91,9 @@ NO_MODEL = "model.path must be a folder or hub id of a causal LM with a tokenize
 MISTAKES: list[tuple[list[str], str]] = [
     # configurations
     (["train", "nowhere.yaml"], "nowhere.yaml: the file must be there to read, got: no such file"),
-    (["config", "bare.yaml", "--set", "replay.fraction=1.5"], "override replay.fraction=1.5: replay.fraction must be "),
     (["config", "bare.yaml", "--set", "model.path=???"], "override model.path=???: model.path must be given, got ???."),
     (["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"], "override batch.group_size=0: batch."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
-    (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
     (
         training("metrics.sinks=[tensorbord]"),
         "override metrics.sinks=[tensorbord]: metrics.sinks must be tensorboard, ",
@@ -130,7 +125,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code
-    (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
     (["train", "bare.yaml", "--set", "environments={a: {share: 1, options: {x: 1}}}"], "environments.a.options must "),
     (
         training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
@@ -148,7 +142,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "runs/small-001", "--by", "kind"], "--by must name a field that each task's payload has, got kind."),
     (["evaluate", "runs/small-001", "--url", "http://127.0.0.1:9/v1"], "RUN must be given alone, or --config and p"),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
-    (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "verify", "empty", "--log-probs"], ""),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
@@ -170,15 +163,6 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
 def test_run_must_be_given_where_there_is_none(shell: Shell, tmp_path: Path) -> None:
     for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
-
-
-@pytest.mark.soak
-def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
-    """In a process of its own: transformers would print a report of the weights here."""
-    command = [PROGRAM, *training("model.path=wide")]
-    done = subprocess.run(command, cwd=standing, capture_output=True, text=True)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, line.startswith("agentloop: model.path must hold weights of the shapes")) == (2, True)
 
 
 def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,12 +18,6 @@ from tests.fakes.processes import AGENTLOOP
 from tests.fakes.shell import Shell
 from tests.replay.pages.serving import Served
 
-PROGRAM = (
-    "import sys; from agentloop.cli.main import main\n"
-    "try: main()\n"
-    "finally: print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"
-)
-
 
 def add_run(store: ReplayStore, id: str, name: str, success: float) -> None:
     authors = default_authors()
@@ -40,17 +33,6 @@ def running(tmp_path: Path) -> Iterator[Path]:
     with closing(ReplayStore.create(folder / "replay.sqlite")) as store:
         add_run(store, "run-a", "live-001", 0.25)
         yield folder
-
-
-@pytest.mark.slow
-def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, "report"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.stdout.splitlines(), done.stderr) == (["runs/live-001/report.html", "[]"], "")
-    html = (running / "report.html").read_text(encoding="utf-8")
-    assert "25.0 %" in html
-    assert "# Seed of everything that is random." in html  # each key of the configuration with its meaning
-    assert [file.name for file in running.glob("report*")] == ["report.html"]
 
 
 def test_report_of_several_runs_names_them_or_can_not_be_written(running: Path, tmp_path: Path, shell: Shell) -> None:

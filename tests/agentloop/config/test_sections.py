@@ -9,14 +9,14 @@ import pytest
 
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_config, to_plain
-from agentloop.config.sections.context import ContextSection, make_strategy
+from agentloop.config.sections.context import ContextSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import stop_strings
 from context import Author, ChatTemplate, Message
-from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+from context.strategies import STRATEGIES
 from replay.config import StoredConfig
 from replay.next_batch import as_yaml, changed
 from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
@@ -36,20 +36,6 @@ def test_shipped_configuration_takes_every_strategy_as_it_says(strategy: str) ->
     said = [line for line in file.read_text().splitlines() if f"strategy={strategy}" in line]
     assert said
     assert options == "{}" or any(options in line or options.strip("{}").replace(": ", "=") in line for line in said)
-
-
-def test_strategy_is_made_with_its_options() -> None:
-    assert make_strategy("sliding_window", {"budget": 300}) == SlidingWindow(300)
-    assert make_strategy("clip_tool_results", {"budget": 300, "order": "largest"}) == ClipToolResults(300, "largest")
-    assert make_strategy("memory", {"budget": 9, "train_answers": False}) == Memory(9, train_answers=False)
-
-
-def test_registered_authors_follow_the_built_in_ones() -> None:
-    made = ContextSection.model_validate({"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]})
-    table = made.author_table()
-    assert [author.name for author in table.authors[-2:]] == ["judge", "subagent:planner"]
-    assert table.code("judge") == len(ContextSection().author_table().authors)
-    assert (table.authors[-2].action, table.authors[-2].shown, table.authors[-1].shown) == (False, False, True)
 
 
 def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:
@@ -78,11 +64,9 @@ from agentloop import Environment, Task
 from context import Message
 
 class Judged(Environment):
-    def __init__(self, role: str = "assistant", author: str = "human_edit"):
-        self.message = Message(role, "Yes.", author=author)
-
     def make_task(self, rng):
-        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), self.message))
+        edited = Message("assistant", "Yes.", author="human_edit")
+        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), edited))
 
     def reward(self, task, messages):
         return 1.0
@@ -90,23 +74,14 @@ class Judged(Environment):
 REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, behavior=False))
 
 
-@pytest.mark.parametrize(
-    ("options", "registered", "refused"),
-    [
-        ({}, (), ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"),
-        ({"author": "human_edt"}, REGISTERED, "author must be one of .*, judge, human_edit, got 'human_edt'"),
-        ({"role": "user"}, REGISTERED, "role must be assistant for author 'human_edit', .*action: true., got 'user'"),
-    ],
-)
-def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
-    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str
-) -> None:
+def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "judged.py").write_text(ASKING)
     name = f"{tmp_path / 'judged.py'}:Judged"
     task = load_environment(name, {}, REGISTERED).make_task(random.Random(0))
     assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
+    refused = ":Judged.make_task must return messages .*open an episode, got one: author must .*, got 'judge'"
     with pytest.raises(UserError, match=refused):
-        load_environment(name, options, registered)
+        load_environment(name, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -231,11 +206,7 @@ def test_rule_and_limits_of_draws_are_those_of_the_configuration_also_as_it_is_s
     ],
 )
 def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, Any]) -> None:
-    text = (ROOT / "configs" / "quickstart.yaml").read_text()
-    own = load_config(ROOT / "configs" / "quickstart.yaml")
-    choice = changed(StoredConfig.model_validate(to_plain(own)), given)
-    before, rest = text.split("\nreplay:\n")
-    after = rest[rest.index("\noptimizer:") :]
+    choice = changed(StoredConfig.model_validate(to_plain(config({}))), given)
     path = tmp_path / "run.yaml"
-    path.write_text(f"{before}\n{as_yaml(choice.replay)}{after}", encoding="utf-8")
+    path.write_text(f"environment: {{task_pool: 50}}\n{as_yaml(choice.replay)}", encoding="utf-8")
     assert load_config(path).replay == choice.replay

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import StackSummary
@@ -142,15 +141,14 @@ def test_a_rank_takes_as_many_passes_as_the_others() -> None:
 
 @pytest.mark.slow
 def test_error_of_rank_0_alone_ends_all_at_once(tmp_path: Path) -> None:
-    began = time.monotonic()
     leader, other = start_ranks(2, ["-c", FAILS_ALONE])
+    # Not the ten minutes that the other would wait for its sum.
     (left, said), (left_there, others) = (process.communicate(timeout=60) for process in (leader, other))
     assert "ValueError: on rank 0 alone" in said
     assert "RankLost: every rank must stay alive" in others
     assert (leader.returncode, other.returncode) == (1, 1)
     # A thread of a group that still runs when Python goes down would end the process with SIGABRT, now and then.
     assert left == left_there == "groups left: False\n"
-    assert time.monotonic() - began < 60  # not the ten minutes that the other would wait for its sum
 
 
 FAILS_ALONE = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.engines import Completion, GenerationFailed, GenerationRequest, Generator
-from agentloop.environments import EnvironmentFactory, RunEnvironments, load_environment
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest
+from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
@@ -25,13 +25,13 @@ from agentloop.training.components import build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.train import begin_run
-from context import HermesParser, default_authors, loss_mask
+from context import default_authors, loss_mask
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import add_run
 from tests.fakes.runs import SilentDisplay, rows, small_config
-from tests.fakes.scripted import CHATML, FlakyGenerator, ScriptedGenerator, call
+from tests.fakes.scripted import CHATML, FlakyGenerator, ScriptedGenerator, call, scripted_actors
 
 CONFIG = RunConfig.model_validate(
     {"rollout": {"max_turns": 3, "max_tokens_per_turn": 50}, "context": {"max_tokens": 4000}}
@@ -41,29 +41,20 @@ LOST = GenerationFailed("HTTP 500")
 Script = list[str | Completion | GenerationFailed]
 
 
-def actors(generator: Generator, environment: str = "Graded") -> Actors:
-    kind: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
-    return Actors(
-        RunEnvironments.from_factory(kind),
-        generator,
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        VOCAB,
-        HermesParser,
-    )
+def graded(*scripts: Script) -> Actors:
+    return scripted_actors(load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {}), scripts)
 
 
 def collected(*groups: list[Script]) -> Collected:
     """A group for every list of scripts, each on a task of its own."""
-    playing = actors(ScriptedGenerator([script for group in groups for script in group]))
+    playing = graded(*(script for group in groups for script in group))
     rng = random.Random(0)
     tasks = [(playing.environments.all[0].make_task(rng), len(group)) for group in groups]
     return collect(playing, tasks, CONFIG)
 
 
 def episode(*script: str | Completion | GenerationFailed) -> Episode:
-    playing = actors(ScriptedGenerator([script]))
+    playing = graded([*script])
     (ended,) = run_episodes(playing, [playing.environments.all[0].make_task(random.Random(0))], CONFIG)
     return ended
 
@@ -120,7 +111,7 @@ def test_engine_that_loses_track_of_its_requests_fails_them_all() -> None:
         def generate(self, requests: list[GenerationRequest]) -> list[Completion | GenerationFailed]:  # type: ignore[override]
             return super().generate(requests)[:1]
 
-    playing = actors(Forgetful([["done"], ["done"]]))
+    playing = replace(graded(), generator=Forgetful([["done"], ["done"]]))
     tasks = [playing.environments.all[0].make_task(random.Random(0))] * 2
     problems = [ended.problem for ended in run_episodes(playing, tasks, CONFIG)]
     assert problems == ["1 replies to 2 requests"] * 2

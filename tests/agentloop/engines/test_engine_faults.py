@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,9 +141,7 @@ def test_server_that_is_unfit_for_the_run_is_refused(server: EngineServer) -> No
 def test_another_engine_takes_over_the_turns_of_one_that_has_gone(both: tuple[EngineServer, EngineServer]) -> None:
     with serving(both[0].models.folder, key=KEY) as gone:
         engine, alone = connected(both[0], gone), connected(gone, restart_timeout_s=0.5)
-    began = time.monotonic()
     assert str(asked(alone)).startswith("connection: ConnectError: ")
-    assert time.monotonic() - began >= 0.5
     tries = alone.faults["connection"]
     asked(alone)
     assert alone.faults["connection"] == tries + 3  # it is given up once for all turns
@@ -197,9 +194,6 @@ def test_settings_that_vllm_does_not_know_are_not_sent(server: EngineServer) -> 
 
 def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineServer) -> None:
     server.models.label = "default"
-    refused = connected(server)
-    assert "tokens of weights 'default', for which the engine has not been proved" in str(asked(refused))
-    assert refused.faults == {"unproved_version": 3}
     engine = connected(server, restart_timeout_s=60.0)
 
     async def prove() -> None:
@@ -208,12 +202,6 @@ def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineSe
         server.models.label = str(VERSION)
 
     assert_good(server, reply_while(engine, prove))
-
-
-def test_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
-    unpublished = RemoteEngine(connected(server).servers, key=KEY, stop_ids=frozenset(), vocab_size=9)
-    with pytest.raises(RuntimeError, match="must come before anything is sampled"):
-        _ = unpublished.policy_version
 
 
 def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,6 @@ WRONG = [
     ({("logprobs",): None}, "0 log-probs for 3 tokens"),
     ({LOG_PROB: None}, "a log-prob of None, which stands for none"),
     ({LOG_PROB: -9999.0}, "a log-prob of -9999.0, which stands for none"),
-    ({LOG_PROB: -math.inf}, "a log-prob of -inf, which stands for none"),
     ({LOG_PROB: math.nan}, "log-probs with nan among them"),
     ({LOG_PROB: 0.25}, "a log-prob of 0.25, which is above 0"),
     ({SCORED_ID: 8}, "log-probs of other tokens than those of the reply"),

@@ -105,13 +105,6 @@ def test_failure_of_the_gateway_itself_is_an_error_of_the_clients_provider(path:
     with scripted_gateway(ping_seconds=0.01) as gateway:
         gateway.session.says = RuntimeError("a mistake of ours")
         assert refusal(post(gateway, path, BODIES[path]), 500)[1].startswith("The gateway failed: its log says why.")
-        gateway.session.free.clear()
-        body = {**BODIES[path], "stream": True}
-        with httpx2.stream("POST", gateway.url + path, json=body, headers=gateway.headers) as streamed:
-            lines = streamed.iter_lines()
-            next(lines)
-            gateway.session.free.set()
-            assert "The gateway failed" in "\n".join(lines)
 
 
 REWARDS: list[tuple[dict[str, Any], dict[str, float], bool]] = [
@@ -122,8 +115,6 @@ REWARDS: list[tuple[dict[str, Any], dict[str, float], bool]] = [
 ]
 WRONG_REWARDS: list[tuple[dict[str, Any], str]] = [
     ({}, "rewards must be numbers by agent, or left out for a reward, got null."),
-    ({"end": False}, "rewards must be numbers by agent"),
-    ({"rewards": {}}, "rewards must be numbers by agent"),
     ({"rewards": [1]}, "rewards must be numbers by agent"),
     ({"reward": 1, "rewards": {"a": 1}}, "rewards must be numbers by agent"),
     ({"reward": True}, "reward must be a number, got true."),
@@ -238,23 +229,3 @@ def test_absent_extra_is_named_before_an_agent_asks(package: str) -> None:
         "agentloop.errors.UserError: environment.agent must not be used without its extra (ModuleNotFoundError: "
         f"No module named {package!r}). Install it: pip install 'agentloop-replay[gateway]'."
     )
-
-
-@pytest.mark.slow
-def test_providers_packages_are_imported_when_they_are_asked_for_and_all_of_them_are_light() -> None:
-    script = (
-        "import sys\nfrom pathlib import Path\n"
-        "from tests.agentloop.gateway.test_refused_requests import BODIES, post\n"
-        "from tests.fakes.agent_sessions import scripted_gateway\n"
-        "packages = {'openai', 'anthropic', 'torch', 'transformers'}\n"
-        "with scripted_gateway() as gateway:\n"
-        "    assert not packages & sys.modules.keys()\n"
-        "    seen = []\n"
-        "    for path in BODIES:\n"
-        "        assert post(gateway, path, BODIES[path]).status_code == 200\n"
-        "        seen.append(sorted(packages & sys.modules.keys()))\n"
-        "assert seen == [['openai'], ['openai'], ['anthropic', 'openai']], seen\n"
-        "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) < 220 * 1024

@@ -134,31 +134,6 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
     assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
 
 
-def test_row_statistics_are_those_of_the_trajectory() -> None:
-    actor = tiny_actor()
-    rows = ragged()
-    result = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1)
-    assert list(result.rows) == [f"t{i}" for i in range(9)]
-    for stream in ("fresh", "replay"):
-        shares = [result.rows[r.trajectory.id].ess_share for r in rows if r.stream == stream]
-        assert sum(share or 0.0 for share in shares) == pytest.approx(1.0)
-        largest = max(result.rows[r.trajectory.id].token_gap_max or 0.0 for r in rows if r.stream == stream)
-        assert result.metrics[f"actor/{stream}/token_gap_max"] == pytest.approx(largest)
-
-
-def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() -> None:
-    unknown = row("unknown", segment("uull", [math.nan, math.nan]), stream="replay")
-    config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
-    alone = trainer(tiny_actor(), config).update(ragged(), iteration=1)
-    result = trainer(tiny_actor(), config).update([*ragged(), unknown], iteration=1)
-    for name in ("drift_mean", "token_gap_max", "ess"):
-        key = f"actor/replay/{name}"
-        assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
-    stats = result.rows["unknown"]
-    assert (stats.drift_mean, stats.token_gap_max, stats.ess_share) == (None, None, None)
-    assert result.rows["t8"].ess_share == pytest.approx(alone.rows["t8"].ess_share)
-
-
 def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
     """Two steps, one replayed row: at ratio 1 its loss is -A, whatever the other step holds."""
     actor = tiny_actor()
@@ -181,19 +156,6 @@ def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
     for name in ("drift", "ratio"):
         found = [metrics[f"actor/replay/{name}_p{percent}"] for percent in ("01", "50", "99")]
         assert found == pytest.approx([1.0, 3.0, 5.0], rel=1e-5)
-
-
-def test_observed_rows_have_drift_and_no_loss() -> None:
-    learner = trainer(tiny_actor(), run_config(**CONFIG))
-    observed = learner.score_only([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
-    assert observed.optimizer_steps == 0
-    drifts = {f"drift_{name}" for name in ("mean", "p01", "p50", "p99")}
-    names = {"token_gap_max", "ess", "ess/age_unknown", "approx_kl"} | drifts
-    assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
-    stats = observed.rows["a"]
-    assert stats.clip_fraction is None
-    assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])
-    assert stats.ess_share == 1.0
 
 
 def test_update_clears_gradients_left_by_others() -> None:

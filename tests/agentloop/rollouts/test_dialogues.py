@@ -215,7 +215,6 @@ MISTAKES = [
     (f"{RESPONDS}Observation('x', reward=float('nan'))", "Observation.reward must be a finite number or None, got nan"),
     (f"{RESPONDS}Observation(None)", "Observation.content must be given while the episode goes on, got None. Show"),
     (f"{RESPONDS}task.payload['x']", "respond must answer any reply, got KeyError: 'x'"),
-    (f"{TOOLS_FOR}['act']", f"{NO_TOOLS} tools, or of schemas"),
     (f"{TOOLS_FOR}'act'", f"{NO_TOOLS} tools, or of schemas"),
     (f"{TOOLS_FOR}{{'act'}}", f"{NO_TOOLS} tools, or of schemas in OpenAI's form, got {{'act'}}"),
     (f"{TOOLS_FOR}[{ACT % '{1}'}]", "tools_for: act must have a JSON form, got TypeError"),

@@ -56,13 +56,6 @@ def test_tools_that_never_return_do_not_hold_up_the_end_of_the_process() -> None
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
-@pytest.mark.parametrize("concurrent", [False, True])
-def test_an_episode_that_takes_too_long_ends_by_name(concurrent: bool) -> None:
-    slow, quick = play([NEVER, ["done"]], concurrent=concurrent, episode_timeout_s=0.3, tool_timeout_s=60)
-    assert (slow.stop_reason, slow.environment_reward, slow.num_turns) == ("overtime", 0.0, 1)
-    assert (quick.stop_reason, quick.environment_reward) == ("answered", 1.0)
-
-
 def test_an_environment_with_one_thread_is_called_in_no_other() -> None:
     notes = [call("note", '{"n": 1}'), call("note", '{"n": 2}'), "done"]
     episodes = play([notes] * 4, environment="OneConnection")

@@ -1,6 +1,5 @@
 """Advantages as a run is configured: functions of one's own, batch normalisation, weights, and what is refused."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,27 +101,6 @@ def test_function_that_gives_no_advantages_is_refused_at_the_start(name: str) ->
     gives = {"too_short": r"one finite number per member \(3\), got \[0.0\]", "brief": "got AttributeError"}
     with pytest.raises(UserError, match=rf"advantage.function must .*{gives.get(name, 'one finite number per')}"):
         estimator(advantage={"function": f"{FUNCTIONS}:{name}"})
-
-
-SUCCESSES = {
-    # Of groups of 4 of 8 successes: 0.5 / (sqrt(2 / 7) + 1e-6) = 0.935; the odd one is of 5 of 8.
-    "of_like_groups": [*[0.935413] * 31, 0.724569],
-    "relabelled": [*[1.0] * 15, 0.99],
-    "equal": [0.935413] * 8,
-}
-
-
-@pytest.mark.parametrize("kind", ["scale", "whiten"])
-@pytest.mark.parametrize("which", list(SUCCESSES))
-def test_a_stream_of_successes_alone_outweighs_no_fresh_row_when_normalised(kind: str, which: str) -> None:
-    fresh = [0.935413, -0.935413] * 16
-    rows = [rewarded(f"f{number}", 0.0, advantage=value) for number, value in enumerate(fresh)]
-    rows += [
-        rewarded(f"r{number}", 1.0, advantage=value, stream="replay") for number, value in enumerate(SUCCESSES[which])
-    ]
-    found = np.array(used(estimator(advantage={"normalise_batch": kind}), rows, "stored"))
-    assert np.abs(found[:32]) == pytest.approx(np.full(32, math.sqrt(31 / 32)), rel=1e-6)
-    assert found[32:].min() > 0.7 and found[32:].max() < 1.1
 
 
 @pytest.mark.parametrize("kind", ["scale", "whiten"])

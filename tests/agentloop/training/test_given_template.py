@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.environments import load_environment
-from agentloop.errors import UserError
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from context import load_model_files
@@ -45,7 +44,7 @@ ITS_TOOLS: dict[str, Any] = {"environment": {"name": CALCULATOR}}
 """The environment whose tool is demonstrated."""
 
 
-def demonstrated(path: Path, *, tools: bool) -> Path:
+def demonstrated(path: Path) -> Path:
     called = {"id": "call00001", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}}
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [called]},
@@ -55,10 +54,8 @@ def demonstrated(path: Path, *, tools: bool) -> Path:
     for number in range(8):
         reply = {"role": "assistant", "content": str(number)}
         messages = [{"role": "user", "content": f"Question {number}"}, *turns, reply]
-        row: dict[str, Any] = {"messages": messages}
-        if tools:
-            row["tools"] = list(load_environment(CALCULATOR, {}).tools)
-        written.append(json.dumps(row) + "\n")
+        tools = list(load_environment(CALCULATOR, {}).tools)
+        written.append(json.dumps({"messages": messages, "tools": tools}) + "\n")
     path.write_text("".join(written))
     return path
 
@@ -66,21 +63,10 @@ def demonstrated(path: Path, *, tools: bool) -> Path:
 SHORT: dict[str, Any] = {"epochs": 1, "batch": 4}
 
 
-@pytest.mark.parametrize(
-    "tools, what", [(True, "tool, got one that leaves multiply out"), (False, "call, got one that leaves calls out")]
-)
-def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Path, tools: bool, what: str) -> None:
-    data = demonstrated(tmp_path / "a.jsonl", tools=tools)
-    with pytest.raises(UserError) as refused:
-        sft(small_config(tmp_path, bare, sft={"data": str(data)}, **ITS_TOOLS), display=SilentDisplay())
-    assert str(refused.value).startswith(f"{data}:1: chat template must show every {what}")
-    assert "Set context.template: hermes" in str(refused.value)
-
-
 def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:
     insisting = {"context": {"max_tokens": 400, "allow_hidden_tools": True}}
     assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
-    data = demonstrated(tmp_path / "a.jsonl", tools=True)
+    data = demonstrated(tmp_path / "a.jsonl")
     how = {**SHORT, "data": str(data)}
     assert sft(small_config(tmp_path, bare, sft=how, **insisting, **ITS_TOOLS), display=SilentDisplay()).updates == 2
 
@@ -103,7 +89,7 @@ def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_pat
 
 
 def test_sft_with_a_given_template_hands_it_on(bare: Path, tmp_path: Path) -> None:
-    section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl", tools=True))}
+    section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl"))}
     given = {"context": {"max_tokens": 400, "template": "hermes"}}
     result = sft(small_config(tmp_path, bare, sft=section, **given, **ITS_TOOLS), display=SilentDisplay())
     assert AutoTokenizer.from_pretrained(result.model).chat_template == template_source("hermes")

@@ -57,12 +57,10 @@ def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
     ("replay", "members", "fresh_group"),
     [
         ({"unit": "trajectory"}, [(2, 2)] * 4, 2),
-        ({"unit": "trajectory", "per_task": 1}, [(3, 1)] * 4, 3),  # a cap keeps members back
         ({"unit": "task", "task_members": 3, "fraction": 0.375}, [(1, 3), (1, 3), (4, 0), (4, 0)], None),  # 6 of 16
-        ({"unit": "task", "task_members": 4}, [(0, 4), (0, 4), (4, 0), (4, 0)], 4),  # two whole tasks had their turn
         ({"unit": "group"}, [(0, 4), (0, 4), (4, 0), (4, 0)], 4),
     ],
-    ids=["trajectory", "capped", "task", "whole tasks", "group"],
+    ids=["trajectory", "task", "group"],
 )
 def test_batches_have_the_members_that_the_unit_says(
     tmp_path: Path, qwen2: Path, replay: dict[str, Any], members: list[tuple[int, int]], fresh_group: int | None
@@ -81,8 +79,7 @@ def test_batches_have_the_members_that_the_unit_says(
     # A group in the database is what the policy of one iteration did: replayed members are not counted in it.
     sizes = rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1")
     assert fresh_group is None or sizes == [(fresh_group,)]
-    planned = 8 if "per_task" in replay else replayed
-    assert display.iterations[1]["replay/starved_rows"] == planned - replayed
+    assert display.iterations[1]["replay/starved_rows"] == 0
 
 
 def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:

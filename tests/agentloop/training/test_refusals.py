@@ -118,14 +118,6 @@ def test_template_without_tools_is_refused_as_context_check_says_it(loaded: Load
     assert str(refused.value) in check_template(bare).parts.values()
 
 
-@pytest.mark.parametrize("insisting", [False, True])
-def test_template_with_tools_and_without_calls_needs_a_named_parser(loaded: LoadedModel, insisting: bool) -> None:
-    silent = with_template(loaded, loaded.template.source.replace("tool_calls", "function_calls"))
-    with pytest.raises(UserError, match=r"^context\.parser must be named for a chat template that shows tools and"):
-        check(silent, allow_hidden_tools=insisting)
-    check(silent, parser="hermes")
-
-
 def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(loaded: LoadedModel) -> None:
     bare = with_template(loaded, SMOLLM2)
     described = calculator("You have multiply(a, b).\nAction: multiply\nAction Input: {...}\nWhat is 3 times 4?")

@@ -162,15 +162,9 @@ def test_model_is_the_newest_checkpoints_also_after_a_copy_without_links(run: Pa
     assert {path.name for path in (run / "start").iterdir()} >= {"tokenizer.json", "COMPLETE"}
 
 
-def two_iterations(folder: Path, model: Path, **sections: dict[str, object]) -> RunConfig:
-    return small_config(
-        folder,
-        model,
-        run={"iterations": 2, **sections.pop("run", {})},
-        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
-        evaluation={"every": 0, "tasks": 1},
-        **sections,
-    )
+def two_iterations(folder: Path, model: Path, **run: object) -> RunConfig:
+    brief = {"rollout": {"max_turns": 1}, "evaluation": {"every": 0, "tasks": 1}}
+    return small_config(folder, model, run={"iterations": 2, **run}, **brief)
 
 
 def test_auto_begins_a_run_then_continues_it_and_leaves_it_alone_once_it_has_ended(tmp_path: Path, qwen2: Path) -> None:
@@ -190,10 +184,10 @@ def test_a_run_is_begun_and_continued_in_the_folder_it_is_given(tmp_path: Path, 
     config, folder = two_iterations(tmp_path, qwen2), tmp_path / "small-007"
     (folder / "logs").mkdir(parents=True)  # where a launch has begun to write
     assert train(config, run=folder, display=StopAfter(1)).iterations == 1
-    train(two_iterations(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())  # small-008, the newest now
+    train(two_iterations(tmp_path, qwen2, iterations=1), display=SilentDisplay())  # small-008, the newest now
     assert train(config, run=folder, display=SilentDisplay()).folder == folder
     with pytest.raises(UserError, match=r"run.seed must be the run's own when resuming .*small-007"):
-        train(two_iterations(tmp_path, qwen2, run={"seed": 3}), run=folder, display=SilentDisplay())
+        train(two_iterations(tmp_path, qwen2, seed=3), run=folder, display=SilentDisplay())
 
 
 def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(tmp_path: Path, qwen2: Path) -> None:

@@ -1,6 +1,5 @@
 """Advantages of turns by what other trajectories earned from the same state."""
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -90,28 +89,6 @@ def test_equal_returns_are_exactly_no_signal() -> None:
     values = values_of({row.id: ("s", "t") for row in rows}, gamma=0.7)
     values.add(rows, iteration=1)
     assert values.turn_terms(rows) == [(0.0, 0.0)] * 7
-
-
-def test_baseline_is_independent_of_the_reply_where_the_row_itself_is_left_out() -> None:
-    """All trajectories of two replies, the second in sight of an observation that hides half of the first."""
-    logits = torch.tensor([[0.3, -0.2, 0.9, 0.1], [1.1, 0.4, -0.5, 0.0], [0.2, 0.7, 0.3, -1.0]], dtype=torch.float64)
-    logits = torch.cat([logits, logits[1:].flip(1)]).requires_grad_()  # the first reply's, then one row per first reply
-    log_p = torch.log_softmax(logits, dim=-1)
-    others = [rewarded(name, reward).trajectory for name, reward in (("x", 1.0), ("y", -3.0), ("z", 0.5))]
-    totals = {leaves_out: torch.zeros((), dtype=torch.float64) for leaves_out in (True, False)}
-    for first, second in itertools.product(range(4), repeat=2):
-        row = rewarded("row", float(3 * first - second)).trajectory
-        states = {"x": ("start", "0"), "y": ("start", "1"), "z": ("1",), "row": ("start", str(first % 2))}
-        values = values_of(states, gamma=0.8)
-        values.add([*others, row], iteration=1)
-        said = log_p[0, first], log_p[first + 1, second]
-        for leaves_out, total in totals.items():
-            pairs = zip(said, states["row"], strict=True)
-            score = sum(values.value(s, without="row" if leaves_out else "") * log_prob for log_prob, s in pairs)
-            totals[leaves_out] = total + torch.exp(sum(said)).detach() * score
-    unbiased, biased = (torch.autograd.grad(totals[kind], logits, retain_graph=True)[0].abs().max() for kind in totals)
-    assert float(unbiased) < 1e-14
-    assert float(biased) > 0.1
 
 
 def conversation(task: Task, *shown: str, said: str = "x", number: str = "1") -> list[Message]:

@@ -1,13 +1,11 @@
 import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replay import ReplayStore
 from tests.fakes.families import family
-from tests.fakes.records import a_run, iterate, new_store, policy, sql
+from tests.fakes.records import iterate, new_store, sql
 from tests.fakes.replay_command import ask
 
 
@@ -45,20 +43,6 @@ def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: P
     assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("wins",)]
     answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
     assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (0, 3, 0, ["run-1"])
-
-
-def test_import_of_rows_that_the_run_can_not_use_says_so(file: Path, tmp_path: Path) -> None:
-    learner = tmp_path / "learner"
-    learner.mkdir()
-    config = {"replay": {"sources": {"teacher": 1.0}}}
-    with closing(ReplayStore.create(learner / "replay.sqlite")) as store:
-        store.add_run(replace(a_run("run-2"), config=config))
-        store.add_policy(policy(0, run="run-2"))
-    (learner / "run.json").write_text(json.dumps({"id": "run-2", "config": config}))
-    assert ask("import", file, learner, "--name", "techer").output.splitlines()[-2:] == [
-        "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
-        "source 'techer' can give nothing: replay.sources leaves out the last of its 16 rows.",
-    ]
 
 
 def test_corrupt_rows_are_not_exported_and_bad_ones_not_imported(run: Path, other: Path, file: Path) -> None:

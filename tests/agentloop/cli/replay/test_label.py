@@ -35,7 +35,6 @@ def test_what_is_not_said_clearly_is_refused_in_one_line(location: Location) -> 
         (("--add", "x"), "must be given one of ID..., --where and --run"),
         (("x", "--where", "success", "--add", "x"), "got none or several"),
         (("x", "--add", "x", "--remove", "y"), "got both"),
-        (("--where", "success", "--add", "a  b", "--yes"), "label must be words of letters, digits"),
         (("nowhere", "--add", "x"), "which begins none"),
     ):
         answer = ask("label", location, *arguments)

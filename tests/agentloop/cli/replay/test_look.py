@@ -214,18 +214,6 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path)
     assert json.loads(ask("lineage", "3", str(checkpoints), "--json").output)["checkpoint"] is None
 
 
-def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:
-    store = iterated(location, count=3)
-    store.add_run(a_run("run-2"))
-    numbers = "planned_fresh, planned_replay, fresh, replay, fraction, optimizer_steps"
-    sql(store, f"insert into iterations select 'run-2', iteration, policy_version, {numbers} from iterations")
-    store.close()
-    refused = ask("lineage", "1", str(location)).stderr
-    assert "RUN must be one run of" in refused and "Give its folder, or its id with --run." in refused
-    told = json.loads(ask("lineage", "1", str(location), "--run", RUN, "--json").output)
-    assert told["run"] == RUN and told["trajectories"]
-
-
 # Which buffer
 
 

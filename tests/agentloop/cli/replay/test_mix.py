@@ -1,7 +1,6 @@
 """What `agentloop replay mix` prints, and what it refuses. That runs then do it is tested on the runs."""
 
 import json
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -43,18 +42,6 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     lines = [line.split() for line in text.splitlines()]
     assert ["eligible", "24", "0"] in lines
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
-
-
-def test_mix_names_a_source_that_the_run_has_not_attached(run: Path, tmp_path: Path) -> None:
-    sources = "  sources: {self: 0.5, earlier: 0.5}\n  attach: {earlier: runs/earlier}\n"
-    (tmp_path / "run.yaml").write_text(f"{CONFIG}{sources}", encoding="utf-8")
-    before = run.read_bytes()
-    asked = ("mix", run, "--config", tmp_path / "run.yaml", "--set", "replay.sampler=uniform", "--json")
-    answer = json.loads(ask(*asked).output)
-    drawn = Counter(row["source"] for row in answer["batch"]["rows"])
-    assert (drawn, run.read_bytes()) == ({"self": 3}, before)
-    reason = "source 'earlier' can give nothing: no row has it yet: import or attach some."
-    assert answer["empty_sources"] == [reason]
 
 
 def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) -> None:
