@@ -61,6 +61,10 @@ class Buffer:
         self._buffer = opening.__enter__()
         self._run = self._buffer.run
 
+    def __repr__(self) -> str:
+        asked = "trajectories, tokens, messages, draws, groups, iterations, tasks, metrics, ask, sql"
+        return f"buffer of {self._buffer.store.url}: {asked}"
+
     def close(self) -> None:
         self._opening.__exit__(None, None, None)
 
