@@ -62,8 +62,7 @@ class Buffer:
         self._run = self._buffer.run
 
     def __repr__(self) -> str:
-        asked = "trajectories, tokens, messages, draws, groups, iterations, tasks, metrics, ask, sql"
-        return f"buffer of {self._buffer.store.url}: {asked}"
+        return f"buffer of {self._buffer.store.url}: trajectories, messages, draws, groups, iterations, tasks, metrics"
 
     def close(self) -> None:
         self._opening.__exit__(None, None, None)
