@@ -126,13 +126,8 @@ async def play():
 async def cell():
     run_coroutine(play())
 
-def as_script():
-    run_coroutine(play())
-
-def as_notebook():
-    asyncio.new_event_loop().run_until_complete(cell())
-
-for way in (as_script, as_notebook):
+in_notebook = lambda: asyncio.new_event_loop().run_until_complete(cell())
+for way in (lambda: run_coroutine(play()), in_notebook):
     try:
         with graceful_stop(lambda text: None) as stop, stop.working():
             way()
