@@ -57,9 +57,11 @@ __all__ = [
 ]
 
 for _name in ("context", "replay"):
-    _origin = getattr(find_spec(_name), "origin", None)
-    if _origin is None or Path(_origin).parents[1] != Path(__file__).parents[1]:
-        raise ImportError(f"{_name} must be the package that comes with agentloop, got {_origin}. Rename that file.")
+    _spec = find_spec(_name)
+    _folders = getattr(_spec, "submodule_search_locations", None) or [None]
+    _place = getattr(_spec, "origin", None) or next(iter(_folders))  # a folder without __init__.py has no origin
+    if _place is None or Path(_place).parents[1] != Path(__file__).parents[1]:
+        raise ImportError(f"{_name} must be the package that comes with agentloop, got {_place}. Rename yours.")
 
 
 def __getattr__(name: str) -> Any:
@@ -67,3 +69,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'agentloop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

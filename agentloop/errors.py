@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -25,6 +26,11 @@ class UserError(Exception):
 
 class RunStop(SystemExit):
     """A signal ended this process. No code failed, so nobody may catch it."""
+
+
+def raise_run_stop(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C in a command. RunStop differs from the KeyboardInterrupt that a user's code may raise."""
+    raise RunStop(128 + number)
 
 
 class NotJudged(Exception):
@@ -116,10 +122,10 @@ def short_traceback(function: _Function) -> _Function:
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             from replay.errors import ReplayError  # here: commands that fail early do not need the package
 
-            if not isinstance(error, (UserError, TrainingStopped, ReplayError)):
+            if not isinstance(error, (UserError, TrainingStopped, ReplayError, KeyboardInterrupt)):
                 raise
             raise error.with_traceback(None) from None
 

@@ -51,8 +51,11 @@ _SOME, _MOST = 0.1, 0.75
 """Shares of groups or of successes. A share below the first may be 0 by chance; above the second, tasks are solved."""
 
 
-def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """Why training goes wrong and what helps, in a few words; None if no metric clearly shows trouble."""
+def trouble(metrics: Metrics, config: Mapping[str, Any], *, at_end: bool = False) -> Regime | None:
+    """Why training goes wrong and what helps, in a few words; None if no metric clearly shows trouble.
+
+    `at_end` of a run, few iterations suffice to say that none of them changed the policy.
+    """
     held_out, tasks, fresh, success, flat, ess, *moved, steps, skipped = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
     groups = {iteration: rows / size for iteration, rows in fresh}
@@ -72,8 +75,9 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
         setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 10:g}"
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
         return Regime(TOO_FAST, f"{sign}. {remedy}")
-    if len(skipped) >= _NEWEST and not steps and all(count > 0 for _, count in skipped):
-        sign = f"no update has changed the policy in {len(skipped)} iterations: attempts at a task had equal rewards"
+    if len(skipped) >= (1 if at_end else _NEWEST) and not steps and all(count > 0 for _, count in skipped):
+        during = "1 iteration" if len(skipped) == 1 else f"{len(skipped)} iterations"
+        sign = f"no update has changed the policy in {during}: attempts at a task had equal rewards"
         remedy = "Check the rewards (agentloop env check), or take tasks that are solved sometimes"
         return Regime(NO_SIGNAL, f"{sign}. {remedy}: docs/reading-a-run.md.")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)

@@ -227,6 +227,8 @@ def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     first, second = found["empty_rewards"]
     if first != second:
         yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
+    elif first >= config.rollout.success_reward:
+        yield f"an empty reply is a success already, with reward {first:g}: look at the reward"
     if not {"make_task", "demonstrate"} <= {*found["methods"]} and config.model.path is None:
         missing = "demonstrate" if "demonstrate" not in found["methods"] else "make_task, which its tasks come from"
         yield f"there is no {missing}: the built-in model can't be warmed up for it, so set model.path"

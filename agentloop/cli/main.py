@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +24,7 @@ from agentloop.errors import (
     one_line,
     one_line_with_place,
     place_in_user_code,
+    raise_run_stop,
 )
 
 _LATE = {
@@ -104,7 +104,7 @@ def main() -> None:
     Exit code 2 means that the user can mend the error. 1 means that a run stopped, or that this program has a fault.
     Its traceback is then in a file, and the exception is the cause of the SystemExit.
     """
-    before = signal.signal(signal.SIGINT, _stop)
+    before = signal.signal(signal.SIGINT, raise_run_stop)
     try:
         app()
     except RunStop:
@@ -134,11 +134,6 @@ def main() -> None:
         raise SystemExit(2) from error
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """End by Ctrl-C. RunStop differs from the KeyboardInterrupt that a user's code may raise."""
-    raise RunStop(128 + number)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -181,7 +181,9 @@ def _unknown_key(path: KeyPath) -> str:
         advice = f"Here that is {meant}: {known[meant].meaning}"
     else:
         last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
-        similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, known)
+        sections = [path[0] for path in schema_entries() if len(path) == 1]
+        similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, sections, cutoff=0.75)
+        similar = similar or nearest(dotted, known)
         similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
         advice = f"Did you mean {similar}?" if similar else _list_keys(path[:-1])
     return f"{shown(dotted)} must be a known key, got an unknown one. {advice}"

@@ -81,9 +81,10 @@ class Achieved:
 
 
 def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
-    """Quote a task and the reply to it in an error, both cut short: `the task 'What is ...' and the reply '42'`."""
+    """Quote a task and the last reply to it in an error, cut short: `the task 'What is ...' and the reply '42'`."""
     asked = f"the task {_excerpt(task.messages()[-1])}"
-    return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
+    reply = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    return asked if reply is None else f"{asked} and the reply {_excerpt(reply)}"
 
 
 def observed_rewards(messages: Sequence[Message]) -> tuple[float, ...] | None:

@@ -12,6 +12,7 @@ from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.simulated_user import UserCosts
+from agentloop.environments.tools.call import POLICY_ERRORS
 from agentloop.errors import UserError, shortened
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors
@@ -21,8 +22,8 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import Collected, CollectedBy, MemberPlace, task_record, trajectory_of
 from replay.records import StopReason, Trajectory, group_of
 
-_MANY_FAILED_CALLS = 0.2
-"""A warning appears if more than this share of an iteration's tool calls failed."""
+_MANY_FAILED_CALLS, _FEW_FAILED_CALLS = 0.2, 2
+"""A warning appears if more than this share, and at least this number, of a tool's calls in an iteration failed."""
 AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[Trajectory]]
 """Sets the advantages of one iteration's whole groups from the rows' rewards and each task's greedy reward."""
 
@@ -142,21 +143,14 @@ class Collector:
 
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the metrics of tool calls, and log a warning, once per run, if many calls failed."""
+    """Compute the metrics of tool calls, and warn of tools that fail."""
     failed_closes = sum(episode.close_problem is not None for episode in episodes)
     metrics: dict[str, float] = {"rollout/failed_closes": failed_closes} if failed_closes else {}
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
     if not made:
         return metrics
-    if failed > _MANY_FAILED_CALLS * made:
-        example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
-        actors.warnings.warn(
-            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (logged once, above "
-            f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error. Mend the tool, or "
-            "say in its docstring what it takes.",
-            reason="failed tool calls",
-        )
+    _warn_of_failing_tools(actors, episodes)
     in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))
     run_seconds: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -172,6 +166,24 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
         "time/reply": in_replies / max(sum(episode.num_turns for episode in episodes), 1),
         **{f"time/tool/{name}": statistics.fmean(seconds) for name, seconds in run_seconds.items()},
     }
+
+
+def _warn_of_failing_tools(actors: Actors, episodes: Sequence[Episode]) -> None:
+    """Log a warning, once per run and tool, if many calls of the tool failed."""
+    calls: dict[str, list[bool]] = defaultdict(list)
+    for message in (message for episode in episodes for message in episode.messages if message.role == "tool"):
+        if message.error_kind not in POLICY_ERRORS:
+            calls[str(message.name)].append(message.error_kind is not None)
+    first = {name: problem for episode in reversed(episodes) for name, problem in episode.tool_problems.items()}
+    for name, problem in first.items():
+        failed, made = sum(calls[name]), len(calls[name])
+        if failed >= _FEW_FAILED_CALLS and failed > _MANY_FAILED_CALLS * made:
+            actors.warnings.warn(
+                f"tool {name} must seldom fail, got {failed} failed of its {made} calls in one iteration (logged once, "
+                f"above {_MANY_FAILED_CALLS:.0%}), the first with {problem}. The policy was shown each error. Mend the "
+                "tool, or say in its docstring what it takes.",
+                reason=f"tool {name} fails",
+            )
 
 
 def _user_costs(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -173,9 +173,14 @@ class RewardScorer:
         problem = str(answer) if failed else repr(answer)[:80]
         if self._section.on_error == "drop":
             return f"{problem} from {shown_name(row.function)}"
+        ended = (
+            ""
+            if episode.stop_reason == StopReason.ANSWERED
+            else f"; it ended without an answer ({episode.stop_reason})"
+        )
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from "
-            f"{shown_name(row.function)} for {quoted_task(episode.task, episode.messages)}. "
+            f"{shown_name(row.function)} for {quoted_task(episode.task, episode.messages)}{ended}. "
             "Mend it; or set reward.on_error: drop."
         ) from (answer if failed else None)
 

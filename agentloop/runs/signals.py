@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from agentloop.errors import RunStop, UserCodeFailed, UserError
+from agentloop.errors import RunStop, UserCodeFailed, UserError, raise_run_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RESUME = "--resume, in Python resume=True, continues"
@@ -49,13 +49,15 @@ class StopRequest:
 
 @contextmanager
 def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
-    """Let the first signal ask to stop, and the second end the process as a crash would: --resume mends both.
+    """Let the first signal ask to stop, and the second stop at once: --resume mends both.
 
-    Forked processes don't do this: SIGTERM ends them, and they ignore Ctrl-C. Outside of `StopRequest.working` the
-    first signal raises RunStop; a failure of the user's code after a signal does so, too. At the first signal
-    `working` or `idle` is shown. In another thread than the main thread signals are left alone.
+    A command's process then ends as by a crash. In Python RunStop is raised, which leaves the block as a
+    KeyboardInterrupt after Ctrl-C. Forked processes don't do this: SIGTERM ends them, and they ignore Ctrl-C. Outside
+    of `StopRequest.working` the first signal raises RunStop; a failure of the user's code after a signal does so, too.
+    At the first signal `working` or `idle` is shown. In another thread than the main thread signals are left alone.
     """
     request, process = StopRequest(), os.getpid()
+    in_command = signal.getsignal(signal.SIGINT) is raise_run_stop
     if threading.current_thread() is not threading.main_thread():
         show("signals are left alone outside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here")
         yield request
@@ -72,12 +74,17 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        if request.requested:
-            end_at_once(128 + number)
-        request.signal_number = number
-        words.put(working if request.has_work else idle)
-        if not request.has_work:
-            raise RunStop(128 + number)
+        is_second, request.signal_number = request.requested, number
+        if is_second and in_command:
+            end_at_once(request.exit_code)
+        if not is_second:
+            words.put(working if request.has_work else idle)
+        if is_second or not request.has_work:
+            raise RunStop(request.exit_code)
+
+    def stopped() -> BaseException:
+        is_interrupt = request.signal_number == signal.SIGINT and not in_command
+        return KeyboardInterrupt(f"stopped at once ({_RESUME})") if is_interrupt else RunStop(request.exit_code)
 
     # `receive` does not show its text itself, because it may have interrupted a print of `show`.
     shower = threading.Thread(target=show_all, name="signals", daemon=True)
@@ -85,12 +92,14 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     previous = {number: signal.signal(number, receive) for number in _SIGNALS}
     try:
         yield request
+    except RunStop:
+        raise stopped() from None
     except UserError as problem:
         if not (request.requested and isinstance(problem.__cause__, UserCodeFailed)):
             raise
         # Ctrl-C also reaches processes of the user's code, which then fails.
         words.put(f"stopped at once: {problem}")
-        raise RunStop(request.exit_code) from problem
+        raise stopped() from problem
     finally:
         for number, old in previous.items():
             signal.signal(number, old)

@@ -231,6 +231,8 @@ def _function_name(function: Any, what: str) -> str:
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for number, row in enumerate(rows, 1):
+        if isinstance(row, str):
+            raise UserError(f'tasks must be rows with columns, got a text in row {number}. Write {{"prompt": TEXT}}.')
         try:
             lines.append(json.dumps(dict(row), default=as_json, allow_nan=False) + "\n")
         except (TypeError, ValueError) as error:

@@ -105,10 +105,10 @@ class Loop:
         self.note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
-    def note_trouble(self, *, again: bool = False) -> None:
-        """Show the present sign of trouble, `again` also one that was shown before."""
-        found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
-        if found is not None and (again or found.limit not in self.troubles):
+    def note_trouble(self, *, at_end: bool = False) -> None:
+        """Show the present sign of trouble, `at_end` also one that was shown before."""
+        found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings, at_end=at_end)
+        if found is not None and (at_end or found.limit not in self.troubles):
             self.troubles.add(found.limit)
             self._display.note(found.text)
 

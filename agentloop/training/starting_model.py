@@ -52,7 +52,7 @@ def _load_demonstrating(config: RunConfig) -> RunEnvironments:
         without = environments.where
     raise UserError(
         f"model.path must name a model, got null: environment {without!r} has no make_task and demonstrate to warm the "
-        "built-in one up with. Name one, for example from agentloop sft, or write both."
+        "built-in one up with. Name one, for example from agentloop sft, or a class with make_task and demonstrate."
     )
 
 

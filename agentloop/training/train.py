@@ -106,7 +106,7 @@ def train(
                 if loop.finished:
                     loop.collection.end_run()
                 result = _result(folder, loop.state, report, stop)
-                loop.note_trouble(again=True)
+                loop.note_trouble(at_end=True)
                 _show_end(loop, result.why_ended)
     return replace(result, troubles=tuple(sorted(loop.troubles)))
 

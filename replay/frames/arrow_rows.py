@@ -29,6 +29,9 @@ class ArrowRows:
         self.schema = schema
         self._batches = batches
 
+    def __repr__(self) -> str:
+        return f"rows of {', '.join(self.schema.names)}: read them with to_pandas(), to_polars() or to_arrow()"
+
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
         return self._batches()
 

@@ -61,6 +61,9 @@ class Buffer:
         self._buffer = opening.__enter__()
         self._run = self._buffer.run
 
+    def __repr__(self) -> str:
+        return f"buffer of {self._buffer.store.url}: trajectories, messages, draws, groups, iterations, tasks, metrics"
+
     def close(self) -> None:
         self._opening.__exit__(None, None, None)
 

@@ -96,3 +96,12 @@ def test_nothing_is_said_of_a_run_that_goes_well_or_shows_too_little(metrics: Cu
     whole = range(1, 1 + max((at for points in metrics.values() for at, _ in points), default=0))
     for last in whole:
         assert trouble({name: [p for p in points if p[0] <= last] for name, points in metrics.items()}, CONFIG) is None
+
+
+@pytest.mark.parametrize(("iterations", "during"), [(1, "1 iteration"), (5, "5 iterations")])
+def test_a_run_in_which_nothing_changed_the_policy_says_so_at_its_end(iterations: int, during: str) -> None:
+    ones = [1.0] * iterations
+    metrics = curves(success=ones, flat=ones, skipped=[2.0] * iterations)
+    found = trouble(metrics, CONFIG, at_end=True)
+    assert found is not None and found.text.startswith(f"no update has changed the policy in {during}: attempts at")
+    assert trouble(metrics | curves(grad_norm=[0.3]), CONFIG, at_end=True) is None

@@ -57,7 +57,9 @@ def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> QueryResult:
     counts = replay.unit in SAME_TASK or replay.per_task is not None
     pools = [_pool_of(part, counts=counts) for part in config.parts]
     pool = TaskPool(task_pool="unlimited" if "unlimited" in pools else sum(map(int, pools)))
-    asked = StoredConfig(run=config.run, batch=config.batch, environment=pool, tasks=config.tasks, replay=replay)
+    asked = StoredConfig(
+        run=config.run, batch=config.batch, context=config.context, environment=pool, tasks=config.tasks, replay=replay
+    )
     return preview(buffer.store, run, asked, folder=own_folder(buffer.folder, run), sampler=own_sampler)
 
 

@@ -117,8 +117,12 @@ def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to its result. The calling thread may already run an event loop, as notebooks do."""
     results: list[_Result] = []
     interrupts: list[BaseException] = []
+    cancels: list[Callable[[], object]] = []
 
     async def stored() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        cancels.append(partial(loop.call_soon_threadsafe, task.cancel))
         try:
             # After Ctrl-C asyncio prints the value that a coroutine returned, which is slow for many episodes.
             results.append(await coroutine)
@@ -131,7 +135,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         asyncio.run(stored())
     else:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, stored()).result()
+            ended = pool.submit(asyncio.run, stored())
+            try:
+                ended.result()
+            except (KeyboardInterrupt, SystemExit):  # a signal interrupts this thread only
+                for cancel in cancels:
+                    cancel()
+                raise
     if interrupts:
         raise interrupts[0]
     return results[0]

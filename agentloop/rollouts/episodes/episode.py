@@ -59,8 +59,8 @@ class Episode:
     """Nats, one per sampled token for which the engine reports an entropy."""
     rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often the context was rewritten, by kind."""
-    tool_problem: str | None = None
-    """The failure in the last of its `num_failed_calls`, for the tool's author."""
+    tool_problems: Mapping[str, str] = field(default_factory=dict)
+    """The first failure of each tool by its name, for the tool's author."""
     num_replayed_calls: int = 0
     """Tool calls that were answered from memory."""
     num_tool_runs: int = 0
@@ -228,7 +228,7 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
         error_kinds=turns.error_kinds,
         entropies=tuple(turns.entropies),
         rewrites=dict(context.rewrites),
-        tool_problem=turns.tool_problem,
+        tool_problems=turns.tool_problems,
         num_replayed_calls=tools.replayed,
         num_tool_runs=tools.runs,
         run_seconds=tools.seconds,
@@ -251,7 +251,7 @@ class _Turns:
     entropies: list[float] = field(default_factory=list)
     num_tool_calls: int = 0
     error_kinds: tuple[str, ...] = ()
-    tool_problem: str | None = None
+    tool_problems: dict[str, str] = field(default_factory=dict)
     tool_seconds: float = 0.0
     reply_seconds: float = 0.0
 
@@ -322,7 +322,7 @@ class _Turns:
             result = await self.tools.call(call)
             kind = result.error_kind
             if kind is not None and kind not in POLICY_ERRORS:
-                self.tool_problem = f"{call.name}: {result.problem}"
+                self.tool_problems.setdefault(call.name, str(result.problem))
             # A name that the policy invented may hold any text, so it does not become a message's name.
             name = UNKNOWN_TOOL if kind == UNKNOWN_TOOL else call.name
             answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)

@@ -48,8 +48,9 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
     assert function["parameters"]["required"] == ["a", "b"]
     assert "rewards       0 for an empty reply" in lines
     assert lines[-1].startswith("note: there is no demonstrate: ")
-    _, output, _ = shell.type(["env", "check", CALCULATOR, "--set", "model.path=mine"], tmp_path)
-    assert "note: there is no demonstrate" not in output
+    sets = ["--set", "model.path=mine", "--set", "rollout.success_reward=0"]
+    lines = shell.type(["env", "check", CALCULATOR, *sets], tmp_path)[1].splitlines()
+    assert lines[-1] == "note: an empty reply is a success already, with reward 0: look at the reward"
 
 
 def test_check_plays_a_whole_dialogue_where_a_demonstrator_can(shell: Shell, tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
             "It is: Share of the batch's trajectories drawn from the buffer. Default: 0.0.",
         ),
         ("replay:\n  fracton: 0.2\n", "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did "),
+        ("modle: x\n", "run.yaml:1: modle must be a known key, got an unknown one. Did you mean model?"),
         ("\nlearning_rate: 3\n", "run.yaml:2: learning_rate must be a known key, got an unknown one. Did you mean "),
         (
             "sft: {lr: 1}",

@@ -125,7 +125,7 @@ def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: py
     assert "no tools here" in told
 
 
-def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_tool_calls_are_counted_and_a_tool_of_many_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     # Of five calls two fail in the tool: 0.4; a name the policy made up, an argument and a broken call are its own.
     fails, made_up = call("fail", '{"kind": "value"}'), call("gve")
     scripts = [[fails, call("count"), "done"], [made_up, fails, "done"], [call("add", '{"a": 1,}'), "done"]]
@@ -138,11 +138,16 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     played(replace(actors, generator=ScriptedGenerator(scripts)), size=3, iteration=2)
     quiet = played(graded(["done"])).metrics()
     assert not {"rollout/failed_calls", "rollout/failed_closes"} & quiet.keys()
-    (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
-    at = (
-        r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error\. Mend the tool, or say"
-    )
-    assert re.search(rf"got 2 failed of 5 calls in one iteration \(logged once, above 20%\), the last with {at}", told)
+    (told,) = [message for message in caplog.messages if " must seldom fail, " in message]
+    at = r"ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error\. Mend the tool, or say"
+    got = r"tool fail must seldom fail, got 2 failed of its 2 calls in one iteration \(logged once, above 20%\)"
+    assert re.match(f"{got}, the first with {at}", told)
+
+
+def test_a_tool_that_always_fails_is_told_however_often_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
+    scripts = [[call("count"), call("count"), "done"]] * 9 + [[call("fail", '{"kind": "value"}'), "done"]] * 2
+    assert played(graded(*scripts), size=11).metrics()["rollout/failed_calls"] == 0.1
+    assert any(message.startswith("tool fail must seldom fail, got 2 failed of its 2") for message in caplog.messages)
 
 
 # What runs episodes is light: there may be many such processes

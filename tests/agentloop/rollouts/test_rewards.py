@@ -100,6 +100,14 @@ def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: 
     assert math.isnan(lost) and others in ([], [2.0])
 
 
+def test_error_of_a_function_shows_the_last_reply_and_how_an_episode_without_an_answer_ended() -> None:
+    cut = episode("look", stop_reason="max_turns")
+    cut = replace(cut, messages=(*cut.messages, Message("tool", "bad", author="env", name="find")))
+    told = "the task 'say something' and the reply 'look'; it ended without an answer (max_turns). Mend it;"
+    with pytest.raises(UserError, match=re.escape(told)):
+        scorer(functions=named("picky")).score([cut])
+
+
 def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     factory = load_environment("lookup_chain", {})
     scripts = [["bad"], [call("lookup", '{"key": "a"}'), "ok"], ["away"]]

@@ -45,10 +45,12 @@ def test_processes_that_are_terminated_do_not_stop_the_run_that_forked_them() ->
 
 
 _KEEPS = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
+from agentloop.errors import raise_run_stop
 from agentloop.runs.signals import graceful_stop
 
+signal.signal(signal.SIGINT, raise_run_stop)  # as commands do
 with graceful_stop(lambda text: None) as stop, stop.working():
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
     print(pool.submit(os.getpid).result(), flush=True)
@@ -91,8 +93,9 @@ def test_program_that_a_forked_process_begins_can_be_interrupted() -> None:
 def test_code_that_fails_after_a_stop_was_asked_for_ends_the_run_as_stopped() -> None:
     """Ctrl-C may have ended processes that the code needs."""
     script = (
-        "import os, signal\nfrom agentloop.runs.signals import graceful_stop\n"
-        "from agentloop.user_code import failing_as\n"
+        "import os, signal\nfrom agentloop.errors import raise_run_stop\n"
+        "from agentloop.runs.signals import graceful_stop\nfrom agentloop.user_code import failing_as\n"
+        "signal.signal(signal.SIGINT, raise_run_stop)\n"
         "with graceful_stop(print) as stop, stop.working():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    with failing_as('mine.reward must return a number, got', '. Mend it.'):\n"
@@ -103,3 +106,37 @@ def test_code_that_fails_after_a_stop_was_asked_for_ends_the_run_as_stopped() ->
     assert done.stdout.endswith(
         "stopped at once: mine.reward must return a number, got BrokenPipeError: gone. Mend it.\n"
     )
+
+
+_IN_PYTHON = """
+import asyncio, os, signal
+from agentloop.environments.tools.worker_threads import run_coroutine
+from agentloop.runs.signals import graceful_stop
+
+async def play():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop.requested:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+    finally:
+        print("closed")
+
+async def cell():
+    run_coroutine(play())
+
+in_notebook = lambda: asyncio.new_event_loop().run_until_complete(cell())
+for way in (lambda: run_coroutine(play()), in_notebook):
+    try:
+        with graceful_stop(lambda text: None) as stop, stop.working():
+            way()
+    except KeyboardInterrupt as stopped:
+        print(stopped)
+"""
+
+
+def test_second_ctrl_c_in_python_is_a_keyboard_interrupt_after_which_it_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", _IN_PYTHON], capture_output=True, text=True)
+    text = "closed\nstopped at once (--resume, in Python resume=True, continues)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, 2 * text, "")

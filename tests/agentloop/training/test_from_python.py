@@ -83,6 +83,7 @@ def test_run_trains_on_its_rows_with_replay_and_its_first_function_says_what_a_s
 def test_run_has_its_buffer_its_evaluations_and_its_model(run: TrainResult) -> None:
     with run.buffer as buffer:
         assert buffer.ask(summary)["trajectories"] == len(buffer.trajectories().to_pandas()) == 20
+        assert str(run.folder) in repr(buffer) and repr(buffer.iterations()).startswith("rows of run, iteration, ")
     assert replay.open(run).metrics().to_arrow() == run.buffer.metrics().to_arrow()
     measured = run.evaluations()
     assert run.metrics["eval/success"].dropna().to_dict() == measured and list(run.metrics.index) == [0, 1, 2, 3]
@@ -213,6 +214,7 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
         ({"reward": ()}, "reward.functions must be given when environment.name is rows"),
         ({"tasks": None}, "tasks.data must be given when environment.name is rows"),
+        ({"tasks": ["x"]}, "tasks must be rows with columns, got a text in row 1"),
         ({"tasks": [{"prompt": "x", "object": object()}]}, "tasks must be rows of texts.*TypeError: object in row 1"),
         ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
         ({"collection": {"by": "workers"}}, "collection.by must be loop for functions.*workers and vowels"),

@@ -58,3 +58,9 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"
+
+
+@pytest.mark.parametrize(("most", "left"), [(5, 0), (6, 24)])
+def test_mix_leaves_out_rows_longer_than_the_settings_allow(run: Path, most: int, left: int) -> None:
+    answer = json.loads(ask("mix", run, "--set", f"context.max_tokens={most}", "--json").output)
+    assert {"rule": "context.max_tokens", "left": left, "out": 24 - left} in answer["rules"]
