@@ -25,7 +25,8 @@ class RowCheck:
 
     config: RunConfig
     environments: RunEnvironments
-    files: ModelFiles
+    files: ModelFiles | None
+    """The tokenizer and its template; None leaves the prompts unmeasured."""
     scorer: RewardScorer
     note: Callable[[str], None]
     progress: Callable[[int, int], None] = lambda *_: None
@@ -76,13 +77,15 @@ class RowCheck:
 
     def _measured(self, factory: EnvironmentFactory) -> Callable[[Task], int]:
         """Make a function that counts the tokens of a task's first prompt. It raises UserError or RenderError."""
+        if self.files is None:
+            return self._check_columns
         section, template = self.config.context, self.files.template
         renderer = self.files.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
         parser = make_parser(section.parser, template, tools=self.environments.tools)
         parsers, strategy = parsers_by_tools(section, template), make_strategy(section.strategy, section.options)
 
         def measure(task: Task) -> int:
-            self.scorer.check(task)
+            self._check_columns(task)
             if factory.agent is not None:
                 return 0  # the agent writes its prompts itself
             own = parser if task.tools is None else parsers(task.tools)
@@ -92,3 +95,7 @@ class RowCheck:
             return len(context.prompt_ids)
 
         return measure
+
+    def _check_columns(self, task: Task) -> int:
+        self.scorer.check(task)
+        return 0
