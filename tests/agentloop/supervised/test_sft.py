@@ -145,7 +145,7 @@ class _StopAt(SilentDisplay):
         super().__init__()
         self._update = update
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: str, done: int, total: int, tokens: object = None) -> None:
         if name == "sft" and done == self._update:
             os.kill(os.getpid(), signal.SIGTERM)
 
