@@ -138,7 +138,7 @@ def demonstrate(
 def _config_of(environment: str, overrides: Sequence[str] | None) -> RunConfig:
     """The configuration that CONFIG or FILE:CLASS names. Raises UserError if it has several environments."""
     if is_config_file(environment):
-        config = load_config(Path(environment), overrides or [])
+        config = load_config(environment, overrides or [])
     else:
         config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
     if len(config.parts) > 1:
