@@ -229,6 +229,8 @@ def sft(
         before = [] if config.is_dir() else [program(), "train", str(config)]
         trained = shlex.join([*before, "--set", f"model.path={result.model}"])
         print(f"go on with: {resumed if result.exit_code else trained}")
+        if result.exit_code:
+            print(f"or with the weights so far: {trained}")
     raise typer.Exit(result.exit_code)
 
 

@@ -212,6 +212,17 @@ def test_inspector_lists_a_run_of_sft_and_shows_its_losses_and_what_it_was_train
         newest_run_folder(result.folder.parent)
 
 
+def test_interrupted_sft_names_its_weights_so_far_and_its_folder_is_no_model(
+    tmp_path: Path, qwen2: Path, data: Path
+) -> None:
+    stopped = sft(configured(tmp_path, qwen2, data), display=_StopAt(1))
+    assert stopped.model == stopped.folder / "checkpoints/000001/model"
+    with pytest.raises(UserError) as caught:
+        ModelSection(path=str(stopped.folder))
+    rule = f"model.path must be a model, got '{stopped.folder}', a run's folder. Name {stopped.model}."
+    assert str(caught.value) == rule
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [3, 9])
 def test_stopped_sft_resumes_bit_for_bit(
