@@ -173,6 +173,7 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
             "sft: {lr: 1}",
             "run.yaml:1: sft.lr must be a known key, got an unknown one. Here that is sft.learning_rate: P",
         ),
+        ("bf16: true", "run.yaml:1: bf16 must be a known key, got an unknown one. Here that is compute.autocast: "),
         (
             "num_generations: 8",
             "run.yaml:1: num_generations must be a known key, got an unknown one. Here that is batch.g",
