@@ -187,10 +187,10 @@ def _fitting_tasks(
         return source, remarks
     from agentloop.models.loading import load_files
 
-    path, files = config.model.path, None
-    if environments.all[0].agent is None:  # an agent writes its prompts itself
-        files = None if path is None else load_files(config, path)
-        remarks += [] if files else ["prompts were not measured against context.max_tokens: set model.path"]
+    path, writes_prompts = config.model.path, environments.all[0].agent is not None
+    files = None if path is None or writes_prompts else load_files(config, path)
+    if files is None and not writes_prompts:
+        remarks.append("prompts were not measured against context.max_tokens: set model.path")
     return RowCheck(config, environments, files, scorer, note=remarks.append).fitting(source), remarks
 
 
