@@ -23,6 +23,7 @@ _ADVICE = {
     "policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
+    _ALIKE: "Other tasks, a higher rollout.temperature or less sft make attempts at a task differ",
     "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
 }
 
@@ -136,6 +137,8 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     limit = "optimizer steps"
     if success * fresh < _FEW_SUCCESSES:
         limit = "successes"
+    elif flat is not None and flat > _MOST:
+        limit = _ALIKE
     elif waiting is not None and waiting > _MUCH:
         could_be_remembered = from_memory is None and repeated is not None and repeated > _MUCH
         limit = "repeated tool calls" if could_be_remembered else "tools"

@@ -118,6 +118,12 @@ def best_policy(run: Path) -> Path:
     return found.parent
 
 
+def newest_model(run: Path) -> Path | None:
+    """The newest whole weights of a run of `train` or `sft`, a Hugging Face folder; None if it has none yet."""
+    newest = max(run.glob("checkpoints/*/COMPLETE"), default=None)
+    return run / MODEL if (run / MODEL).exists() else newest and newest.parent / MODEL
+
+
 def start_folder(run: Path) -> Path:
     return run / START
 

@@ -16,10 +16,10 @@ from agentloop.models.backbone_passes import compared, times_as_long
 from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
-_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "pandas": "pandas", "inspect": "uvicorn"} | {
-    name: name for name in ("datasets", "peft", "ray", "mcp", "tensorboard", "wandb", "trackio")
+_EXTRAS = {"postgres": ["psycopg"], "parquet": ["pyarrow"], "pandas": ["pandas", "pyarrow"], "inspect": ["uvicorn"]} | {
+    name: [name] for name in ("datasets", "peft", "ray", "mcp", "tensorboard", "wandb", "trackio")
 }
-"""A package of each extra of agentloop-replay, by which the extra is found."""
+"""Packages of each extra of agentloop-replay, by which the extra is found."""
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
 _ENGINE_S = 30.0
@@ -56,7 +56,7 @@ def check_engine(url: str, key: str | None) -> Check:
 
 
 def _check_extras() -> Check:
-    there = [extra for extra, package in _EXTRAS.items() if importlib.util.find_spec(package)]
+    there = [extra for extra, packages in _EXTRAS.items() if all(map(importlib.util.find_spec, packages))]
     absent = [extra for extra in _EXTRAS if extra not in there]
     advice = f"For {', '.join(absent)}: pip install 'agentloop-replay[NAME]'" if absent else ""
     return Check("optional packages", "ok", ", ".join(there) or "none", advice)

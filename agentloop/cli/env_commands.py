@@ -15,12 +15,13 @@ from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.cli.replay.common import Force
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
-from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
+from agentloop.environments import Environment, EnvironmentFactory, RunEnvironments, Task, TaskSource, open_tasks
 from agentloop.environments.check import respond_now, reward_now
 from agentloop.environments.row_environment import agent_function
 from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
 from context.messages import Message, canonical_json, conversation_text, plain_message
@@ -137,7 +138,7 @@ def demonstrate(
 def _config_of(environment: str, overrides: Sequence[str] | None) -> RunConfig:
     """The configuration that CONFIG or FILE:CLASS names. Raises UserError if it has several environments."""
     if is_config_file(environment):
-        config = load_config(Path(environment), overrides or [])
+        config = load_config(environment, overrides or [])
     else:
         config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
     if len(config.parts) > 1:
@@ -148,7 +149,9 @@ def _config_of(environment: str, overrides: Sequence[str] | None) -> RunConfig:
 def _check_environment(config: RunConfig) -> dict[str, Any]:
     """Facts about the environment, as JSON values. Raises UserError for faults that would stop a run."""
     environments, source = open_tasks(config)
-    factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
+    factory, scorer = environments.all[0], open_scorer(config, environments)
+    source, remarks = _fitting_tasks(config, environments, scorer, source)
+    example = source.train(0)
     drawn = [source.train(index) for index in range(_DRAWN)]
     tasks = {*map(factory.task_hash, drawn)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
@@ -172,7 +175,23 @@ def _check_environment(config: RunConfig) -> dict[str, Any]:
         "empty_rewards": [_reward_empty_reply(factory, scorer, example) for _ in range(2)],
         **shown,
     }
-    return {**found, "remarks": [*_remarks(found, config)]}
+    return {**found, "remarks": [*remarks, *_remarks(found, config)]}
+
+
+def _fitting_tasks(
+    config: RunConfig, environments: RunEnvironments, scorer: RewardScorer, source: TaskSource
+) -> tuple[TaskSource, list[str]]:
+    """Try every row as a run does at its start, and say what was left out. Raises UserError as the run would."""
+    remarks: list[str] = []
+    if source.summary is None:
+        return source, remarks
+    from agentloop.models.loading import load_files
+
+    path, writes_prompts = config.model.path, environments.all[0].agent is not None
+    files = None if path is None or writes_prompts else load_files(config, path)
+    if files is None and not writes_prompts:
+        remarks.append("prompts were not measured against context.max_tokens: set model.path")
+    return RowCheck(config, environments, files, scorer, note=remarks.append).fitting(source), remarks
 
 
 def _reward_empty_reply(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:

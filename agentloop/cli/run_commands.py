@@ -119,15 +119,7 @@ def next_run(
 
 
 def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None) -> None:
-    from agentloop.runs.display import with_interval
-
-    tasks = result.held_out_tasks
-    before, after = with_interval(result.success_before, tasks), with_interval(result.success_after, tasks)
-    if not result.evaluated_after:
-        print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
-    else:
-        of_all = f" after iteration {result.evaluated_after} of {result.iterations}"
-        print(f"held-out success: {before} -> {after}{of_all * (result.evaluated_after < result.iterations)}")
+    print(f"held-out success: {result.held_out_success}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
@@ -237,6 +229,8 @@ def sft(
         before = [] if config.is_dir() else [program(), "train", str(config)]
         trained = shlex.join([*before, "--set", f"model.path={result.model}"])
         print(f"go on with: {resumed if result.exit_code else trained}")
+        if result.exit_code:
+            print(f"or with the weights so far: {trained}")
     raise typer.Exit(result.exit_code)
 
 

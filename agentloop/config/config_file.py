@@ -28,9 +28,9 @@ Place = Callable[[KeyPath], str]
 """Gives the place where a key was written, as the start of an error: `FILE:LINE` or the override."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
     """Load the configuration in `path`, with `dotted.key=value` overrides over it; the last one wins."""
-    given, places = read_keys(path)
+    given, places = read_keys(Path(path))
     return _load_over_defaults(given, places, overrides, source=str(path))
 
 

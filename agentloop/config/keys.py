@@ -14,6 +14,7 @@ _NAMES_ELSEWHERE = {
     "lora.rank": "peft_config lora_rank lora_r",
     "tasks.data": "dataset train_dataset train_files",
     "context.max_tokens": "max_length max_seq_length max_model_len max_prompt_length",
+    "compute.autocast": "bf16 fp16 mixed_precision",
     "rollout.engine": "use_vllm",
     "rollout.max_tokens_per_turn": "max_completion_length max_new_tokens max_response_length response_length",
     "engine.serve": "vllm_mode",

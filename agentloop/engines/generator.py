@@ -2,10 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from agentloop.records import Completion, GenerationFailed
+
+
+@dataclass
+class SampledTokens:
+    """Counts tokens for the progress that people see."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,8 @@ class GenerationRequest:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     """Texts that end the reply, besides the policy's own. The token that completes one is the reply's last."""
+    sampled: SampledTokens = field(default_factory=SampledTokens, compare=False)
+    """An engine that samples in this process counts each token here at once."""
 
 
 class SamplingEngine(Protocol):

@@ -187,11 +187,6 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # libraries raise whatever comes of what a file says
-        if (Path(path) / "run.json").exists():
-            raise UserError(
-                f"model.path must be a model, got {str(path)!r}, a run's folder. Name {str(Path(path) / 'model')!r}, "
-                "which is there once a training is done."
-            ) from error
         problem = one_line(error)
         if not Path(path).exists():
             is_id = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", str(path))

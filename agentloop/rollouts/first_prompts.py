@@ -25,7 +25,8 @@ class RowCheck:
 
     config: RunConfig
     environments: RunEnvironments
-    files: ModelFiles
+    files: ModelFiles | None
+    """The tokenizer and its template; None leaves the prompts unmeasured."""
     scorer: RewardScorer
     note: Callable[[str], None]
     progress: Callable[[int, int], None] = lambda *_: None
@@ -46,11 +47,13 @@ class RowCheck:
     ) -> EnvironmentTasks:
         total, skips = sum(len(rows.of(side)) for side in self.sides), section.too_long == "skip"
         places, lengths = dict[Side, list[int]]((side, []) for side in self.sides), []
-        measure = self._measured(factory)
+        files = self.files if factory.agent is None else None  # an agent writes its prompts itself
+        measure = None if files is None else self._measured(files, factory)
         reading = tasks.read(sides=self.sides, most=total if skips else MOST_READ)
         for tried, (side, position, task) in enumerate(reading, 1):
             try:
-                tokens = measure(task)
+                self.scorer.check(task)
+                tokens = 0 if measure is None else measure(task)
             except (UserError, RenderError) as error:
                 raise UserError(f"tasks.data, {rows.place(side, position)}: {error}") from error
             if tokens >= self.config.context.max_tokens:
@@ -74,17 +77,14 @@ class RowCheck:
         self.note(f"tasks: left out {found}")
         return tasks.without(places)
 
-    def _measured(self, factory: EnvironmentFactory) -> Callable[[Task], int]:
+    def _measured(self, files: ModelFiles, factory: EnvironmentFactory) -> Callable[[Task], int]:
         """Make a function that counts the tokens of a task's first prompt. It raises UserError or RenderError."""
-        section, template = self.config.context, self.files.template
-        renderer = self.files.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
+        section, template = self.config.context, files.template
+        renderer = files.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
         parser = make_parser(section.parser, template, tools=self.environments.tools)
         parsers, strategy = parsers_by_tools(section, template), make_strategy(section.strategy, section.options)
 
         def measure(task: Task) -> int:
-            self.scorer.check(task)
-            if factory.agent is not None:
-                return 0  # the agent writes its prompts itself
             own = parser if task.tools is None else parsers(task.tools)
             context = ContextManager(renderer, own, max_tokens=section.max_tokens, strategy=strategy)
             schemas = [spec.schema for spec in factory.tool_specs(task).values()]

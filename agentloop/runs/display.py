@@ -17,8 +17,11 @@ _FAMILIAR_PHASES = ("collect", "update", "checkpoint", "report")
 class RunDisplay(Protocol):
     """Shows people the progress of a run."""
 
-    def phase(self, name: str, done: int, total: int) -> None:
-        """Note that a long phase has come to `done` of `total` (episodes, updates, ...)."""
+    def phase(self, name: str, done: int, total: int, tokens: Callable[[], int] | None = None) -> None:
+        """Note that a long phase has come to `done` of `total` (episodes, updates, ...).
+
+        `tokens` counts the tokens sampled so far, which shows that work is done before the first episode has ended.
+        """
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         """Show a committed iteration. `left` is the estimate of the run's remaining seconds."""
@@ -77,15 +80,16 @@ class ConsoleDisplay:
         self._file, self._stderr, self._clock = file, stderr, clock
         self._phase_began = self._shown_at = clock()
         self._phase, self._first, self._done, self._total = "", 0, 0, 0
+        self._tokens: Callable[[], int] | None = None
         self._quiet = False
         """Whether an iteration has ended: later phases begin without a line."""
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: str, done: int, total: int, tokens: Callable[[], int] | None = None) -> None:
         if name != self._phase or done < self._done:  # another round of the same phase
             self._phase, self._phase_began, self._first = name, self._clock(), done
             if not (self._quiet or name in _FAMILIAR_PHASES):
                 self.note(f"{name} ...")
-        self._done, self._total = done, total
+        self._done, self._total, self._tokens = done, total, tokens
         self.look()
 
     def look(self) -> None:
@@ -95,11 +99,16 @@ class ConsoleDisplay:
             return
         seconds, done = now - self._phase_began, self._done - self._first  # without progress before a resume
         # An upper bound: warm-ups and runs may end early.
-        rest = f"for {duration(seconds)}"
+        rest = f"{self.tokens_within(seconds)}for {duration(seconds)}"
         if done > 0:
             left = duration(seconds / done * (self._total - self._done))
             rest = f"{60 * done / seconds:,.1f} per minute  left <= {left}"
         self.note(f"{self._phase} {self._done}/{self._total}  {rest}")
+
+    def tokens_within(self, seconds: float) -> str:
+        """Write the tokens that the present phase has sampled so far; an empty text for none."""
+        tokens = 0 if self._tokens is None else self._tokens()
+        return f"{tokens:,} tokens, {tokens / seconds:,.1f} per second  " if tokens and seconds else ""
 
     def close(self) -> None:
         """End what is drawn over and over; printed lines stay as they are."""

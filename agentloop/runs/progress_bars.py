@@ -1,6 +1,7 @@
 """Progress bars of long phases below the lines of a run, where a terminal or a notebook shows them."""
 
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm.std import tqdm  # type: ignore[import-untyped]
@@ -25,24 +26,27 @@ class BarDisplay(ConsoleDisplay):
         self._stream = stream
         self._bar: Any = None
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: str, done: int, total: int, tokens: Callable[[], int] | None = None) -> None:
+        self._tokens = tokens
         if self._bar is not None and (self._bar.desc != name or done < self._bar.n or done >= total):
             self.close()
         if total <= 1:
-            super().phase(name, done, total)
+            super().phase(name, done, total, tokens)
         elif done < total:
             if self._bar is None:
                 options = {"file": self._stream, "leave": False, "bar_format": _FORMAT, "smoothing": 0}
                 self._bar = tqdm(desc=name, initial=done, total=total, dynamic_ncols=True, **options)
             self._bar.total = total
-            if seconds := self._bar.format_dict["elapsed"]:
-                rate = (done - self._bar.initial) / seconds
-                self._bar.postfix = f"{60 * rate:,.1f} per minute" if rate else ""
             self._bar.update(done - self._bar.n)
 
     def look(self) -> None:
         bar = self._bar  # another thread may close it
-        bar.refresh() if bar is not None else super().look()
+        if bar is None:
+            super().look()
+            return
+        seconds, done = bar.format_dict["elapsed"], bar.n - bar.initial
+        bar.postfix = f"{60 * done / seconds:,.1f} per minute" if done else self.tokens_within(seconds).strip()
+        bar.refresh()
 
     def close(self) -> None:
         if self._bar is not None:

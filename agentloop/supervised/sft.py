@@ -56,7 +56,7 @@ from agentloop.supervised.demonstrations import (
     read_demonstrations,
 )
 from agentloop.supervised.supervised_update import Learned, learn, measure
-from replay.locate import METRICS
+from replay.locate import METRICS, newest_model
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
@@ -71,7 +71,7 @@ _READ_SECTIONS = ("run", "model", "tiny", "lora", "context", "batch", "compute",
 class SftResult:
     folder: Path
     model: Path
-    """Folder of the trained model after all updates, for model.path."""
+    """Folder of the trained model, for model.path: after all updates, or those so far where a signal ended it."""
     updates: int
     conversations: int
     held_out: int
@@ -286,7 +286,8 @@ class _Training:
     def result(self, exit_code: int) -> SftResult:
         sides = len(self.data.trained), len(self.data.held_out)
         (_, before), (last, after) = self.losses[0], self.losses[-1]
-        return SftResult(self._folder.path, self._folder.model, self.update, *sides, before, after, last, exit_code)
+        model = newest_model(self._folder.path) or self._folder.model
+        return SftResult(self._folder.path, model, self.update, *sides, before, after, last, exit_code)
 
     def _learn(self, update: int) -> dict[str, float]:
         rate = learning_rate(self._schedule, iteration=update, iterations=self._total)

@@ -50,6 +50,7 @@ from context.messages import Message, content_hash
 from context.templates.template_report import check_template
 from replay.exchange.attach import check_attachable
 from replay.mixing.batch_plan import Mixer
+from replay.next_batch import empty_sources
 from replay.sampling.samplers import Sampler
 from replay.storage.write import Redactor
 from replay.store import ReplayStore
@@ -127,6 +128,13 @@ def build_components(
             acting = replace(acting, source=_fitting_tasks(config, acting, first, display))
         seed_process(config)  # also after a warm-up, which an earlier start may have made
         return _connect_parts(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
+
+
+def reasons_for_empty_sources(parts: Components) -> list[str]:
+    """Write a sentence for each source from which the next batch can draw no row."""
+    section = parts.config.replay
+    sampler = load_sampler(section.sampler, 0, section.sampler_options)  # the run's may draw random numbers
+    return empty_sources(parts.store, parts.run_id, sampler=sampler)
 
 
 @dataclass(frozen=True)

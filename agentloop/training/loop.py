@@ -1,6 +1,8 @@
 """The loop of a run: collect, append, draw, update, publish, log."""
 
 import json
+import re
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +22,7 @@ from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting
-from agentloop.training.components import Components
+from agentloop.training.components import Components, reasons_for_empty_sources
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.pace import Pace, PhaseClock
@@ -32,6 +34,7 @@ from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
 """Number of corrupt rows that never stops a run: in a small buffer they would be a large share."""
+_FEW_FIT = "no more rows fit the batch's tasks and the limits of replay."
 
 
 class Loop:
@@ -49,6 +52,8 @@ class Loop:
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
         self._saved_best = state.best_name
         self._settings, self.troubles = components.folder.stored_config(), set[str]()
+        self._shortfalls: set[str] = set()
+        """Reasons that were shown, without their numbers."""
         self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
@@ -89,6 +94,7 @@ class Loop:
         if parts.estimator.states is not None:
             parts.estimator.states.add(fresh.trajectories, iteration=iteration)
         batch = self.draw(planned, fresh)
+        self.note_shortfall(batch)
         clock.lap("draw")
         parts.publisher.remember(batch.fresh.trajectories or [row.trajectory for row in batch.rows])
         result, observed = self.update(iteration, batch)
@@ -147,6 +153,19 @@ class Loop:
         batch = mix_batch(planned, fresh, [*own, *drawn], self.config, estimator=estimator, penalty=penalty)
         self.collection.end(batch)
         return batch
+
+    def note_shortfall(self, batch: MixedBatch) -> None:
+        """Say why the buffer gave fewer rows than ruled, once for each reason."""
+        given, ruled = len(batch.replayed_rows), batch.planned.plan.planned_replay
+        if given >= ruled or (given and _FEW_FIT in self._shortfalls):
+            return
+        reason = " ".join(reasons_for_empty_sources(self.components))
+        if not reason:
+            reason = _FEW_FIT if batch.planned.available.rows else "it has no row of an earlier iteration yet."
+        if (kind := re.sub(r"\d", "", reason)) not in self._shortfalls:
+            self._shortfalls.add(kind)
+            command = f"agentloop replay mix {shlex.quote(str(self.components.folder.path))}"
+            self._display.note(f"the buffer gave {given} of {ruled} rows: {reason} To see more: {command}")
 
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Rows that are only observed are scored before the update and don't affect it."""

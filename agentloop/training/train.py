@@ -35,18 +35,16 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.training.components import Components, build_components
+from agentloop.training.components import Components, build_components, reasons_for_empty_sources
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.training.train_result import TrainResult
-from agentloop.user_code import load_sampler
 from context import PrefixError, RenderError
 from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
 from replay.locate import BEST
-from replay.next_batch import empty_sources
 from replay.pages.report import REPORT_NAME
 from replay.questions.filters import condition
 from replay.records import RunRecord
@@ -206,9 +204,7 @@ def _note_empty_sources(parts: Components) -> None:
     """Remark on sources without rows. They are no error, because rows can be imported during a run."""
     replay = parts.config.replay
     if parts.mixer.rule.highest_fraction > 0:
-        # A sampler of its own: the run's sampler may draw random numbers when it weighs rows.
-        sampler = load_sampler(replay.sampler, 0, replay.sampler_options)
-        for sentence in empty_sources(parts.store, parts.run_id, sampler=sampler):
+        for sentence in reasons_for_empty_sources(parts):
             parts.display.note(sentence)
     elif replay.attach or replay.sources:
         parts.display.note("replay.fraction is 0, so no row of replay.attach or replay.sources is drawn. Set it.")

@@ -28,6 +28,7 @@ class TrainResult(os.PathLike[str]):
     iterations: int
     success_before: float
     success_after: float
+    """`success_before` while `evaluated_after` is 0: nothing was measured since."""
     report: Path
     evaluated_after: int
     """The iteration after which `success_after` was measured; 0 if none was measured after training began."""
@@ -94,11 +95,19 @@ class TrainResult(os.PathLike[str]):
 <polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>
 <table>{rows}</table>"""
 
-    def _shown(self) -> dict[str, str]:
+    @property
+    def held_out_success(self) -> str:
+        """Held-out success before and after training, in words."""
         before, after = (with_interval(one, self.held_out_tasks) for one in (self.success_before, self.success_after))
+        if not self.evaluated_after:
+            return f"{before} before training; it was not measured since (evaluation.every)"
+        of_all = f" after iteration {self.evaluated_after} of {self.iterations}"
+        return f"{before} -> {after}{of_all * (self.evaluated_after < self.iterations)}"
+
+    def _shown(self) -> dict[str, str]:
         shown = {
             "run": str(self.folder),
             "iterations": str(self.iterations),
-            "held-out success": f"{before} -> {after}",
+            "held-out success": self.held_out_success,
         }
         return shown | ({} if self.best is None else {"best iteration": str(self.best)})

@@ -51,7 +51,7 @@ class SilentDisplay:
         self.notes: list[str] = []
         self._at_phase, self._at_iteration = at_phase, at_iteration
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: str, done: int, total: int, tokens: Callable[[], int] | None = None) -> None:
         self._at_phase(name, len(self.iterations))
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from replay.locate import best_policy, split_best
+from agentloop.errors import UserError
+from replay.locate import best_policy, newest_model, split_best
 from replay.setting_types import Positive, PositiveFloat, Section
 
 
@@ -59,6 +60,9 @@ class ModelSection(Section):
     def _find_best(cls, given: str | None) -> str | None:
         """Replace RUN:best by the folder of the run's best policy, so that the configuration names the policy."""
         run, best = split_best(given or "")
+        if not best and (run / "run.json").exists():
+            named = newest_model(run) or "another: it has no weights yet"
+            raise UserError(f"model.path must be a model, got {given!r}, a run's folder. Name {named}.")
         return str(best_policy(run)) if best else given
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.engines.generator import GenerationRequest
+from agentloop.engines.generator import GenerationRequest, SampledTokens
 from agentloop.engines.local.cache import EpisodeCache
 from agentloop.errors import TrainingStopped
 from agentloop.records import Completion
@@ -90,7 +90,8 @@ class LocalGenerator:
         if not requests:
             return []
         stops = self._stop_strings
-        replies = [_Reply(r.max_new_tokens, None if stops is None else stops.with_texts(r.stop)) for r in requests]
+        each_stops = [None if stops is None else stops.with_texts(request.stop) for request in requests]
+        replies = [_Reply(r.max_new_tokens, its, r.sampled) for r, its in zip(requests, each_stops, strict=True)]
         # Autocast spans all steps, so weights are cast once. In inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
@@ -160,6 +161,7 @@ class LocalGenerator:
 class _Reply:
     max_new_tokens: int
     stops: StopStrings | None
+    sampled: SampledTokens
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -167,6 +169,7 @@ class _Reply:
 
     def add(self, token: int, log_prob: float, entropy: float, *, stop_ids: frozenset[int]) -> None:
         self.token_ids.append(token)
+        self.sampled.count += 1
         self.log_probs.append(log_prob)
         self.entropies.append(entropy)
         self.ended = token in stop_ids or len(self.token_ids) >= self.max_new_tokens

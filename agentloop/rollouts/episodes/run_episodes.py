@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest, Generator
-from agentloop.engines.generator import recordable, replies
+from agentloop.engines.generator import SampledTokens, recordable, replies
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
@@ -27,6 +27,7 @@ class ConcurrentTurns:
 
     generator: ConcurrentGenerator
     vocab_size: int
+    sampled: SampledTokens = field(default_factory=SampledTokens)
 
     async def ask(self, episode: int, stop: Stop, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """Get a reply that can be recorded. Raises GenerationFailed."""
@@ -34,6 +35,7 @@ class ConcurrentTurns:
         reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
+        self.sampled.count += len(reply.token_ids)
         return reply
 
     def ended(self) -> None: ...
@@ -45,13 +47,13 @@ class ConcurrentTurns:
 class TogetherTurns:
     """Lets running episodes take turns together, so that samples do not depend on which tool was quicker."""
 
-    def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
-        self._generator, self._vocab_size, self._running = generator, vocab_size, episodes
+    def __init__(self, generator: Generator, vocab_size: int, sampled: SampledTokens, *, episodes: int) -> None:
+        self._generator, self._vocab_size, self._sampled, self._running = generator, vocab_size, sampled, episodes
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
 
     async def ask(self, episode: int, stop: Stop, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens, stop), reply
+        self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens, stop, self._sampled), reply
         self._answer_all()
         try:
             return await reply
@@ -105,8 +107,8 @@ class GatheredTurns(TogetherTurns):
 
 
 Tried = Callable[[Episode], Awaitable[None]]
-Progress = Callable[[int, int], None]
-"""Called with the number of ended episodes and the number of all episodes."""
+Progress = Callable[[int, int, Callable[[], int]], None]
+"""Called with the numbers of ended and of all episodes, and a function that counts the tokens sampled so far."""
 
 
 def run_episodes(
@@ -121,18 +123,23 @@ def run_episodes(
 
     `tried` is awaited with each ended episode before the others continue, to find mistakes that would fail them all.
     """
-    progress(0, len(tasks))
+    sampled = SampledTokens()
+
+    def show(ended: int) -> None:
+        progress(ended, len(tasks), lambda: sampled.count)
+
+    show(0)
     with with_gateway(actors, config) as actors:
         generator, vocab_size = actors.generator, actors.vocab_size
         at_once = len(tasks) if isinstance(generator, ConcurrentGenerator) else config.rollout.parallel
         for start in range(0, len(tasks), max(at_once, 1)):
             chunk = tasks[start : start + at_once]
-            ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
+            ended = partial(lambda before, ended: show(before + ended), start)
             if isinstance(generator, ConcurrentGenerator):
-                turns: ConcurrentTurns | TogetherTurns = ConcurrentTurns(generator, vocab_size)
+                turns: ConcurrentTurns | TogetherTurns = ConcurrentTurns(generator, vocab_size, sampled)
             else:
                 kind = TogetherTurns if actors.gateway is None else GatheredTurns
-                turns = kind(generator, episodes=len(chunk), vocab_size=vocab_size)
+                turns = kind(generator, vocab_size, sampled, episodes=len(chunk))
             yield from run_coroutine(_run(actors, chunk, config, turns, ended, tried))
 
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
     assert "peft" in found[0].found
     assert "CPU cores" not in found[1].found or found[1].found.endswith("B memory")
     assert all(check.advice for check in found if check.status != "ok")
+
+
+def test_extra_is_there_where_all_its_packages_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    there, advice = check_machine(tmp_path)[0][2:]
+    assert "pandas" not in there and advice.startswith("For parquet, pandas")
 
 
 def test_a_cpu_is_told_by_its_products_in_bfloat16() -> None:

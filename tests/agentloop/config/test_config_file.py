@@ -96,7 +96,7 @@ def test_describe_config_is_yaml_that_reads_back_equal(tmp_path: Path) -> None:
     options = 'environment.options={a: [1e-5, "1e-5", null, "yes", "é"], "b c": "x\\x7f\\n", d: {e: true}}'
     config = load_config(CONFIGS / "quickstart.yaml", [options, "optimizer.learning_rate=1e-7"])
     text = describe_config(config)
-    assert load_config(write(tmp_path, text)) == config
+    assert load_config(str(write(tmp_path, text))) == config
     assert yaml.safe_load(text) == to_plain(config)  # readers of YAML 1.1 agree
     assert "  fraction: 0.25  # default: 0.0" in text
     assert "  # Share of the batch's trajectories drawn from the buffer. (a number from 0 to 1)" in text
@@ -174,6 +174,7 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
             "sft: {lr: 1}",
             "run.yaml:1: sft.lr must be a known key, got an unknown one. Here that is sft.learning_rate: P",
         ),
+        ("bf16: true", "run.yaml:1: bf16 must be a known key, got an unknown one. Here that is compute.autocast: "),
         (
             "num_generations: 8",
             "run.yaml:1: num_generations must be a known key, got an unknown one. Here that is batch.g",

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.engines import Completion, GenerationRequest
+from agentloop.engines.generator import SampledTokens
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from context.parse.reply import before_stop
 from tests.fakes.engine_sampling import plain_log_probs
@@ -117,7 +118,8 @@ class _Letters:
 
 
 def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_tokens() -> None:
-    requests = [GenerationRequest(e, [8, 9, 10], 60) for e in range(40)]
+    sampled = SampledTokens()
+    requests = [GenerationRequest(e, [8, 9, 10], 60, sampled=sampled) for e in range(40)]
 
     def sample(texts: tuple[str, ...]) -> list[str]:
         engine = LocalGenerator(llama(), stop_ids=frozenset(), stop_strings=StopStrings(texts, _Letters()))
@@ -131,6 +133,7 @@ def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_token
         return [_Letters().decode(completion.token_ids) for completion in engine.generate(asked)]
 
     free = sample(())
+    assert sampled.count == 40 * 60
     assert {len(text) for text in free} == {60}
     stops = (free[0][5:7], free[1][9])
     for text in sample(stops):

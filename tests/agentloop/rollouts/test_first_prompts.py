@@ -11,8 +11,9 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import train
-from tests.fakes.processes import assert_same_run
+from tests.fakes.processes import assert_same_run, write_config
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
+from tests.fakes.shell import Shell
 
 LONG = (4, 11, 20)
 """Numbers, from 1, of rows whose prompt has over 300 tokens more than the others."""
@@ -72,6 +73,20 @@ def test_column_that_a_reward_needs_is_looked_for_in_every_row(tmp_path: Path, q
     data = write_rows(tmp_path / "rows.jsonl", long=(), without=17)
     text = refusal(config_on(tmp_path, qwen2, data))
     assert text.startswith("tasks.data, row 17: reward.functions must take one argument, the ended episode, and ")
+
+
+def test_check_tries_every_row_as_the_run_does(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    for long, without in ((LONG, 0), ((), 17)):
+        config = config_on(tmp_path, qwen2, write_rows(tmp_path / "rows.jsonl", long=long, without=without))
+        write_config(config, tmp_path / "run.yaml")
+        assert shell.refusal(["env", "check", "run.yaml"], tmp_path) == refusal(config)
+    unmeasured = ["env", "check", "run.yaml", "--set", "model.path=null"]
+    assert shell.refusal(unmeasured, tmp_path) == refusal(config)
+    write_rows(tmp_path / "rows.jsonl")
+    lines = shell.type(unmeasured, tmp_path)[1].splitlines()
+    assert "note: prompts were not measured against context.max_tokens: set model.path" in lines
+    lines = shell.type(["env", "check", "run.yaml", "--set", "tasks.too_long=skip"], tmp_path)[1].splitlines()
+    assert "note: tasks: left out 3 of 24 rows too long: row 4, row 11, row 20" in lines
 
 
 @pytest.mark.slow

@@ -10,26 +10,39 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
-from agentloop.rollouts.episodes.run_episodes import run_episodes
+from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import call, scripted_actors, shown
 
 NEVER = [call("never"), "done"]
 
 
-def play(scripts: Sequence[Sequence[str]], *, environment: str = "Slow", concurrent: bool = False, **rollout: Any):
+def play(
+    scripts: Sequence[Sequence[str]],
+    *,
+    environment: str = "Slow",
+    concurrent: bool = False,
+    progress: Progress = lambda *_: None,
+    **rollout: Any,
+):
     factory = load_environment(f"{ENVIRONMENTS / 'slow_tools.py'}:{environment}", {})
     limits = {"max_turns": 4, "max_tokens_per_turn": 200, "tool_timeout_s": 5.0, **rollout}
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000}})
     actors = scripted_actors(factory, scripts, concurrent=concurrent)
     rng = random.Random(0)
-    return list(run_episodes(actors, [factory.make_task(rng) for _ in scripts], config))
+    return list(run_episodes(actors, [factory.make_task(rng) for _ in scripts], config, progress=progress))
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_eight_tools_run_at_the_same_time(concurrent: bool) -> None:
     episodes = play([[call("meet"), "done"]] * 8, concurrent=concurrent)
     assert [shown(episode) for episode in episodes] == [["met"]] * 8
+
+
+def test_progress_has_the_tokens_that_engines_elsewhere_replied() -> None:
+    sampled: list[int] = []
+    (episode,) = play([["done"]], concurrent=True, progress=lambda ended, of, tokens: sampled.append(tokens()))
+    assert sampled == [0, (episode.segments[0].tokens.policy_versions >= 0).sum()]
 
 
 def test_rows_are_the_same_at_any_number_of_threads() -> None:

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from agentloop.engines.generator import SampledTokens
 from agentloop.runs.display import ConsoleDisplay, showing_progress
 from agentloop.runs.progress_bars import BarDisplay, open_display
 
@@ -46,6 +47,21 @@ def test_display_speaks_of_a_long_phase_every_fifteen_seconds(shown: Shown) -> N
     ]
 
 
+def test_phase_shows_its_tokens_until_the_first_episode_has_ended(shown: Shown) -> None:
+    display, written, clock = shown
+    sampled = SampledTokens()
+    display.phase("evaluate", 0, 50, lambda: sampled.count)
+    clock.now, sampled.count = 30.0, 1515
+    display.look()
+    clock.now = 60.0
+    display.phase("evaluate", 5, 50, lambda: sampled.count)
+    assert written.getvalue().splitlines() == [
+        "evaluate ...",
+        "evaluate 0/50  1,515 tokens, 50.5 per second  for 0:30",
+        "evaluate 5/50  5.0 per minute  left <= 9:00",
+    ]
+
+
 def test_a_resumed_phase_goes_by_the_updates_since_then(shown: Shown) -> None:
     display, written, clock = shown
     for update in range(257, 266):
@@ -79,7 +95,8 @@ def test_long_phase_is_a_bar_below_the_lines_that_ends_with_the_phase() -> None:
     written = io.StringIO()
     display = BarDisplay(written)
     display.phase("loading the model", 0, 1)
-    display.phase("evaluate", 0, 40)
+    display.phase("evaluate", 0, 40, lambda: 123)
+    display.look()
     display.phase("evaluate", 20, 40)
     display.look()
     display.note("by the way")
@@ -92,7 +109,7 @@ def test_long_phase_is_a_bar_below_the_lines_that_ends_with_the_phase() -> None:
         "by the way",
         "iteration 12/12  success 17.2 %  fresh 96 + replay 32  12,346 tokens/s  to be saved",
     ]
-    assert "\revaluate 20/40 |" in lines[1] and last == ""
+    assert ", 123 tokens, " in lines[1] and "\revaluate 20/40 |" in lines[1] and last == ""
 
 
 def test_output_that_is_no_terminal_has_lines_alone() -> None:

@@ -145,7 +145,7 @@ class _StopAt(SilentDisplay):
         super().__init__()
         self._update = update
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: str, done: int, total: int, tokens: object = None) -> None:
         if name == "sft" and done == self._update:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -210,6 +210,17 @@ def test_inspector_lists_a_run_of_sft_and_shows_its_losses_and_what_it_was_train
     assert others == [200, 200]
     with pytest.raises(ReplayError, match="^RUN must"):  # what is left out there means a run with a buffer
         newest_run_folder(result.folder.parent)
+
+
+def test_interrupted_sft_names_its_weights_so_far_and_its_folder_is_no_model(
+    tmp_path: Path, qwen2: Path, data: Path
+) -> None:
+    stopped = sft(configured(tmp_path, qwen2, data), display=_StopAt(1))
+    assert stopped.model == stopped.folder / "checkpoints/000001/model"
+    with pytest.raises(UserError) as caught:
+        ModelSection(path=str(stopped.folder))
+    rule = f"model.path must be a model, got '{stopped.folder}', a run's folder. Name {stopped.model}."
+    assert str(caught.value) == rule
 
 
 @pytest.mark.slow

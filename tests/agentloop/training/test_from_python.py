@@ -98,6 +98,10 @@ def test_run_shows_itself_in_one_line_and_in_a_notebook_as_a_curve_with_a_table(
     shown = replace(run, success_before=0.25, success_after=0.5, held_out_tasks=4, best=2)
     success = "25.0 % (5-70) -> 50.0 % (15-85)"
     assert str(shown) == f"{run.folder}: iterations 3, held-out success {success}, best iteration 2"
+    assert str(replace(shown, evaluated_after=0, best=None)) == (
+        f"{run.folder}: iterations 3, held-out success 25.0 % (5-70) before training; it was not measured since "
+        "(evaluation.every)"
+    )
     page = shown._repr_html_()
     points = [(300 * at / 3, 100 - 100 * share) for at, share in run.evaluations().items()]
     assert f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"' in page

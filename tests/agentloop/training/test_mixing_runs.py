@@ -90,6 +90,17 @@ def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2:
     assert [row["batch/replay"] for row in display.iterations] == [0, 0, 8, 8]  # 16 rows after the first, 32 then
 
 
+def test_run_says_once_why_the_buffer_gives_fewer_rows_than_ruled(tmp_path: Path, qwen2: Path) -> None:
+    display, nothing = SilentDisplay(), {"successful_only": True}
+    folder = train(small_config(tmp_path, qwen2, replay=nothing, rollout={"success_reward": 2}), display=display).folder
+    more = f"To see more: agentloop replay mix {folder}"
+    limit = "source 'self' can give nothing: replay.successful_only leaves out the last of its 16 rows."
+    assert [note for note in display.notes if note.startswith("the buffer gave ")] == [
+        f"the buffer gave 0 of 4 rows: it has no row of an earlier iteration yet. {more}",
+        f"the buffer gave 0 of 4 rows: {limit} {more}",
+    ]
+
+
 def spoiling(folder: Path) -> SilentDisplay:
     """Spoils every stored row after the first iteration: they are counted as there, and can't be read."""
     database = folder / "small-001" / "replay.sqlite"

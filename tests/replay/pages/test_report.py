@@ -239,6 +239,7 @@ LATE = tuple((i, 0.5 * (i >= 20)) for i in range(28))
         (of(success=0.5, time__in_tools=0.9, tools__repeated=0.6, tools__replayed=0.6), "tools"),
         # Nothing to learn from comes first.
         (of(success=0.0, time__in_tools=0.9), "successes"),
+        (of(success=0.5, rollout__groups_without_signal=1.0), "equal groups"),
         # Only the newest eight iterations count.
         ({"rollout/success": LATE, "batch/fresh": tuple((i, 64.0) for i in range(28))}, "optimizer steps"),
     ],
