@@ -208,7 +208,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
     sets = ["--set", "run.iterations=1", "--set", "environment.options={}"]
     code, output, _ = shell.type(["train", config_file, *sets], tmp_path)
     assert code == 0
-    *_, success, model, folder, title, stats, failed, train = output.splitlines()
+    *_, success, model, folder, title, stats, failed, train, why = output.splitlines()
     before, after = rows(tmp_path / "runs/small-001/replay.sqlite", _EVALUATIONS)
     assert success == f"held-out success: {with_interval(before[0], 8)} -> {with_interval(after[0], 8)}"
     assert model == "trained model: runs/small-001/model"
@@ -218,6 +218,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
     assert shlex.split(failed, comments=True) == ["agentloop", "replay", "ls", "runs/small-001", "--failed"]
     again = ["agentloop", "train", str(config_file), *sets, "--set", "replay.fraction=0.5"]
     assert shlex.split(train, comments=True) == again
+    assert why == "ended after iteration 1: all iterations are made"
     for hint in (stats, failed, train):
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
