@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, read_keys
 from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
+from replay.errors import sentence_for_validation_error
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 _AGENTLOOP = (sys.executable, "-m", "agentloop")
@@ -108,19 +108,10 @@ def load_roles(path: Path) -> RolesFile:
     try:
         return RolesFile.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        details = error.errors(include_url=False)[0]
-    key = tuple(part for part in details["loc"] if isinstance(part, str))  # without the index in a list
+        place, problem = error.errors(include_url=False)[0]["loc"], sentence_for_validation_error(error)
+    key = tuple(part for part in place if isinstance(part, str))  # without the index in a list
     written = next((places[key[:length]] for length in range(len(key), 0, -1) if key[:length] in places), str(path))
-    raise UserError(f"{written}: {_describe_mistake(details, shown('.'.join(key)))}")
-
-
-def _describe_mistake(details: ErrorDetails, key: str) -> str:
-    if details["type"] == "value_error":
-        return str(details["ctx"]["error"])
-    wrong = {"extra_forbidden": "must be a known key, got an unknown one", "missing": "must be given, got nothing"}
-    if details["type"] in wrong:
-        return f"{key} {wrong[details['type']]}. See configs/cluster.yaml."
-    return f"{key} {details['msg'].replace('Input should', 'must')}, got {shown(details['input'])}."
+    raise UserError(f"{written}: {problem} See configs/cluster.yaml.")
 
 
 @dataclass(frozen=True)
