@@ -24,9 +24,6 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
 
-LARGEST_FILE = 50 * 10**9
-"""Bytes of the largest file; further weights go into another one. transformers has the same default."""
-
 
 class RowScores(NamedTuple):
     """A policy's log-probs, in nats, of each token of a row but the first, at temperature 1, and of next tokens."""
@@ -66,8 +63,8 @@ def shard(model: PreTrainedModel) -> None:
 class PolicyWeights:
     """The weights of `model`, which is sharded where there are several `ranks`."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
-        self.model, self._ranks, self._largest_file = model, ranks, largest_file
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
+        self.model, self._ranks = model, ranks
 
     @property
     def kind(self) -> Literal["full", "lora"]:
@@ -89,7 +86,7 @@ class PolicyWeights:
         whole = self._gathered(self.model.state_dict(keep_vars=True)) if self._ranks.several else None
         if self._ranks.index == 0:
             with muted_libraries():
-                self.model.save_pretrained(folder, state_dict=whole, max_shard_size=self._largest_file)
+                self.model.save_pretrained(folder, state_dict=whole)
 
     @property
     def bytes_of_files(self) -> int:

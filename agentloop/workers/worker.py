@@ -1,5 +1,7 @@
 """A worker: it claims tickets of a run, plays their episodes concurrently, and stores each one once it has ended."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket
@@ -10,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentloop.environments import Task
 from agentloop.errors import UserError
-from agentloop.rollouts.episodes.episode import AskAny, Episode
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
@@ -24,6 +25,9 @@ from agentloop.workers.listed_engines import ListedEngines
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
+
+if TYPE_CHECKING:
+    from agentloop.workers.episodes_on_request import EpisodeDesk
 
 _SIGNAL_S = 0.25
 _LOOK_S, _LONGEST_LOOK_S = 0.25, 1.0
@@ -37,17 +41,6 @@ _MOST_ERRORS_IN_A_ROW = 8
 _Result = TypeVar("_Result")
 
 
-class Desk(Protocol):
-    """Where agents of others wait for episodes."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting agents that could begin an episode now."""
-
-    async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
-        """By the agent that has waited longest."""
-
-
 class Worker:
     """Looks at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
 
@@ -58,7 +51,7 @@ class Worker:
         concurrency: int,
         stop: StopRequest,
         say: Callable[[str], None],
-        desk: Desk | None = None,
+        desk: EpisodeDesk | None = None,
     ) -> None:
         """`desk` hands the episodes to waiting agents; None: the worker plays them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

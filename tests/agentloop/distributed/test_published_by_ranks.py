@@ -10,7 +10,7 @@ import pytest
 from agentloop.engines.publish.published_policy import RECORD, read_published
 from agentloop.models.policy_weights import PolicyWeights
 from tests.agentloop.distributed import ranked_publishes
-from tests.agentloop.distributed.ranked_publishes import NAMES, PARTS, loaded_policy, publish
+from tests.agentloop.distributed.ranked_publishes import NAMES, loaded_policy, publish
 from tests.fakes.published_policies import tiny_learner
 from tests.fakes.runs import ROOT, save_llama, save_qwen2
 
@@ -25,7 +25,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_llama(folder / "untied" / "model")
     save_llama(folder / "half" / "model")
     save_qwen2(folder / "lora" / "model")
-    (folder / "files").mkdir()
     command = [sys.executable, ranked_publishes.__file__, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -55,12 +54,3 @@ def test_two_ranks_publish_the_files_of_one(published: Path, tmp_path: Path, nam
         for found, wanted in zip(log_probs_of(two), log_probs_of(one), strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
     assert read_published(made / "two").sha256 != read_published(made / "two-updated").sha256
-
-
-def test_two_ranks_write_several_files_as_one_does(published: Path, tmp_path: Path) -> None:
-    loaded = loaded_policy(published, "tied")
-    PolicyWeights(loaded.model, largest_file=PARTS).save(tmp_path / "one")
-    ours, theirs = bytes_of(published / "files" / "two"), bytes_of(tmp_path / "one")
-    assert "model.safetensors.index.json" in theirs
-    assert len(theirs) > 5
-    assert ours == theirs
