@@ -4,25 +4,22 @@ No other module knows the words of these commands.
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, read_keys
-from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
 from replay.errors import sentence_for_validation_error
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 _AGENTLOOP = (sys.executable, "-m", "agentloop")
 _RANK_RESTARTS = 3
-_ROLE_NAME = re.compile(r"[a-z][a-z_]{0,31}")
 
 
 class RoleSection(Section):
@@ -70,13 +67,6 @@ class RolesSection(Section):
     learner: LearnerRole = Field(default_factory=LearnerRole, description="agentloop train.")
     engine: EngineRole | None = Field(None, description="agentloop engine.")
     worker: WorkerRole | None = Field(None, description="agentloop worker.")
-
-    @model_validator(mode="after")
-    def _names_are_plain(self) -> Self:
-        for name in self.__pydantic_extra__:
-            if not _ROLE_NAME.fullmatch(name):
-                raise ValueError(f"roles must have names of lower-case letters and _, got {shown(name)!r}. Rename it.")
-        return self
 
     @property
     def by_name(self) -> dict[str, RoleSection]:
