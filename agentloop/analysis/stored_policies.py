@@ -161,7 +161,10 @@ def named_policy(run: Path | str, policy: int | str | None = None) -> tuple[RunF
     folder = open_run_folder(path)
     version, weights = named_weights(folder, BEST if best else policy)
     if weights == first_weights(folder):
-        raise UserError(f"RUN must have a complete checkpoint, got none in {folder.path}. Train it with --resume.")
+        raise UserError(
+            f"RUN must have a complete checkpoint of the policy, got its first weights alone in {folder.path}. "
+            "Train it with --resume, or name a later policy."
+        )
     return folder, version, Path(weights)
 
 
