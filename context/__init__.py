@@ -9,7 +9,7 @@ from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
-from context.tokens.loss_mask import TrainingControl, loss_mask, response_mask
+from context.tokens.loss_mask import loss_mask, response_mask
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "TokenCodec",
     "TokenSequence",
     "ToolCall",
-    "TrainingControl",
     "choose_parser",
     "default_authors",
     "load_model_files",

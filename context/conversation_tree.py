@@ -20,7 +20,7 @@ from context.messages import Message, ToolCall, canonical_json, content_hash, nu
 from context.parse import Reply, ReplyParser
 from context.templates.render import Renderer
 from context.templates.rendering.conversation_writer import Rendering
-from context.tokens.loss_mask import TrainingControl, mark_untrained
+from context.tokens.loss_mask import behind_the_end, mark_untrained
 from context.tokens.session_nodes import (
     Fork,
     Node,
@@ -125,14 +125,12 @@ class ConversationTree:
         parser: Callable[[_Tools], ReplyParser],
         *,
         now: datetime,
-        control: TrainingControl | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
         """`parser` makes the reader of replies for the offered tools. `now`: the day that templates take for today."""
         self._renderer = renderer
         self._parser = parser
         self._now = now
-        self._control = control or TrainingControl()
         self._nothing = _Beginning(None, 0)
         self._ends: list[_Beginning] = []
         """Each node's whole conversation. Without a reply, it is the part that the node keeps of its parent's."""
@@ -194,8 +192,7 @@ class ConversationTree:
         """Adds a node with exactly the sampled tokens. Returns the node, and the reply as it is read."""
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
-        untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
-        sampled = mark_untrained(sampled, untrained, renderer.authors)
+        sampled = mark_untrained(sampled, behind_the_end(token_ids, renderer.end_ids), renderer.authors)
         reply = self._parse(prompt, token_ids)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)

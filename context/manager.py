@@ -1,7 +1,7 @@
 """The one object that a rollout talks to: it has the exact tokens of an episode, and who wrote each."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,7 @@ from context.templates.chat_template import RenderError
 from context.templates.render import Renderer
 from context.templates.rendering.conversation_writer import Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.loss_mask import TrainingControl, mark_untrained
+from context.tokens.loss_mask import behind_the_end, mark_untrained
 from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
 from context.tokens.training_sequence import OpenSegment, sampled_tokens
 
@@ -65,15 +65,17 @@ class ContextManager:
         *,
         max_tokens: int,
         strategy: Strategy | None = None,
-        control: TrainingControl | None = None,
+        untrained_turns: Collection[int] = (),
         strict: bool = False,
     ) -> None:
-        """With `strict`, a prompt that does not extend the one before raises PrefixError."""
+        """With `strict`, a prompt that does not extend the one before raises PrefixError. Replies of `untrained_turns`,
+        which count from 0, are shown and not trained.
+        """
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
         self._strategy = strategy or Linear()
-        self._control = control or TrainingControl()
+        self._untrained_turns = untrained_turns
         self._strict = strict
         self._tools: _Tools = ()
         self._hint: str | None = None
@@ -166,8 +168,7 @@ class ContextManager:
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         author = renderer.authors.name(int(sampled.authors[0]))
-        untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
-        sampled = mark_untrained(sampled, untrained, renderer.authors)
+        sampled = mark_untrained(sampled, behind_the_end(token_ids, renderer.end_ids), renderer.authors)
         said, ended = self._renderer.said(token_ids)
         reply = self._parser.parse(self.prompt.opened_thought + said.text, stopped=ended)
         if self._asked is not None:
@@ -214,7 +215,7 @@ class ContextManager:
         """The training sequences so far, in the order of time. Prompts without a reply are left out."""
         authors = self._renderer.authors
         return tuple(
-            segment.closed(self._control, self._num_turns, authors)
+            segment.closed(self._untrained_turns, authors)
             for index, segment in enumerate(self._segments)
             if segment.has_replies or index == 0
         )

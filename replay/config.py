@@ -5,7 +5,7 @@ from typing import Any, Literal, NoReturn, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from context.wording import suggest
-from replay.errors import DatabaseRefused, ReplayError
+from replay.errors import DatabaseRefused, ReplayError, sentence_for_validation_error
 from replay.mixing.mix_settings import SAME_TASK, MixRule, MixSection
 from replay.mixing.request import Limits, LimitSection
 from replay.records import HINDSIGHT, OWN_SOURCES, SOURCE_NAME, RunRecord
@@ -289,9 +289,7 @@ def stored_config(run: RunRecord) -> StoredConfig:
     try:
         return StoredConfig.model_validate(dict(run.config))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise ReplayError(
-            f"configuration of run {run.id} must be one that a run was started with, got {found:.200}. "
-            "Ask for another run."
+            f"configuration of run {run.id} must be one that a run was started with, got another: "
+            f"{sentence_for_validation_error(error):.200} Ask for another run."
         ) from error

@@ -15,6 +15,7 @@ _RULES = {
     "recursion_depth_exceeded": _DEEP,
     "recursion_loop": _DEEP,  # the name before pydantic 2.14; values read from JSON have no loops
 }
+_ABOUT_KEYS = {"extra_forbidden": "be a known key, got an unknown one", "missing": "be given, got nothing"}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
@@ -44,8 +45,8 @@ def sentence_for_validation_error(error: ValidationError, *within: str) -> str:
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    if first["type"] == "extra_forbidden":
-        return f"{'.'.join(map(str, (*within, *first['loc'])))} must be a known key, got an unknown one."
+    if first["type"] in _ABOUT_KEYS:
+        return f"{'.'.join(map(str, (*within, *first['loc'])))} must {_ABOUT_KEYS[first['type']]}."
     place, rule, shown = first_problem(error)
     return f"{'.'.join(map(str, (*within, *place)))} must {rule}, got {shown}."
 

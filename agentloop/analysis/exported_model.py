@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.analysis.stored_policies import iteration_of, named_policy
+from agentloop.analysis.stored_policies import first_weights, named_policy
 from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
@@ -65,7 +65,7 @@ def export_run(run: Path, target: Path | str, *, policy: int | str | None = None
     `run` and `policy` are as for `named_policy`. Raises UserError if the run has no weights or the folder is not empty,
     and for trainings by `sft`, whose model is a whole folder already.
     """
-    (folder, weights), target = named_policy(run, policy), Path(target)
+    (folder, version, weights), target = named_policy(run, policy), Path(target)
     if not folder.environments:
         raise UserError(f"RUN must be a run of agentloop train, got {str(run)!r}. Copy sft's folder model as it is.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -76,7 +76,7 @@ def export_run(run: Path, target: Path | str, *, policy: int | str | None = None
         if (target / _ADAPTER).exists():
             _merge(folder, target)
         with closing(ReplayStore.open(folder.database, read_only=True)) as store:
-            (target / "README.md").write_text(_card(store, folder, weights), encoding="utf-8")
+            (target / "README.md").write_text(_card(store, folder, version), encoding="utf-8")
     return target
 
 
@@ -86,7 +86,7 @@ def _merge(folder: RunFolder, target: Path) -> None:
 
     config = folder.config
     named = json.loads((target / _ADAPTER).read_text())["base_model_name_or_path"]
-    below = load_model(config.model, (config.model.path or folder.start) if config.lora.rank else named)
+    below = load_model(config.model, first_weights(folder) if config.lora.rank else named)
     adapted: Any = below.model
     with muted_libraries():
         merged = PeftModel.from_pretrained(adapted, str(target)).merge_and_unload()
@@ -95,7 +95,7 @@ def _merge(folder: RunFolder, target: Path) -> None:
         merged.save_pretrained(target)
 
 
-def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
+def _card(store: ReplayStore, folder: RunFolder, made: int) -> str:
     """The model card as Markdown, after the fields that hubs read."""
     config, base = folder.config, folder.config.model.path
     changed = changed_keys(config)
@@ -104,13 +104,12 @@ def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
         base="" if base is None or Path(base).exists() else f"base_model: {json.dumps(base)}\n",
         name=folder.path.name,
         version=store.run(folder.run_id).code_version,
-        figures="\n".join(f"| {name} | {value} |" for name, value in _figures(store, folder, weights)),
+        figures="\n".join(f"| {name} | {value} |" for name, value in _figures(store, folder, made)),
         settings="\n".join(settings),
     )
 
 
-def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> Iterator[tuple[str, object]]:
-    made = iteration_of(folder, weights)
+def _figures(store: ReplayStore, folder: RunFolder, made: int) -> Iterator[tuple[str, object]]:
     series = questions.metric_series(store, folder.run_id, names=_METRICS, within=range(made + 1))
     success, tasks, *rows = (dict(finite(series, name)) for name in _METRICS)
     measured = {at: with_interval(share, round(tasks[at])) for at, share in success.items()}

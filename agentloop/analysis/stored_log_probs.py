@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 
-from agentloop.errors import UserError
+from agentloop.analysis.stored_policies import first_weights
 from agentloop.learning.batch import Batch, ScoredBatch, build_batch
 from agentloop.learning.passes import score
 from agentloop.learning.update_stats import Drift, drift_of
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.runs.run_folder import RunFolder, complete_checkpoints
+from agentloop.runs.run_folder import RunFolder
 from context.authors import AuthorTable
-from replay.locate import BEST, best_policy
 from replay.questions import sampled_rows
 from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
@@ -66,31 +65,6 @@ class Drifted:
     approx_kl: float | None
     ess: float | None
     """Effective sample size, as updates measure it."""
-
-
-def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
-    """The places of all policy versions' weights: snapshots, checkpoints, and the run's first weights."""
-    first: Path | str = folder.start if folder.config.model.path is None else folder.config.model.path
-    found: dict[int, Path | str] = {0: first}
-    found |= {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
-    return found | {int(path.name): path for path in complete_checkpoints(folder.policies)}
-
-
-def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:
-    """The policy that --policy names, by its version or as the best; None means the run's newest."""
-    known = weights_of_run(folder)
-    if policy is None:
-        return max(known), known[max(known)]
-    if policy == BEST:
-        path = best_policy(folder.path)
-        return int(path.name), path
-    if not policy.isdecimal() or int(policy) not in known:
-        there = ", ".join(map(str, sorted(known)))
-        raise UserError(
-            f"--policy must be a version whose weights are still in {folder.path} ({there}), or best, got {policy}. "
-            "Set checkpoint.keep_policies to keep more."
-        )
-    return int(policy), known[int(policy)]
 
 
 def check_log_probs(
@@ -142,7 +116,7 @@ def rescore(
 
 def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
     """Load weights of the run, or of another model of its family."""
-    first = folder.config.model.path or folder.start
+    first = first_weights(folder)
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 

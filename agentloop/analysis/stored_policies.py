@@ -74,12 +74,12 @@ def evaluate_run(
     `run` and `policy` are as for `named_policy`. Raises UserError where the environment's source has changed, unless
     `environment_changed`.
     """
-    folder, weights = named_policy(run, policy)
+    folder, made, weights = named_policy(run, policy)
     config = _with_sizes(folder.config, asked)
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-    version = iteration_of(folder, weights) if folder.environments else None  # sft has no policy versions
+    version = made if folder.environments else None  # sft has no policy versions
     whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
-    return _evaluate_policy(config, environments, source, (config.model.path or folder.start, weights), whose, asked)
+    return _evaluate_policy(config, environments, source, (first_weights(folder), weights), whose, asked)
 
 
 def evaluate_model(file: Path, overrides: Sequence[str] = (), asked: Asked = _AS_CONFIGURED) -> EvaluationReport:
@@ -152,33 +152,46 @@ def sampling_actors(
     return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 
 
-def named_policy(run: Path | str, policy: int | str | None = None) -> tuple[RunFolder, Path]:
-    """The run that is named, and the folder of the policy's weights: a version's, the best's, or the last checkpoint's.
-
-    The best is meant by the policy `best`, or by `RUN:best` as the run. Raises UserError for a policy not kept.
-    """
+def named_policy(run: Path | str, policy: int | str | None = None) -> tuple[RunFolder, int, Path]:
+    """The run that is named, and the version and weights of its policy: as for `named_weights`, or the best of
+    `RUN:best`. Raises UserError for a policy not kept, and for the run's first weights."""
     path, best = split_best(run)
     if best and policy is not None:
         raise UserError(f"--policy must be left out with RUN:best, got {policy}. Leave one out.")
     folder = open_run_folder(path)
-    if best or policy == BEST:
-        return folder, best_policy(path)
-    if policy is None:
-        complete = complete_checkpoints(folder.checkpoints)
-        if not complete:
-            raise UserError(f"RUN must have a complete checkpoint, got none in {folder.path}. Train it with --resume.")
-        return folder, complete[-1] / "model"
-    weights = folder.policies / str(policy).zfill(6)
-    if not (weights / COMPLETE).exists():
-        kept = [int(path.name) for path in complete_checkpoints(folder.policies)]
-        what = f"{kept[0]}..{kept[-1]}" if kept else "none (set checkpoint.keep_policies)"
-        raise UserError(f"--policy must be a kept snapshot of {folder.path}, or best, got {policy}. Kept: {what}.")
-    return folder, weights
+    version, weights = named_weights(folder, BEST if best else policy)
+    if weights == first_weights(folder):
+        raise UserError(
+            f"RUN must have a complete checkpoint of the policy, got its first weights alone in {folder.path}. "
+            "Train it with --resume, or name a later policy."
+        )
+    return folder, version, Path(weights)
 
 
-def iteration_of(folder: RunFolder, weights: Path) -> int:
-    """The iteration that made these stored weights, which is also the policy's version."""
-    return int(weights.name if weights.parent in (folder.policies, folder.best) else weights.parent.name)
+def first_weights(folder: RunFolder) -> Path | str:
+    return folder.start if folder.config.model.path is None else folder.config.model.path
+
+
+def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
+    """The places of all policy versions' weights: snapshots, checkpoints, and the run's first weights."""
+    found = {0: first_weights(folder)} | {int(path.name): path for path in complete_checkpoints(folder.policies)}
+    return found | {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
+
+
+def named_weights(folder: RunFolder, policy: int | str | None) -> tuple[int, Path | str]:
+    """The policy that --policy names, by its version or as the best; None means the run's newest."""
+    if policy == BEST:
+        path = best_policy(folder.path)
+        return int(path.name), path
+    known = weights_of_run(folder)
+    version = max(known) if policy is None else int(policy) if str(policy).isdecimal() else -1
+    if version not in known:
+        there = ", ".join(map(str, sorted(known)))
+        raise UserError(
+            f"--policy must be a version whose weights are still in {folder.path} ({there}), or best, got {policy}. "
+            "Set checkpoint.keep_policies to keep more."
+        )
+    return version, known[version]
 
 
 Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
@@ -194,7 +207,7 @@ def play_with(
     Raises UserError for a model that can't be loaded.
     With `respond`, this function answers the policy's replies, and the environment does not.
     """
-    folder, saved = named_policy(model) if has_run(split_best(model)[0]) else (None, None)
+    folder, _, saved = named_policy(model) if has_run(split_best(model)[0]) else (None, None, None)
     if environment is not None:
         config = _config_to_play(model, folder, environment, overrides)
     elif folder is not None:

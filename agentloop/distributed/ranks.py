@@ -55,21 +55,18 @@ class Ranks:
 
     def gather(self, values: Tensor) -> Tensor:
         """Concatenate the [n] values of all ranks, by rank. The lengths may differ."""
-        if not self.several:
-            return values
-        lengths = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(self.count)]
-        dist.all_gather(lengths, torch.tensor([len(values)], device=values.device))
-        longest = max(int(length) for length in lengths)
-        places = [values.new_zeros(longest) for _ in range(self.count)]
-        dist.all_gather(places, torch.cat([values, values.new_zeros(longest - len(values))]))
-        return torch.cat([place[: int(length)] for place, length in zip(places, lengths, strict=True)])
+        return torch.cat([found.to(values.device) for found in self._of_all(values.cpu())])
 
     def gather_shared(self, found: Sequence[T]) -> list[T]:
         """Gather each rank's results for its `share`, in the order of the whole list."""
-        each: list[Any] = [found] * self.count
+        return [one for turn in zip(*self._of_all(found), strict=True) for one in turn]
+
+    def _of_all(self, found: Any) -> list[Any]:
+        """Return what each rank has found, by rank."""
+        each = [found] * self.count
         if self.several:
             dist.all_gather_object(each, found)
-        return [one for turn in zip(*each, strict=True) for one in turn]
+        return each
 
     def broadcast(self, call: object) -> None:
         """On rank 0: send a call to every other rank."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.records import Completion, GenerationFailed
-from context import Renderer, RenderError, ReplyParser, TrainingControl
+from context import Renderer, RenderError, ReplyParser
 from context.conversation_tree import ConversationTree, Prompt
 from context.messages import canonical_json, content_hash
 from context.parse.reply import before_stop
@@ -48,7 +48,6 @@ class Policy:
 
     renderer: Renderer
     parser: Callable[[Tools], ReplyParser]
-    control: TrainingControl
     max_tokens: int
     """The most tokens of a prompt and its reply together."""
     max_reply_tokens: int
@@ -87,7 +86,7 @@ class AgentSession:
         self._policy = policy
         self._ask = ask
         self._writer = writer
-        self.tree = ConversationTree(policy.renderer, policy.parser, now=now, control=policy.control, nodes=nodes)
+        self.tree = ConversationTree(policy.renderer, policy.parser, now=now, nodes=nodes)
         self.closed = False
         self.rewards: dict[str, float] = {}
         """The posted rewards by agent; the whole episode's reward has the empty name."""

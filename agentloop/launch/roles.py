@@ -4,25 +4,22 @@ No other module knows the words of these commands.
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import ConfigDict, Field, ValidationError
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, read_keys
-from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
+from replay.errors import sentence_for_validation_error
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 _AGENTLOOP = (sys.executable, "-m", "agentloop")
 _RANK_RESTARTS = 3
-_ROLE_NAME = re.compile(r"[a-z][a-z_]{0,31}")
 
 
 class RoleSection(Section):
@@ -71,13 +68,6 @@ class RolesSection(Section):
     engine: EngineRole | None = Field(None, description="agentloop engine.")
     worker: WorkerRole | None = Field(None, description="agentloop worker.")
 
-    @model_validator(mode="after")
-    def _names_are_plain(self) -> Self:
-        for name in self.__pydantic_extra__:
-            if not _ROLE_NAME.fullmatch(name):
-                raise ValueError(f"roles must have names of lower-case letters and _, got {shown(name)!r}. Rename it.")
-        return self
-
     @property
     def by_name(self) -> dict[str, RoleSection]:
         """The roles of this run, the learner first."""
@@ -108,19 +98,10 @@ def load_roles(path: Path) -> RolesFile:
     try:
         return RolesFile.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        details = error.errors(include_url=False)[0]
-    key = tuple(part for part in details["loc"] if isinstance(part, str))  # without the index in a list
+        place, problem = error.errors(include_url=False)[0]["loc"], sentence_for_validation_error(error)
+    key = tuple(part for part in place if isinstance(part, str))  # without the index in a list
     written = next((places[key[:length]] for length in range(len(key), 0, -1) if key[:length] in places), str(path))
-    raise UserError(f"{written}: {_describe_mistake(details, shown('.'.join(key)))}")
-
-
-def _describe_mistake(details: ErrorDetails, key: str) -> str:
-    if details["type"] == "value_error":
-        return str(details["ctx"]["error"])
-    wrong = {"extra_forbidden": "must be a known key, got an unknown one", "missing": "must be given, got nothing"}
-    if details["type"] in wrong:
-        return f"{key} {wrong[details['type']]}. See configs/cluster.yaml."
-    return f"{key} {details['msg'].replace('Input should', 'must')}, got {shown(details['input'])}."
+    raise UserError(f"{written}: {problem} See configs/cluster.yaml.")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """LoRA adapters on a frozen model: they are made or loaded, and switched off where the KL's reference is scored."""
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, needing, one_line
 from agentloop.models.actor import Actor
-from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries, require_peft
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
@@ -24,7 +25,8 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     load = partial(load_model, config.model, template=shown.template, template_args=shown.template_args)
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
         return load(saved or first)
-    require_peft(f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}")
+    with needing("peft", "lora.rank"):
+        import_module("peft")
     loaded = load(first)
     if has_adapters(loaded.model):
         raise UserError(

@@ -1,11 +1,11 @@
 """Load a Hugging Face causal LM with its tokenizer and chat template."""
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from agentloop.config import ModelSection, RunConfig
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.errors import UserError, needing, one_line, shortened
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_ids_of
 
@@ -64,7 +64,8 @@ def load_model(
     further variables of the template.
     """
     if (Path(path) / "adapter_config.json").exists():
-        require_peft(f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}")
+        with needing("peft", f"model.path with the adapters in {str(path)!r}"):
+            import_module("peft")
     _check_shards(path)
     codec, chat, tokenizer = _load_tokenizer(section, path, template, template_args)
     with _one_line_errors(path), muted_libraries():
@@ -139,12 +140,6 @@ def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
             f"model.path must hold every weight of its architecture, got none for {name} and {len(more)} more in "
             f"{str(path)!r}. Copy the model again, or correct its config.json."
         )
-
-
-def require_peft(problem: str) -> None:
-    """Raises UserError with the `problem` where PEFT is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise UserError(f"{problem}. pip install 'agentloop-replay[peft]'")
 
 
 def has_adapters(model: PreTrainedModel) -> bool:

@@ -1,18 +1,16 @@
 """A policy's weights, whole or sharded over ranks: they are written to files, and score rows of tokens.
 
-If the policy is sharded, every rank makes the same call and rank 0 writes. No rank ever has a whole copy. The files are
-byte for byte those of a whole policy.
+If the policy is sharded, every rank makes the same call. Rank 0 gathers the weights in the CPU's memory and writes
+them: the files are byte for byte those of a whole policy.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -23,25 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.errors import UserError
 from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
-
-LARGEST_FILE = 50 * 10**9
-"""Bytes of the largest file; further weights go into another one. transformers has the same default."""
-_ADAPTER_PREFIX = "base_model.model."
-"""Prefix of the names in PEFT's files."""
-# Types in the order in which safetensors writes their tensors.
-_TYPE_NAMES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class RowScores(NamedTuple):
@@ -82,8 +63,8 @@ def shard(model: PreTrainedModel) -> None:
 class PolicyWeights:
     """The weights of `model`, which is sharded where there are several `ranks`."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
-        self.model, self._ranks, self._largest_file = model, ranks, largest_file
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
+        self.model, self._ranks = model, ranks
 
     @property
     def kind(self) -> Literal["full", "lora"]:
@@ -102,13 +83,10 @@ class PolicyWeights:
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, byte for byte as `save_pretrained` does."""
         self._sort_adapted()
-        with muted_libraries():
-            if not self._ranks.several:
-                self.model.save_pretrained(folder, max_shard_size=self._largest_file)
-                return
-            if self._ranks.index == 0:
-                self.model.save_pretrained(folder, state_dict={})  # all but the weights
-        self._save_parts(folder)
+        whole = self._gathered(self.model.state_dict(keep_vars=True)) if self._ranks.several else None
+        if self._ranks.index == 0:
+            with muted_libraries():
+                self.model.save_pretrained(folder, state_dict=whole)
 
     @property
     def bytes_of_files(self) -> int:
@@ -118,7 +96,9 @@ class PolicyWeights:
     def save_head(self, file: Path, name: str) -> None:
         """Write the head's weight alone, under this name."""
         model: Any = self.model
-        stream_tensors(file, {name: model.get_output_embeddings().weight}, self._ranks)
+        whole = self._gathered({name: model.get_output_embeddings().weight})
+        if self._ranks.index == 0:
+            save_file(whole, file, metadata={"format": "pt"})
 
     @torch.no_grad()
     def scores(
@@ -171,22 +151,17 @@ class PolicyWeights:
             if isinstance(adapter.target_modules, set):
                 adapter.target_modules = sorted(adapter.target_modules)
 
-    def _save_parts(self, folder: Path) -> None:
-        if has_adapters(self.model):
-            own = self.model.get_adapter_state_dict()
-            kind, tensors = "adapter_model", {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
-        else:
-            kind, tensors = "model", _stored(self.model)
-        split = split_torch_state_dict_into_shards(
-            _stand_ins(tensors), filename_pattern=f"{kind}{{suffix}}.safetensors", max_shard_size=self._largest_file
-        )
-        for file, names in split.filename_to_tensors.items():
-            stream_tensors(folder / file, {name: tensors[name] for name in names}, self._ranks)
-        if split.is_sharded and self._ranks.index == 0:
-            metadata = {"total_parameters": self.model.num_parameters(), **split.metadata}
-            index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
-            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            (folder / f"{kind}.safetensors.index.json").write_text(text, encoding="utf-8")
+    def _gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Make the parts whole on rank 0, in the CPU's memory; of a policy with adapters, only these. Tied tensors stay
+        one."""
+        whole: dict[int, Tensor] = {}
+        written = {name: part for name, part in parts.items() if part.requires_grad or self.kind == "full"}
+        for part in {id(part): part for part in written.values()}.values():
+            own = part.detach()
+            found = own.full_tensor() if isinstance(own, DTensor) else own
+            if self._ranks.index == 0:
+                whole[id(part)] = found.cpu()
+        return {name: whole[id(part)] for name, part in written.items() if id(part) in whole}
 
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
@@ -194,66 +169,8 @@ def _rounded(values: Tensor) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values.tolist())
 
 
-def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors of a file by their names in it. A tied tensor is there once.
-
-    transformers names stand-ins without memory, and the tensors are found by these. Raises UserError if a file has
-    weights in another form.
-    """
-    parts = model.state_dict()
-    places = _stand_ins(parts)
-    own = {id(place): name for name, place in places.items()}
-    stored = named_as_in_files(model, places)
-    for name, place in stored.items():
-        if id(place) not in own:
-            raise UserError(
-                f"model.path must be a model whose files hold its weights as they are on several ranks with "
-                f"rollout.engine: vllm, got {type(model).__name__}, which makes {name} of others. Use one rank."
-            )
-    return {name: parts[own[id(place)]] for name, place in stored.items()}
-
-
 def named_as_in_files(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a model's state that its files hold, by their names there. A tied tensor is there once."""
     saved = {name: t for name, t in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
     stored: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(saved, model))
     return stored
-
-
-def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes and types that take no memory."""
-    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
-
-
-def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Write the file that safetensors' `save_file` would write for the whole tensors, one tensor at a time.
-
-    Every rank calls this with the same names, and rank 0 writes. A sharded tensor is gathered from all ranks, any other
-    is rank 0's. safetensors itself needs all tensors in memory: see docs/decisions/0013-streamed-weights.md. Raises
-    ValueError for a type that is not known.
-    """
-    ordered = _ordered(tensors)
-    with nullcontext() if ranks.index else path.open("wb") as file:
-        if file is not None:
-            file.write(_header(ordered))
-        for tensor in ordered.values():
-            own = tensor.detach()
-            whole = own.full_tensor() if isinstance(own, DTensor) else own
-            if file is not None:
-                file.write(whole.cpu().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    kinds = [*_TYPE_NAMES]
-    return dict(sorted(tensors.items(), key=lambda item: (kinds.index(item[1].dtype), item[0])))
-
-
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _TYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

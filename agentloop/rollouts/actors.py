@@ -24,7 +24,6 @@ from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.templates.rendering.conversation_writer import Rendering
-from context.tokens.loss_mask import TrainingControl
 
 if TYPE_CHECKING:
     from agentloop.gateway.agent_sessions import Policy
@@ -69,7 +68,6 @@ class Actors:
     parsers: Callable[[Tools], ReplyParser]
     """Makes the parser for a task's own tools. Raises RenderError for tools that the model can't be shown."""
     strategy: Strategy = field(default_factory=Linear)
-    control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
     gateway: RunGateway | None = None
     """The server at which agents ask the policy; None: no environment has an agent."""
@@ -103,7 +101,6 @@ def make_actors(
         vocab_size,
         parsers_by_tools(section, files.template),
         make_strategy(section.strategy, section.options),
-        section.training_control(),
         memory=tool_memory(config, environments),
     )
 
@@ -128,7 +125,7 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
 
     parser = parsers_by_tools(config.context, renderer.template)
     limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
-    return Policy(renderer, parser, config.context.training_control(), *limits, config.gateway.unsupported)
+    return Policy(renderer, parser, *limits, config.gateway.unsupported)
 
 
 def parsers_by_tools(section: ContextSection, template: ChatTemplate) -> Callable[[Tools], ReplyParser]:

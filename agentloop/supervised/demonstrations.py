@@ -87,14 +87,10 @@ def _sequences(
         max_tokens=section.max_tokens,
         parser=make_parser(section.parser, renderer.template, tools=conversation.tools) if named else None,
         strategy=strategy,
-        control=section.training_control(),
         strict=section.strict,
     )
     sequences = [segment.tokens for segment in context.segments()]
-    trained = [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]
-    if not trained:
-        raise BadRow("conversation must hold a token that context lets be trained, got none.")
-    return trained
+    return [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]
 
 
 def compare_with_environment(config: RunConfig) -> str | None:

@@ -51,6 +51,7 @@ class EpisodeDesk:
 
     @property
     def waiting(self) -> int:
+        """The number of waiting agents that could begin an episode now."""
         return len(self._askers)
 
     async def ask(self, request: Request) -> Response:

@@ -1,5 +1,7 @@
 """A worker: it claims tickets of a run, plays their episodes concurrently, and stores each one once it has ended."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket
@@ -10,22 +12,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentloop.environments import Task
 from agentloop.errors import UserError
-from agentloop.rollouts.episodes.episode import AskAny, Episode
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
-from agentloop.workers.run_view import ListedEngines, RunPoller
+from agentloop.workers.listed_engines import ListedEngines
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
 
+if TYPE_CHECKING:
+    from agentloop.workers.episodes_on_request import EpisodeDesk
+
 _SIGNAL_S = 0.25
+_LOOK_S, _LONGEST_LOOK_S = 0.25, 1.0
+"""Seconds between two looks at the run; without anything to do they double, up to the longest."""
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
 """Seconds to store ended episodes and to give the other tickets back."""
@@ -35,19 +41,8 @@ _MOST_ERRORS_IN_A_ROW = 8
 _Result = TypeVar("_Result")
 
 
-class Desk(Protocol):
-    """Where agents of others wait for episodes."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting agents that could begin an episode now."""
-
-    async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
-        """By the agent that has waited longest."""
-
-
 class Worker:
-    """RunPoller at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
+    """Looks at its run at intervals. One thread asks the database, so that a slow one delays no episode."""
 
     def __init__(
         self,
@@ -56,7 +51,7 @@ class Worker:
         concurrency: int,
         stop: StopRequest,
         say: Callable[[str], None],
-        desk: Desk | None = None,
+        desk: EpisodeDesk | None = None,
     ) -> None:
         """`desk` hands the episodes to waiting agents; None: the worker plays them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -67,9 +62,8 @@ class Worker:
         self._say = say
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
-        self._poller = RunPoller(run.store, run.id, self.id, lease_s=self._lease_s)
         self._engines = ListedEngines(run.engine)
-        self._claims = HeldClaims(concurrency)
+        self._claims: dict[Place, Claim] = {}
         """The claims of episodes that are unfinished, or not stored yet."""
         self._results: list[EpisodeResult] = []
         """Results that are not stored yet."""
@@ -77,7 +71,8 @@ class Worker:
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
         """The errors that ended the latest episodes; empty once one ends without an error."""
-        self._next_extension = 0.0
+        self._next_extension = self._next_report = 0.0
+        self._pause_s = _LOOK_S
         self._back_off_s = 0.0
 
     def collect(self) -> None:
@@ -87,10 +82,11 @@ class Worker:
 
     async def _collect(self) -> None:
         self._episodes = EpisodesUnderWay(self._run, None if self._desk is None else self._desk.play)
+        roles = self._run.store.roles
         try:
             while not self._stop.requested:
                 try:
-                    view = await self._ask(self._poller.look)
+                    view = await self._ask(lambda: roles.view(self._run.id, lease_s=self._lease_s))
                     if view.has_ended:
                         self._say("the run has ended")
                         return
@@ -116,10 +112,12 @@ class Worker:
         await self._extend()
         await self._give_back()
         await self._claim(view)
-        if self._poller.report_is_due:
-            await self._ask(self._poller.report, self._facts())
+        if time.monotonic() >= self._next_report:
+            await self._ask(self._run.store.roles.report, "worker", self._run.id, self.id, self._facts())
+            self._next_report = time.monotonic() + self._lease_s / 3
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
-        return self._poller.pause_s(busy=bool(busy))
+        self._pause_s = _LOOK_S if busy else min(2 * self._pause_s, _LONGEST_LOOK_S, self._lease_s / 3)
+        return self._pause_s
 
     async def _store_results(self) -> None:
         for result in self._episodes.results():
@@ -135,32 +133,35 @@ class Worker:
             if memory is not None:
                 await self._ask(self._run.store.remember, memory.take_new())
             del self._results[: len(stored)]
-            self._claims.drop(result.claim.place for result in stored)
+            self._drop(result.claim.place for result in stored)
 
     async def _extend(self) -> None:
         now = time.monotonic()
         if now < self._next_extension:
             return
         if self._claims:
-            held = self._claims.all
+            held = list(self._claims.values())
             lost = await self._ask(lambda: self._run.store.tickets.extend(held, lease_s=self._lease_s))
             # Ended episodes of lost claims are stored all the same: the first result counts.
             self._episodes.cancel(lost)
-            self._claims.drop(lost)
+            self._drop(lost)
         self._next_extension = now + self._lease_s / 3
 
     async def _claim(self, view: RunView) -> None:
-        count = self._claims.wanted if self._desk is None else min(self._claims.wanted, self._desk.waiting)
+        count = 0 if any(map(_is_last_try, self._claims.values())) else self._concurrency - len(self._claims)
+        count = count if self._desk is None else min(count, self._desk.waiting)
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
         claims, known = await self._ask(self._claim_tickets, count)
-        taken, returned = self._claims.add(claims)
+        if self._claims and any(map(_is_last_try, claims)):  # if it ends this worker, no other ticket loses a try
+            self._returned += claims
+            claims = []
+        self._claims |= {claim.place: claim for claim in claims}
         if self._run.actors.memory is not None:
-            self._run.actors.memory.keep([claim.ticket.task for claim in self._claims.all])
+            self._run.actors.memory.keep([claim.ticket.task for claim in self._claims.values()])
             self._run.actors.memory.add(known)
-        self._returned += returned
-        tasks = await self._ask(self._run.tasks.tasks_for, [claim.ticket for claim in taken])
-        for claim, task in zip(taken, tasks, strict=True):
+        tasks = await self._ask(self._run.tasks.tasks_for, [claim.ticket for claim in claims])
+        for claim, task in zip(claims, tasks, strict=True):
             self._episodes.start(claim, task)
         # At once, because an episode could end this process.
         await self._give_back()
@@ -173,6 +174,11 @@ class Worker:
         environments = () if memory is None else memory.environments
         known = [record for environment in environments for record in run.store.remembered(environment, tasks)]
         return claims, known
+
+    def _drop(self, places: Iterable[Place]) -> None:
+        """Drop claims that have ended, or that another worker has."""
+        for place in places:
+            self._claims.pop(place, None)
 
     async def _give_back(self) -> None:
         if self._returned:
@@ -198,7 +204,7 @@ class Worker:
             async with asyncio.timeout(_TO_LEAVE_S):
                 await self._episodes.end()
                 await self._store_results()
-                self._returned += self._claims.all
+                self._returned += self._claims.values()
                 await self._give_back()
                 await self._ask(self._run.store.roles.leave, "worker", self._run.id, self.id)
         except (TimeoutError, DatabaseFailed) as error:
@@ -222,48 +228,8 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(self._database, question, *args)
 
 
-class HeldClaims:
-    """The claims that a worker holds. A ticket in its last try is played alone: if it ends the worker, no other ticket
-    loses a try."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held: dict[Place, Claim] = {}
-        self._alone: Place | None = None
-        """The place of the ticket in its last try that is played alone; None without one."""
-        self._makes_room = False
-        """True: a ticket in its last try waits until this worker holds no other."""
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    @property
-    def all(self) -> list[Claim]:
-        return list(self._held.values())
-
-    @property
-    def wanted(self) -> int:
-        if self._makes_room:
-            return 0 if self._held else 1
-        return 0 if self._alone is not None else self._most - len(self._held)
-
-    def add(self, claims: Sequence[Claim]) -> tuple[list[Claim], list[Claim]]:
-        """Take claims; return those to play now, and those to give back."""
-        last = [claim for claim in claims if claim.tries >= MOST_TRIES]
-        others = [claim for claim in claims if claim.tries < MOST_TRIES]
-        if last and not others and not self._held:
-            others, last = last[:1], last[1:]
-            self._alone = others[0].place
-        self._makes_room = bool(last)
-        self._held.update({claim.place: claim for claim in others})
-        return others, last
-
-    def drop(self, places: Iterable[Place]) -> None:
-        """Drop claims that have ended, or that another worker has."""
-        for place in places:
-            self._held.pop(place, None)
-            if place == self._alone:
-                self._alone = None
+def _is_last_try(claim: Claim) -> bool:
+    return claim.tries >= MOST_TRIES
 
 
 def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -15,15 +14,9 @@ from tokenizers import Encoding, Tokenizer
 
 from context.wording import storable
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _STAND_IN = "?"
 _SENTENCEPIECE_SPACE = "\u2581"
 _OTHER = "[other]"
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
-}
-"""The characters by which byte-level tokenizers (GPT-2 and its heirs) spell each byte."""
 
 
 _Description = dict[str, Any]
@@ -95,7 +88,6 @@ class TokenCodec:
                 f"tokenizer must have control tokens of at least two characters, got {letters[0]!r}. "
                 "This tokenizer can't be used safely."
             )
-        self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
         self._drops_first_space = _word_decoder(given).decode([0]) == "x"
         self._full = _tokenizer_of(description)
         self._text = _without_control_tokens(description, self.added_ids)
@@ -159,17 +151,6 @@ class TokenCodec:
                     f"({self._full.id_to_token(token)!r}). This tokenizer can't be used safely."
                 )
         return encoding
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token adds to a text. They need not be whole characters."""
-        written = str(self._full.id_to_token(token))
-        if token in self.added_ids:
-            return written.encode()
-        if self._byte_level:
-            return bytes(_BYTE_OF[character] for character in written)
-        if match := _BYTE_TOKEN.fullmatch(written):
-            return bytes([int(match[1], 16)])
-        return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:
         """The text for people and parsers, with control tokens visible and unknown ids left out.

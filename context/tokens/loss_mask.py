@@ -9,14 +9,13 @@ A sampled token that must not be trained gets an author that is sampled and not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
-from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import TokenSequence, pieces
+from context.tokens.token_sequence import TokenSequence
 
 
 def response_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
@@ -35,47 +34,10 @@ def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-@dataclass(frozen=True)
-class TrainingControl:
-    """Keeps sampled tokens out of training. They stay sampled tokens with their log-probs, and carry no loss."""
-
-    keep_turns: tuple[int, ...] | None = None
-    """The only turns to train. None: all turns. Turns count from 0, and negative ones from the end of the episode."""
-    discard_turns: tuple[int, ...] = ()
-    """Turns that are not trained, even where `keep_turns` names them."""
-    blackout: tuple[str, ...] = ()
-    """Texts whose first occurrence in each reply is not trained, whichever tokens spell it."""
-    blackout_after_end: bool = True
-    """Nothing behind a reply's first stop token is trained. The stop token itself is."""
-
-    def __post_init__(self) -> None:
-        if not all(self.blackout):
-            raise ValueError("blackout must hold texts of at least one character, got ''. Remove it.")
-
-    def trains(self, turn: int, num_turns: int) -> bool:
-        named = {turn, turn - num_turns}
-        kept = self.keep_turns is None or not named.isdisjoint(self.keep_turns)
-        return kept and named.isdisjoint(self.discard_turns)
-
-    def untrained(self, token_ids: Sequence[int], codec: TokenCodec, stop_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
-        """[T] True = the token of this reply is kept out of training."""
-        mask = np.zeros(len(token_ids), bool)
-        ids = list(token_ids)
-        if self.blackout:
-            self._black_out(mask, ids, codec)
-        if self.blackout_after_end:
-            end = next((i for i, token in enumerate(ids) if token in stop_ids), len(ids))
-            mask[end + 1 :] = True
-        return mask
-
-    def _black_out(self, mask: npt.NDArray[np.bool_], ids: Sequence[int], codec: TokenCodec) -> None:
-        spelled = list(pieces(ids, codec))
-        whole = "".join(text for _, _, text in spelled)
-        piece_of = [piece for piece in spelled for _ in piece[2]]  # the piece of each character
-        for wanted in self.blackout:
-            start = whole.find(wanted)
-            if start >= 0:
-                mask[piece_of[start][0] : piece_of[start + len(wanted) - 1][1]] = True
+def behind_the_end(token_ids: Sequence[int], end_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
+    """[T] True = behind the first stop token of a reply. Such a token is not trained; the stop token itself is."""
+    ends = np.isin(token_ids, list(end_ids)).cumsum()
+    return np.concatenate([[False], ends[:-1] > 0])
 
 
 def mark_untrained(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:

@@ -1,13 +1,13 @@
 """The training sequences of an episode while they grow: each prompt extends the one before, with the reply between."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from context.authors import DEMONSTRATION, LLM, AuthorTable
-from context.tokens.loss_mask import TrainingControl, mark_untrained
+from context.tokens.loss_mask import mark_untrained
 from context.tokens.token_sequence import NOT_SAMPLED, BehaviorContext, Segment, SegmentReason, TokenSequence
 
 _ROUNDING = 1e-2
@@ -71,11 +71,9 @@ class OpenSegment:
         self.show(tokens, turn=turn)
         self.has_replies = True
 
-    def closed(self, control: TrainingControl, num_turns: int, authors: AuthorTable) -> Segment:
+    def closed(self, untrained_turns: Collection[int], authors: AuthorTable) -> Segment:
         parts = [
-            tokens
-            if turn is None or control.trains(turn, num_turns)
-            else mark_untrained(tokens, np.ones(len(tokens), bool), authors)
+            mark_untrained(tokens, np.ones(len(tokens), bool), authors) if turn in untrained_turns else tokens
             for tokens, turn in self._parts
         ]
         return Segment(TokenSequence.concatenate(parts), self.reason, self.behavior_context)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def read(trajectory: Mapping[str, Any]) -> dict[str, Any]:
-    """A conversation, with log-probs where the file has them with their tokens."""
+    """A conversation."""
     messages: list[dict[str, Any]] = []
     for step in trajectory["steps"]:
         messages.append({"role": step["source"].replace("agent", "assistant"), "content": _text(step["message"])})
@@ -23,9 +23,6 @@ def read(trajectory: Mapping[str, Any]) -> dict[str, Any]:
                 (one["tool_call_id"], one["function_name"], one["arguments"]) for one in step.get("tool_calls") or []
             ]
             messages[-1]["tool_calls"] = [{"id": i, "function": {"name": n, "arguments": a}} for i, n, a in calls]
-            metrics = step.get("metrics") or {}
-            tokens = zip(metrics.get("completion_token_ids") or (), metrics.get("logprobs") or (), strict=True)
-            messages[-1]["logprobs"] = {"content": [{"token": f"token_id:{id}", "logprob": one} for id, one in tokens]}
         for result in (step.get("observation") or {}).get("results", []):
             call, said = result.get("source_call_id"), {"content": _text(result.get("content") or "")}
             messages.append({"role": "tool", "tool_call_id": call, **said} if call else {"role": "user", **said})

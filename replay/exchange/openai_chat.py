@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any
@@ -15,10 +15,8 @@ from context.messages import Message
 from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
-from context.tokens.loss_mask import TrainingControl
 from replay.errors import shortened
 from replay.exchange.row_format import BadRow, Part, json_line, typed
-from replay.records import Finite
 
 _READ = frozenset({"role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content"})
 _WITHOUT_TOKENS = ("function_call", "refusal", "audio")
@@ -29,24 +27,6 @@ class _Open(Part):
     """A part that may hold more fields than are read."""
 
     model_config = ConfigDict(extra="allow")
-
-
-class TokenLogProb(_Open):
-    """One entry of `logprobs.content`."""
-
-    token: str
-    logprob: Finite
-    codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(fail_fast=True)] | None = Field(
-        None, alias="bytes"
-    )
-
-    @property
-    def raw(self) -> bytes:
-        return self.token.encode("utf-8", "surrogatepass") if self.codes is None else bytes(self.codes)
-
-
-class ChatLogProbs(_Open):
-    content: Annotated[list[TokenLogProb], Field(fail_fast=True)] | None = None
 
 
 _Given = dict[str, JsonValue]
@@ -64,8 +44,6 @@ class TeacherMessage:
     message: Message
     trained: bool
     """Whether the reply is trained; False if its `weight` is 0."""
-    log_probs: list[TokenLogProb] | None
-    """The log-probs of the file; None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -128,17 +106,16 @@ def _turns(entries: Sequence[TeacherMessage]) -> tuple[tuple[TeacherMessage, tup
 
 
 def _entry(index: int, given: _Given, ignored: Counter[str]) -> TeacherMessage:
-    ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
+    ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", *_WITHOUT_TOKENS})
     where = f"messages[{index}]"
     for name in _WITHOUT_TOKENS:
         if given.get(name):
             raise BadRow(f"{where}.{name} must be empty, got a value. Use tool_calls or content.")
-    weight, own = given.get("weight", 1), given.get("logprobs")
+    weight = given.get("weight", 1)
     if weight not in (0, 1):
         raise BadRow(f"{where}.weight must be 0 or 1, got {shortened(weight)}.")
-    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else None
     message = read_message(index, {name: value for name, value in given.items() if name in _READ})
-    return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)
+    return TeacherMessage(message, bool(weight))
 
 
 class TooLong(BadRow):
@@ -152,28 +129,27 @@ def record_conversation(
     max_tokens: int,
     parser: ReplyParser | None = None,
     strategy: Strategy | None = None,
-    control: TrainingControl | None = None,
     strict: bool = False,
-    log_probs: Callable[[TeacherMessage, Sequence[int]], Sequence[float]] = lambda reply, ids: [math.nan] * len(ids),
 ) -> ContextManager:
     """The context of an episode in which the policy gave the replies of a conversation. Replies of weight 0 are shown,
     not trained.
 
-    `parser` reads each reply back from its tokens; None: the template's own parser. `log_probs` gives those of a
-    reply's tokens, NaN where they are unknown. Raises BadRow (TooLong if it is too long) and RenderError.
+    `parser` reads each reply back from its tokens; None: the template's own parser. Raises BadRow (TooLong if it is too
+    long) and RenderError.
     """
     conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
-    given, control = KnownReply(), control or TrainingControl()
-    shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
-    control = replace(control, discard_turns=(*control.discard_turns, *shown))
-    context = ContextManager(renderer, given, max_tokens=max_tokens, strategy=strategy, control=control, strict=strict)
+    given = KnownReply()
+    shown = {turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained}
+    context = ContextManager(
+        renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown, strict=strict
+    )
     context.begin(conversation.opening, conversation.tools)
     for reply, answers in conversation.turns:
         given.message = reply.message
         ids = renderer.reply(context.prompt, reply.message, parser)
         stopped = CONTEXT_FULL if len(ids) > context.room else None
         if stopped is None:
-            context.record_reply(ids, log_probs(reply, ids), policy_version=0)
+            context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
             stopped = context.observe(answers) if answers else None
         if stopped == CONTEXT_FULL:
             raise TooLong("conversation must fit context.max_tokens, got a longer one. Raise it, or leave the row out.")

@@ -1,11 +1,9 @@
 """Other people's conversations as trajectories, rendered to the tokens that the run's own policy would have sampled.
 
-The author of the replies is `demonstration`, which is trained and has no log-probs. If the file has a log-prob for each
-token, and its tokens are ours one by one, the author is `llm`, with these log-probs.
+The author of the replies is `demonstration`, which is trained and has no log-probs.
 """
 
 import hashlib
-import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,7 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, record_conversation
+from replay.exchange.openai_chat import Conversation, read_line, record_conversation
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
@@ -65,9 +63,6 @@ class Teaching:
 @dataclass
 class TeacherReport(ImportReport):
     replies: int = 0
-    replies_with_log_probs: int = 0
-    log_probs_refused: dict[str, int] = field(default_factory=dict)
-    """Replies whose log-probs in the file could not be taken, by reason."""
     groups: int = 0
     without_signal: int = 0
     """Rows with advantage 0: a loss that weighs by advantage learns nothing from them."""
@@ -159,12 +154,11 @@ class _ChatFile:
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
-        refused: Counter[str] = Counter()
         number = 0
         try:
             for number, line in enumerate(lines(self._path), 1):
                 try:
-                    bundle = self._rendered(read_line(line, ignored), number, refused)
+                    bundle = self._rendered(read_line(line, ignored), number)
                 except ValueError as error:
                     self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
@@ -174,7 +168,7 @@ class _ChatFile:
                 progress("check", number)
         except BadRow as error:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
-        self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
+        self._report.ignored = dict(ignored)
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their places, their complete groups, and their advantages within them."""
@@ -197,7 +191,7 @@ class _ChatFile:
             normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
         return self._teaching.group_advantages([reward for reward, _ in members], normalise)
 
-    def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
+    def _rendered(self, conversation: Conversation, number: int) -> Bundle:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Add one, or give all such rows one with --reward.")
@@ -207,8 +201,8 @@ class _ChatFile:
             self._renderer,
             max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
             parser=PARSERS[parser](conversation.tools) if parser in PARSERS else None,
-            log_probs=partial(self._log_probs, refused),
         )
+        self._report.replies += len(conversation.turns)
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
         threshold = self._setting("rollout.success_reward", float)
         reached = reward >= (1.0 if threshold is None else threshold)
@@ -239,29 +233,6 @@ class _ChatFile:
         asked = TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task})
         policy = replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None)
         return Bundle(trajectory, group_of([trajectory]), asked, self._run, (policy,))
-
-    def _log_probs(self, refused: Counter[str], reply: TeacherMessage, ids: Sequence[int]) -> list[float]:
-        self._report.replies += 1
-        if reply.log_probs and (reason := self._mismatch(reply.log_probs, ids)):
-            refused[reason] += 1
-        elif reply.log_probs:
-            self._report.replies_with_log_probs += 1
-            return [entry.logprob for entry in reply.log_probs]
-        return [math.nan] * len(ids)
-
-    def _mismatch(self, entries: Sequence[TokenLogProb], ids: Sequence[int]) -> str | None:
-        """Say why the log-probs of a reply do not belong to our tokens."""
-        codec = self._renderer.codec
-        for token, entry in zip(ids, entries, strict=False):
-            if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):
-                return "the file's tokens are others than the model's"
-        if len(entries) == len(ids) - 1:
-            return "the file has no log-prob for the token that ends the reply"
-        if len(entries) != len(ids):
-            return "the file has another number of tokens"
-        if not all(-math.inf < entry.logprob <= 0 for entry in entries):
-            return "a log-prob is above 0 or infinite"
-        return None
 
     def _setting(self, dotted: str, kind: type[_Value]) -> _Value | None:
         return stored_setting(self._teaching.run.config, dotted, kind)

@@ -7,17 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from examples.tasks_of_others import atif
-from replay.exchange.teacher import import_chat
-from replay.store import ReplayStore
 from tests.agentloop.rollouts.test_agent_episodes import folder, play
 from tests.fakes.runs import ROOT
-from tests.fakes.scripted import CHATML, call
+from tests.fakes.scripted import call
 from tests.replay.conftest import file_store
-from tests.replay.exchange.test_teacher import only_row, teaching, written
 
 pytestmark = pytest.mark.slow
 __all__ = ["file_store", "folder"]
@@ -120,17 +116,4 @@ def test_conversations_are_trajectories_of_harbor_and_back() -> None:
         from harbor.models.trajectories.trajectory import Trajectory
 
         Trajectory.model_validate(trajectory)
-    back = atif.read(trajectory)
-    assert all(row.pop("logprobs") == {"content": []} for row in back["messages"] if row["role"] == "assistant")
-    assert back == SAID
-
-
-def test_log_probs_of_a_trajectory_are_taken_with_its_tokens(tmp_path: Path, file_store: ReplayStore) -> None:
-    ids = [*CHATML.codec.encode("78."), CHATML.end_id]
-    trajectory = atif.write({**SAID, "messages": SAID["messages"][:2]}, "one")
-    metrics = {"completion_token_ids": ids, "logprobs": [-0.25] * len(ids)}
-    trajectory["steps"].append({"step_id": 3, "source": "agent", "message": "78.", "metrics": metrics})
-    import_chat(file_store, written(tmp_path, atif.read(trajectory)), teaching(file_store, tmp_path))
-    tokens = only_row(file_store).segments[0].tokens
-    assert tokens.token_ids[-len(ids) :].tolist() == ids
-    assert (tokens.behavior_log_probs[-len(ids) :] == -0.25).all() and np.isnan(tokens.behavior_log_probs[0])
+    assert atif.read(trajectory) == SAID

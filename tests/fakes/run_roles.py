@@ -112,7 +112,7 @@ class Roles:
                 process.kill()
 
     def until(self, holds: Callable[[], bool], *, limit_s: float = 300) -> None:
-        """RunPoller at every finished episode on the way: each is in exactly one place at every moment."""
+        """Looks at every finished episode on the way: each is in exactly one place at every moment."""
         end = time.monotonic() + limit_s
         while not holds():
             assert time.monotonic() < end, {role: self.printed(role)[-2000:] for role in self.processes}

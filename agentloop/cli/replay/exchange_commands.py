@@ -170,10 +170,7 @@ def _import_text(report: ImportReport, file: Path, refused: int) -> str:
         )
     lines += report.problems
     if isinstance(report, TeacherReport):
-        replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
-        lines.append(f"{report.groups:,} groups; {replies}")
-        refusals = report.log_probs_refused.items()
-        lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in refusals]
+        lines.append(f"{report.groups:,} groups; {report.replies:,} replies")
         if report.without_signal:
             lines.append(
                 f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach "

@@ -69,7 +69,8 @@ def verify(
 
 
 def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
-    from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
+    from agentloop.analysis.stored_log_probs import check_log_probs
+    from agentloop.analysis.stored_policies import named_weights, weights_of_run
 
     folder = run_folder_of(buffer)
     weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
@@ -90,9 +91,10 @@ def rescore(
     """
     with opened(run, read_only=False) as buffer:
         from agentloop.analysis import stored_log_probs
+        from agentloop.analysis.stored_policies import named_weights
 
         folder = run_folder_of(buffer)
-        version, weights = stored_log_probs.named_weights(folder, policy)
+        version, weights = named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say_json(vars(drifted), indent=None) if as_json else say(_drift_text(drifted))
 

@@ -11,7 +11,6 @@ from context.authors import DEMONSTRATION
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.templates.model_files import BUILT_IN_TEMPLATES, template_source
-from context.tokens.loss_mask import TrainingControl
 from context.wording import suggest
 from replay.config import ContextLength
 from replay.errors import first_problem
@@ -98,12 +97,6 @@ class ContextSection(ContextLength, Section):
         "their tokens do, and whether prompts show them; for example {name: human_edit, action: true, trained: true, "
         "shown: true}.",
     )
-    keep_turns: tuple[int, ...] | None = Field(
-        None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
-    )
-    discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
-    blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
-    blackout_after_end: bool = Field(True, description="Train nothing after the first stop token of a reply.")
     template: str | None = Field(
         None,
         description="Chat template that replaces the model's own, stored with the run: "
@@ -140,9 +133,8 @@ class ContextSection(ContextLength, Section):
                 f"{suggest(self.parser, ['auto', *PARSERS])}"
             )
         self.author_table()
-        for key, texts in (("blackout", self.blackout), ("stop_strings", self.stop_strings)):
-            if "" in (texts or ()):
-                raise ValueError(f"context.{key} must hold texts of at least one character, got ''. Remove it.")
+        if "" in (self.stop_strings or ()):
+            raise ValueError("context.stop_strings must hold texts of at least one character, got ''. Remove it.")
         return self
 
     def author_table(self) -> AuthorTable:
@@ -156,6 +148,3 @@ class ContextSection(ContextLength, Section):
             return tuple(Author(row.name, row.action, row.trained, row.shown, behavior=False) for row in self.authors)
         except ValueError as error:
             raise ValueError(f"context.{error}") from None
-
-    def training_control(self) -> TrainingControl:
-        return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)

@@ -224,6 +224,5 @@ def new_context(actors: Actors, config: RunConfig, task: Task) -> ContextManager
         actors.parser_for(task),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
-        control=actors.control,
         strict=config.context.strict,
     )

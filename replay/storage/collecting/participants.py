@@ -47,13 +47,6 @@ class Roles:
         """All participants that reported themselves and did not leave, with the time of their silence."""
         return self._database.read(lambda connection: list_participants(connection, TABLES[role], run))
 
-    def count(self, role: Role, run: str, *, lease_s: float) -> int:
-        """The number of participants that reported themselves within a lease."""
-        table = TABLES[role]
-        there = (table.c.run == run) & lasts(table.c.seen_at + lease_s, lease_s)
-        counted = sa.select(sa.func.count()).select_from(table).where(there)
-        return self._database.read(lambda connection: connection.scalar(counted)) or 0
-
     def view(self, run: str, *, lease_s: float) -> RunView:
         """The facts a worker polls: whether there is work, and which engines there are. It is one statement, for there
         may be a thousand workers."""

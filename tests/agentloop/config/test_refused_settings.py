@@ -170,7 +170,7 @@ REFUSED = [
     ("context.authors=[{name: judge, trained: true}]", "context.authors.judge must be an action author for trained"),
     ("context.authors=[{name: x, action: true, shown: false}]", "context.authors must show an author with action: tr"),
     ("context.authors=[{name: judge, traned: true}]", "context.authors must be a list of mappings, got"),
-    ("context.blackout=['']", "context.blackout must hold texts of at least one character"),
+    ("context.stop_strings=['']", "context.stop_strings must hold texts of at least one character"),
 ]
 
 

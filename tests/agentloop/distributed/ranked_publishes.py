@@ -14,7 +14,7 @@ from agentloop.learning.ranked_trainer import RankedTrainer, TrainerSpec, serve_
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.models.policy_weights import PolicyWeights, shard
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.training.policies.engine_publisher import Prober
 from agentloop.training.policies.weights_for_engines import write_published
 from tests.fakes.batch_rows import AUTHORS, ragged
@@ -23,8 +23,6 @@ from tests.fakes.runs import small_config
 
 NAMES = ("tied", "untied", "half", "lora")
 """Policies: with a head tied to the embeddings, with one of its own, with weights of 16 bits, with adapters."""
-PARTS = 20_000
-"""Bytes of a file, where the weights are in several."""
 
 
 def config(folder: Path, name: str) -> RunConfig:
@@ -58,18 +56,10 @@ def publish_twice(folder: Path, name: str, ranks: Ranks) -> None:
     ranks.broadcast(None)
 
 
-def in_files(folder: Path, ranks: Ranks) -> None:
-    """Every rank's: the weights in several files."""
-    loaded = loaded_policy(folder, "tied")
-    shard(loaded.model)
-    PolicyWeights(loaded.model, ranks, largest_file=PARTS).save(folder / "files" / "two")
-
-
 def lead(folder: Path, place: Mapping[str, str]) -> None:
     os.environ.update(place)
     torch.set_num_threads(1)
     with process_group(timeout_s=60) as ranks:
-        in_files(folder, ranks)
         for name in NAMES:
             if ranks.index:
                 serve_rank(ranks)

@@ -24,7 +24,7 @@ from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSession, RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
-from context import Message, TrainingControl, choose_parser
+from context import Message, choose_parser
 from context.conversation_tree import Prompt
 from context.tokens.session_nodes import conversation_of
 from replay.storage.databases import Location
@@ -235,7 +235,7 @@ def check_seeds(location: Location, name: str, seeds: range) -> Counter[str]:
     model, mine = family(name), [seed for seed in seeds if seed % len(PARSERS) == list(PARSERS).index(name)]
     parser, policy = choose_parser(PARSERS[name], model.template), RandomPolicy(model, random.Random(seeds[0]))
     most = len(model.renderer().initial([Message("user", "Find pearl.")], TOOLS)) + ROOM
-    limits = Policy(model.renderer(), lambda tools: parser, TrainingControl(), most, most)
+    limits = Policy(model.renderer(), lambda tools: parser, most, most)
     with closing(new_store(location)) as store:
         policy.gateways = Gateways(location, limits, policy.ask, policy.rng)
         app = Starlette(routes=[Mount("/", create_app(policy.gateways))], lifespan=policy.gateways.lifespan)

@@ -23,7 +23,7 @@ from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
-from context import Message, RenderError, TrainingControl, choose_parser
+from context import Message, RenderError, choose_parser
 from context.conversation_tree import Prompt
 from replay.errors import DatabaseFailed, SessionForgotten
 from replay.storage.sessions import OpenSession
@@ -38,9 +38,7 @@ def request(*messages: Message) -> AgentRequest:
 
 
 MODEL = family("chatml")
-POLICY = Policy(
-    MODEL.renderer(), lambda tools: choose_parser(PARSERS["chatml"], MODEL.template), TrainingControl(), 4096, 256
-)
+POLICY = Policy(MODEL.renderer(), lambda tools: choose_parser(PARSERS["chatml"], MODEL.template), 4096, 256)
 
 
 class Sampler:

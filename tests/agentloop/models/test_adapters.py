@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentloop.analysis.stored_log_probs import check_log_probs, load_weights, weights_of_run
-from agentloop.analysis.stored_policies import Asked, evaluate_run
+from agentloop.analysis.stored_log_probs import check_log_probs, load_weights
+from agentloop.analysis.stored_policies import Asked, evaluate_run, weights_of_run
 from agentloop.config import ModelSection, RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError

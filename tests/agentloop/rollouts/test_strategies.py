@@ -44,7 +44,6 @@ def collected(
         scripts,
         authors=section.author_table(),
         strategy=make_strategy(section.strategy, section.options),
-        control=section.training_control(),
     )
     assert isinstance(actors.generator, ScriptedGenerator)
     return collect(actors, [(task, len(scripts))], config, run=RUN), actors.generator, config
@@ -114,13 +113,6 @@ def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None
     assert batch.trajectory.tolist() == [0, 0, 1]
     found = [float(batch.advantages[i][batch.loss_mask[i]].unique()) for i in range(3)]
     assert found == pytest.approx([rows.trajectories[0].record.advantage] * 2 + [rows.trajectories[1].record.advantage])
-
-
-def test_withheld_turns_and_texts_stay_sampled_and_are_not_trained(tmp_path: Path) -> None:
-    rows, _, config = collected([SCRIPT], keep_turns=[0, -1], blackout=["The code"])
-    (row,) = stored(rows, config, tmp_path)
-    assert said(row, config) == [f"{SCRIPT[0]}<|im_end|>{SCRIPT[3].removeprefix('The code')}<|im_end|>"]
-    assert row.record.num_action_tokens == whole().record.num_action_tokens
 
 
 SPEAKERS = [

@@ -270,7 +270,6 @@ ONE = json.dumps(conversation(1))
         ("", {}, "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
         (ONE, {}, "sft.data must hold conversations to train on and others to measure on, got 1 of"),
         ("", {"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
-        (ONE, {"context": {"max_tokens": 400, "keep_turns": [7]}}, "conversation must hold a token that context lets "),
         ("", {"sft": {"data": "missing.jsonl"}}, "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE "),
     ],
 )

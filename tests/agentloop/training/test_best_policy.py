@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agentloop.analysis.exported_model import export_run
-from agentloop.analysis.stored_log_probs import named_weights
-from agentloop.analysis.stored_policies import Asked, evaluate_run
+from agentloop.analysis.stored_policies import Asked, evaluate_run, named_weights
 from agentloop.config import RunConfig
 from agentloop.config.sections.run_section import RunSection
 from agentloop.runs.run_folder import config_to_resume, open_run_folder

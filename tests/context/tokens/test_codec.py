@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
 from context import Message
 from context.tokens.codec import TokenCodec
@@ -70,11 +70,3 @@ def test_no_kind_of_tokenizer_makes_a_control_token_of_a_text(kind: str) -> None
             assert codec.added_ids.isdisjoint(ids), (token, text)
             # These two change some letters themselves.
             assert codec.decode(ids).split() == text.split() or kind in ("nfkc", "unk_is_eos"), (token, text)
-
-
-def test_token_bytes_of_sentencepiece_tokens() -> None:
-    words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))
-    tokenizer.add_special_tokens(["<s>"])
-    codec = TokenCodec(tokenizer.to_str())
-    assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]

@@ -22,7 +22,7 @@ from replay.exchange.teacher import import_chat
 from replay.storage.format.encoding import content_hash
 from tests.fakes.altered_rows import altered
 from tests.fakes.records import a_run, group, new_store, planned_row, put, sql, task, trajectory
-from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, log_probs, teaching
+from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, teaching
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +239,6 @@ BAD_CONVERSATIONS: list[tuple[Change, str]] = [
     ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
     (answered(function_call={"name": "f"}), "function_call must be empty"),
     ({"reward": "1"}, "reward must be a valid number, got '1'"),
-    (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
-    (answered(logprobs={"content": [{"token": "x", "logprob": -1, "bytes": [300]}]}), r"bytes\[0\] must be less than"),
     ({"tools": [{"function": 5}]}, r"tools\[0\] must be"),
     ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two replies of the assistant in a row"),
 ]
@@ -296,8 +294,10 @@ def test_an_altered_row_or_conversation_is_imported_or_named(
     chance, path = random.Random(1), tmp_path / "rows.jsonl"
     whole, store = {**rows[0], "messages_hash": ""}, empty
     if form == "conversations":
-        logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
-        whole, store = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}, three_rows
+        whole, store = (
+            {"messages": [*ASKED, *CALLED, ANSWER], "tools": TOOLS, "reward": 1.0, "success": True},
+            three_rows,
+        )
         made = teaching(store, tmp_path)
     imported = named = 0
     for _ in range(25):

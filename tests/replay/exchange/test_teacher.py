@@ -1,7 +1,6 @@
 import gzip
 import json
 import math
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from agentloop.algorithms.baselines.grpo import group_advantages
-from context.authors import DEMONSTRATION, INITIALIZATION, LLM
+from context.authors import DEMONSTRATION, INITIALIZATION
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
@@ -68,7 +67,7 @@ def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
 def test_replies_are_the_demonstrators_without_log_probs(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
     row = {"messages": [*ASKED[1:], *CALLED, ANSWER], "tools": TOOLS, "reward": 0.5}
     report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path, family))
-    assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
+    assert (report.inserted, report.replies) == (1, 2)
     found = only_row(file_store)
     (segment,) = found.segments
     assert authors_of(segment.tokens) == {DEMONSTRATION}
@@ -81,49 +80,6 @@ def test_replies_are_the_demonstrators_without_log_probs(file_store: ReplayStore
     assert (record.num_tool_calls, record.stop_reason) == (1, "answered")
     assert math.isnan(record.mean_behavior_log_prob)
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
-
-
-def log_probs(text: str, *, by: str = "bytes") -> dict[str, Any]:
-    codec = codec_of()
-    ids = codec.encode(f"{text}<|im_end|>")
-    named: dict[str, Callable[[int], dict[str, Any]]] = {
-        "bytes": lambda token: {"token": "?", "bytes": list(codec.token_bytes(token))},
-        "text": lambda token: {"token": codec.token_bytes(token).decode()},
-        "id": lambda token: {"token": f"token_id:{token}"},
-    }
-    return {"content": [{**named[by](token), "logprob": -0.125 * i} for i, token in enumerate(ids)]}
-
-
-@pytest.mark.parametrize("by", ["bytes", "text", "id"])
-def test_log_probs_are_taken_where_every_token_is_the_same(file_store: ReplayStore, tmp_path: Path, by: str) -> None:
-    row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": log_probs("The code is 78.", by=by)}]}
-    report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path))
-    assert (report.replies_with_log_probs, report.log_probs_refused) == (1, {})
-    found = only_row(file_store)
-    tokens = found.segments[0].tokens
-    sampled = AUTHORS.is_action(tokens.authors)
-    assert authors_of(tokens) == {LLM}
-    assert tokens.behavior_log_probs[sampled].tolist() == [-0.125 * i for i in range(int(sampled.sum()))]
-    assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
-
-
-def test_other_tokens_log_probs_are_not_ours(file_store: ReplayStore, tmp_path: Path) -> None:
-    own = log_probs("The code is 78.")["content"]
-    refused = {
-        "the file has no log-prob for the token that ends the reply": [own[:-1]],
-        "the file has another number of tokens": [own[:2]],
-        "a log-prob is above 0 or infinite": [[{**entry, "logprob": 0.5} for entry in own]],
-        "the file's tokens are others than the model's": [
-            log_probs("The code is 79.")["content"],
-            [{"token": "The code is 78.", "logprob": -1.0}],
-        ],
-    }
-    given = [{"content": entries} for of_one in refused.values() for entries in of_one]
-    rows = [{**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": one}]} for one in given]
-    report = import_chat(file_store, written(tmp_path, PLAIN, *rows), teaching(file_store, tmp_path))
-    assert report.log_probs_refused == {reason: len(of_one) for reason, of_one in refused.items()}
-    for row in file_store.read([id for (id,) in sql(file_store, "select id from trajectories")]):
-        assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
 
 
 def test_examples_and_untrained_replies_are_shown_and_not_trained(file_store: ReplayStore, tmp_path: Path) -> None:
