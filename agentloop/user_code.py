@@ -133,7 +133,9 @@ def _as_function(given: Any) -> Any:
     signature = inspect.signature(given)
     bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
     made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
-    made.__name__, made.__doc__ = named.__name__, plain.__doc__ or named.__doc__
+    own = getattr(given, "__dict__", {})  # a partial or an object may have got a name of its own
+    made.__name__ = own.get("__name__", named.__name__)
+    made.__doc__ = own.get("__doc__") or plain.__doc__ or named.__doc__
     return made
 
 

@@ -173,8 +173,9 @@ def first_weights(folder: RunFolder) -> Path | str:
 
 
 def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
-    """The places of all policy versions' weights: snapshots, checkpoints, and the run's first weights."""
-    found = {0: first_weights(folder)} | {int(path.name): path for path in complete_checkpoints(folder.policies)}
+    """The places of all policy versions' weights: the run's first ones, the best, snapshots, and checkpoints."""
+    kept = [*complete_checkpoints(folder.best), *complete_checkpoints(folder.policies)]
+    found = {0: first_weights(folder)} | {int(path.name): path for path in kept}
     return found | {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
 
 

@@ -169,7 +169,12 @@ def _without_password(text: str) -> str:
 
 
 def _unknown_key(path: KeyPath) -> str:
-    """The error for an unknown key. It names the key of that name, below the same section first, of that name in other
+    advice = meant_key(path) or _list_keys(path[:-1])
+    return f"{shown('.'.join(path))} must be a known key, got an unknown one. {advice}"
+
+
+def meant_key(path: KeyPath) -> str | None:
+    """Name the key that an unknown one means: of that name, below the same section first, of that name in other
     libraries, or of a similar name."""
     known = {each.dotted: each for each in schema_entries().values() if isinstance(each, Key)}
     dotted, above = ".".join(path), "".join(f"{name}." for name in path[:-1])
@@ -178,15 +183,13 @@ def _unknown_key(path: KeyPath) -> str:
     below = [key for key in known if key.startswith(above) and key.endswith(f".{name}")]
     if meant is not None:
         meant = meant if meant in below else min(below, key=lambda key: key.count("."), default=meant)
-        advice = f"Here that is {meant}: {known[meant].meaning}"
-    else:
-        last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
-        sections = [path[0] for path in schema_entries() if len(path) == 1]
-        similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, sections, cutoff=0.75)
-        similar = similar or nearest(dotted, known)
-        similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
-        advice = f"Did you mean {similar}?" if similar else _list_keys(path[:-1])
-    return f"{shown(dotted)} must be a known key, got an unknown one. {advice}"
+        return f"Here that is {meant}: {known[meant].meaning}"
+    last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
+    sections = [path[0] for path in schema_entries() if len(path) == 1]
+    similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, sections, cutoff=0.75)
+    similar = similar or nearest(dotted, known)
+    similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
+    return f"Did you mean {similar}?" if similar else None
 
 
 def _list_keys(section: KeyPath) -> str:

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.config_file import load_plain, meant_key, to_plain
 from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE
 from agentloop.environments.datasets import as_json
 from agentloop.environments.row_environment import ROWS
@@ -24,7 +24,7 @@ from agentloop.runs.run_folder import claim_run_folder, open_run_folder, run_to_
 from agentloop.training.train import train as train_run
 from agentloop.training.train_result import TrainResult
 from agentloop.user_code import give_again, give_function, is_given
-from context.wording import suggest
+from context.wording import nearest
 
 Function = Callable[..., Any] | str
 """A function, or its name `path/to/file.py:function`, by which other processes can call it, too."""
@@ -77,9 +77,17 @@ def train(
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     options = {name: sections.pop(name) for name in _OPTIONS if name in sections}
     for name in sorted(sections.keys() - RunConfig.model_fields.keys() - KEY_OF_NAME_ELSEWHERE.keys()):
-        advice = suggest(name, [*_ARGUMENTS, *_OPTIONS, *RunConfig.model_fields])
+        known = [*_ARGUMENTS, *_OPTIONS, *RunConfig.model_fields]
+        close = nearest(name, known, cutoff=0.75)
+        advice = f"Did you mean {close}?" if close else meant_key((name,)) or f"There is {', '.join(known)}."
         raise UserError(f"{_SOURCE}: {name} must be a known key, got an unknown one. {advice}")
-    environment = {"name": ROWS, "tools": _listed(tools), **sections.pop("environment", {})}
+    given = sections.pop("environment", {})
+    if not (isinstance(given, Mapping) and isinstance(given.get("name", ""), str)):
+        raise UserError(
+            f"environment must be a section of keys whose name is text, got {given!r:.80}. Put a class into a file, "
+            'and write environment={"name": "path/to/file.py:ClassName"}.'
+        )
+    environment = {"name": ROWS, "tools": _listed(tools), **given}
     environment["tools"] = [_function_name(function, "tools") for function in environment["tools"]]
     answers = {"respond": respond, "call_tool": call_tool}
     environment |= {name: _function_name(given, name) for name, given in answers.items() if given is not None}

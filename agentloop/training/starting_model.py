@@ -85,7 +85,9 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
         control_ids=loaded.codec.added_ids,
         progress=lambda update, loss: display.phase("warm-up", update, section.max_updates),
     )
-    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
+    least = section.loss_target
+    short = f" (above warm_up.loss_target={least:g}: raise warm_up.max_updates)" * (result.loss > least)
+    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}{short}")
     with muted_libraries():
         loaded.model.save_pretrained(target)
         loaded.tokenizer.save_pretrained(target)  # with the template of `context.template`

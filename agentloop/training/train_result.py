@@ -68,9 +68,9 @@ class TrainResult(os.PathLike[str]):
 
     @short_traceback
     def evaluate(
-        self, *, tasks: int | None = None, samples: int | None = None, policy: int | None = None
+        self, *, tasks: int | None = None, samples: int | None = None, policy: int | str | None = None
     ) -> EvaluationReport:
-        """Evaluate the trained model, or the kept `policy` of an iteration, as `agentloop evaluate` does."""
+        """Evaluate the trained model, or the kept `policy` of an iteration, or "best", as `agentloop evaluate` does."""
         return evaluate_run(self.folder, Asked(tasks, samples), policy=policy)
 
     def __fspath__(self) -> str:

@@ -128,6 +128,11 @@ def test_tools_are_methods_partials_and_objects_with_whatever_types_have_a_form_
     }
     assert (shop["name"], shop["description"]) == ("Shop", "Say what it was called with.")
     assert list(shop["parameters"]["properties"]) == ["key"] and add["name"] == "add"
+    renamed = partial(Shop(), more=3)
+    renamed.__name__ = "thrice"  # type: ignore[attr-defined]
+    tools = [give_function(one, what="tools") for one in (given[1], renamed)]
+    both = load_environment("rows", {}, row=ROW, tools=tools).tools
+    assert [tool["function"]["name"] for tool in both] == ["Shop", "thrice"]
     assert answer(factory, "mix", color="red", at=["a", 1]) == "red"
     assert answer(factory, "mix", color="red", at=["a", 1], also={}, then=["blue"]) == '["red", ["a", 1], "BLUE"]'
     assert "argument 'color': Input should be 'red' or 'blue'" in answer(factory, "mix", color="green", at=["a", 1])

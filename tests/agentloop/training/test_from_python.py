@@ -91,6 +91,7 @@ def test_run_has_its_buffer_its_evaluations_and_its_model(run: TrainResult) -> N
     assert (measured[0], measured[3]) == (run.success_before, run.success_after)
     found = run.evaluate()
     assert found.evaluation.success == run.success_after and len(str(found).splitlines()) == 4
+    assert run.best is not None and run.evaluate(policy=run.best).evaluation.success == measured[run.best]
     assert json.loads((run.model / "config.json").read_text())["model_type"] == "qwen2"
 
 
@@ -228,6 +229,10 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
             {"zq": 1},
             "^agentloop.train: zq must be a known key.* There is model, tools, reward, tasks, respond, call_tool, ",
         ),
+        ({"learning_rate": 1.0}, "learning_rate must be a known key.* Did you mean optimizer.learning_rate?"),
+        ({"iterations": 2}, "iterations must be a known key.* Did you mean run.iterations?"),
+        ({"environment": SilentDisplay}, "environment must be a section of keys.*Put a class into a file, and write"),
+        ({"environment": {"name": SilentDisplay}}, "environment must be a section of keys whose name is text, got"),
         ({"reward_funcs": []}, "reward_funcs must be a known key, got an unknown one. Here that is reward.functions: "),
         ({"model": None}, "model.path must name a model, got null: environment 'rows' has no make_task and demo"),
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
