@@ -181,7 +181,7 @@ class RewardScorer:
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from "
             f"{shown_name(row.function)} for {quoted_task(episode.task, episode.messages)}{ended}. "
-            "Mend it; or set reward.on_error: drop."
+            "Mend it; raise agentloop.NotJudged for an episode to leave out; or set reward.on_error: drop."
         ) from (answer if failed else None)
 
 
