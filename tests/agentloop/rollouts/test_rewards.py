@@ -114,7 +114,10 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     actors = scripted_actors(factory, scripts)
     config = run_config(reward={"functions": named("picky")}, context={"max_tokens": 4000})
     task = factory.make_task(random.Random(0))
-    with pytest.raises(UserError, match=r"ConnectionError: no answer .*\. Mend it; raise agentloop.NotJudged .*; or set reward.on_error: drop\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"ConnectionError: no answer .*\. Mend it; raise agentloop.NotJudged .*; or set reward.on_error: drop\.$",
+    ):
         collect(actors, [(task, 2)], config)
     assert isinstance(actors.generator, ScriptedGenerator)
     assert len(actors.generator.prompts[1]) < len(scripts[1])
