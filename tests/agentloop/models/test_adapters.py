@@ -222,7 +222,5 @@ def test_adapters_without_peft_and_a_reference_without_adapters_are_refused(
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"model.path with the adapters in .*pip install 'agentloop-replay\[peft\]'"):
         load_model(ModelSection(), lora[1])
-    with pytest.raises(
-        UserError, match=r"lora.rank must not be used without its extra .*pip install 'agentloop"
-    ):
+    with pytest.raises(UserError, match=r"lora.rank must not be used without its extra .*pip install 'agentloop"):
         load_policy(with_lora(tmp_path, lora[0]), lora[0])
