@@ -52,7 +52,7 @@ class AgentReply:
     stop: str | None = None
     """The text of the request's `stop` that ended the reply."""
     log_probs: tuple[tuple[str, float], ...] = ()
-    """The sampled tokens as text, each with its log-prob."""
+    """The sampled tokens as text, each with its log-prob, if the request asks for them."""
 
 
 FindReply = Callable[[str], AgentReply | None]

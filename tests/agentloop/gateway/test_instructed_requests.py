@@ -87,7 +87,7 @@ def test_answer_names_the_stop_and_shows_log_probs_of_the_sampled_tokens() -> No
     chat = chat_completions.read({**BODIES[CHAT], "stop": "Observation: it", "logprobs": True})
     claude = anthropic_messages.read({**BODIES[MESSAGES], "stop_sequences": ["END", "Observation: it"]})
     assert (chat.stop, claude.stop, chat.overruled) == (("Observation: it",), ("END", "Observation: it"), ())
-    _, reply = answered("At sea.\nObservation: it", stop=claude.stop)
+    _, reply = answered("At sea.\nObservation: it", stop=claude.stop, log_probs=chat.log_probs)
     assert (reply.message.content, reply.finish, reply.stop) == ("At sea.\n", "stop", "Observation: it")
     answer = anthropic_messages.answer(claude, reply)
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Observation: it")
@@ -96,6 +96,7 @@ def test_answer_names_the_stop_and_shows_log_probs_of_the_sampled_tokens() -> No
     sampled = MODEL.codec.encode("At sea.\nObservation: it")
     assert [(one["token"], one["logprob"]) for one in scored] == [(MODEL.codec.decode([id]), -0.5) for id in sampled]
     assert b'"logprob":-0.5' in list(chat_completions.events(chat, reply))[-2]
+    assert answered("At sea.")[1].log_probs == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
