@@ -76,11 +76,7 @@ def train(
         mixed |= {"respond": respond, "call_tool": call_tool}
         return train_run(config, **sections, **{name: value for name, value in mixed.items() if value is not None})
     options = {name: sections.pop(name) for name in _OPTIONS if name in sections}
-    for name in sorted(sections.keys() - RunConfig.model_fields.keys() - KEY_OF_NAME_ELSEWHERE.keys()):
-        known = [*_ARGUMENTS, *_OPTIONS, *RunConfig.model_fields]
-        close = nearest(name, known, cutoff=0.75)
-        advice = f"Did you mean {close}?" if close else meant_key((name,)) or f"There is {', '.join(known)}."
-        raise UserError(f"{_SOURCE}: {name} must be a known key, got an unknown one. {advice}")
+    _refuse_unknown(sections)
     given = sections.pop("environment", {})
     if not (isinstance(given, Mapping) and isinstance(given.get("name", ""), str)):
         raise UserError(
@@ -101,6 +97,15 @@ def train(
     _check_callers(values, sections)
     values, folder = _placed(values, resume=options.get("resume", False))
     return train_run(load_plain(values, source=_SOURCE), run=folder, **options)
+
+
+def _refuse_unknown(sections: Mapping[str, Any]) -> None:
+    """Raises UserError for a keyword that is no argument, no section, and no name that other libraries use."""
+    for name in sorted(sections.keys() - RunConfig.model_fields.keys() - KEY_OF_NAME_ELSEWHERE.keys()):
+        known = [*_ARGUMENTS, *_OPTIONS, *RunConfig.model_fields]
+        close = nearest(name, known, cutoff=0.75)
+        advice = f"Did you mean {close}?" if close else meant_key((name,)) or f"There is {', '.join(known)}."
+        raise UserError(f"{_SOURCE}: {name} must be a known key, got an unknown one. {advice}")
 
 
 def _placed(values: dict[str, Any], *, resume: bool | Literal["auto"]) -> tuple[dict[str, Any], Path | None]:
