@@ -1,6 +1,7 @@
 """Rows that no episode can begin with: named, refused or left out before anything is collected."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,11 @@ def test_rows_that_are_too_long_are_named_and_leave_no_folder(tmp_path: Path, qw
         "3 of 24 rows too long: row 4, row 11, row 20. Set context.max_tokens above "
     )
     assert text.endswith(", shorten these rows, or leave them out with tasks.too_long: skip.")
+    # A prompt of just so many tokens leaves no room, either.
+    (longest,) = re.findall(r"Set context.max_tokens above (\d+)", text)
+    config = config_on(tmp_path, qwen2, str(tmp_path / "rows.jsonl"))
+    context = config.context.model_copy(update={"max_tokens": int(longest)})
+    assert "2 of 24 rows too long: row 11, row 20." in refusal(config.model_copy(update={"context": context}))
     assert not list(tmp_path.glob("small-*"))
     assert display.iterations == []
 
