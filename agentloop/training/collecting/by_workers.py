@@ -180,4 +180,4 @@ class WorkerCollection(Collection):
     def end_run(self) -> None:
         """Revoke the remaining tickets and end the run, so that workers leave."""
         self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
-        self._store.roles.end_run(self._run)
+        super().end_run()

@@ -57,8 +57,9 @@ class Collection(ABC):
     def evaluate(self) -> Evaluation:
         """Evaluate the present policy on held-out tasks."""
 
-    def end_run(self) -> None:  # noqa: B027
-        """End the collection."""
+    def end_run(self) -> None:
+        """Mark the run as ended."""
+        self._store.roles.end_run(self._run)
 
     def _request(self, iteration: int) -> tuple[DrawRequest, Availability]:
         """The iteration's request to the buffer, and the rows that the buffer has for it."""

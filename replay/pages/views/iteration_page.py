@@ -25,7 +25,7 @@ COLUMNS = {
     "advantage": "advantage",
     "drift_mean": "drift",
     "token_gap_max": "largest gap",
-    "ess_share": "ESS share",
+    "ess_share": "weight share",
     "approx_kl": "KL",
     "clip_fraction": "clipped",
 }

@@ -42,7 +42,9 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         **contents,
         "progress": {**progress, "mark": mark},
         "duration": duration,
-        "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
+        "iteration_link": None
+        if contents["is_sft"] or not progress["iteration"]
+        else address("runs", run, "iterations") + "/{}",
         "config_text": yaml.dump(dict(record.config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
         "label_form": label_form(source, questions.run_labels_of(source.store, run), "runs", run),

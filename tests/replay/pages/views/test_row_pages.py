@@ -200,7 +200,7 @@ def test_newest_evaluation_is_listed_and_others_and_failures_lead_to_theirs(insp
         ("/trajectories/MINE", {1}),
         ("/trajectories/a", set()),  # an iteration that was not committed here is no link
         (f"{TASK}?run=*", {1, 2, 3}),
-        (f"/runs/{RUN}", set()),
+        (f"/runs/{RUN}", {1, 2, 3}),
         ("/runs/import-1", set()),
     ],
 )
