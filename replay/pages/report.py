@@ -228,11 +228,12 @@ def _rows(metrics: Metrics) -> Tile:
     if not fresh + replay:
         return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.", facts)
     words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
-    shares = (share(part, fresh + replay) for part in (replay, total("planned_replay")))
+    planned = total("planned_fresh") + total("planned_replay")
+    configured = f", configured {share(total('planned_replay'), planned)}" if planned else ""
     sources = {name: total(name.removeprefix("batch/")) for name in sorted(metrics) if name.startswith(_BY_SOURCE)}
     counts = ", ".join(f"{name.removeprefix(_BY_SOURCE)} {count:,.0f}" for name, count in sources.items())
     facts = [*([("replayed by source", counts)] if sources else []), *facts]
-    note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
+    note = f"trajectories in batches, {share(replay, fresh + replay)} from the buffer{configured}"
     return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
 
 

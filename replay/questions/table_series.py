@@ -1,11 +1,12 @@
 """The series of a run that its tables know, in the shape of metrics, so that no trainer has to log them."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.questions.runs import ALL, Metrics, Series, metric_series, point_of, whole_points
+from replay.questions.runs import ALL, STOPS, Metrics, Series, metric_series, point_of, whole_points
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.schema import draws, groups, iterations, reclaimed, trajectories
 from replay.storage.format.views import COUNTS_AS_ATTEMPTS, IS_EPISODE, WITHOUT_SIGNAL
@@ -89,6 +90,7 @@ _SOURCES: Sequence[_Source] = (
 )
 """Tables by iteration: what is selected from, the rows that count, and the columns by the metrics that they stand for.
 Drift is the mean over tokens, as where it is logged."""
+TABLE_SERIES = frozenset(name for *_, columns in _SOURCES for name in columns)
 
 
 def table_series(
@@ -108,6 +110,16 @@ def table_series(
                 for name, value in zip(wanted, values, strict=True):
                     if value is not None:
                         found.setdefault(name, []).append((at, float(value)))
+        if STOPS in names:
+            place, reason = point_of(trajectories.c.iteration, merged).label("place"), trajectories.c.stop_reason
+            mine = (trajectories.c.run == run) & trajectories.c.iteration.between(within.start, within.stop - 1)
+            query = sa.select(reason, place, sa.func.count()).where(mine, IS_EPISODE).group_by("place", reason)
+            counts = connection.execute(query.order_by("place")).all()
+            episodes = Counter[int]()
+            for _, at, count in counts:
+                episodes[at] += count
+            for why, at, count in counts:
+                found.setdefault(STOPS + why, []).append((at, count / episodes[at]))
         if set(_BUFFER) & set(names):
             stored = buffer_metrics(connection, run)
             found |= {name: [(within.stop - 1, stored[name])] for name in _BUFFER if stored["buffer/rows"]}
@@ -125,5 +137,6 @@ def run_series(
 ) -> Metrics:
     """Return the named metrics and families of metrics where they were logged, and what the tables know elsewhere."""
     logged = metric_series(store, run, names=names, families=families, within=within, merged=merged)
-    known = table_series(store, run, set(names) - logged.keys(), within=within, merged=merged)
+    families = [family for family in families if not any(name.startswith(family) for name in logged)]
+    known = table_series(store, run, {*names, *families} - logged.keys(), within=within, merged=merged)
     return {**known, **logged}
