@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -74,7 +75,8 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
     """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
     merged = merged_to(min(within.stop - 1, newest_known(store, run.id)) - max(1, within.start) + 1)
-    series = panel_series(store, run.id, merged, within)
+    tiled = tile_series(store, run.id)
+    series = panel_series(store, run.id, merged, within, tiled)
     groups = panel_groups(series, run.config)
     return {
         "run": run.id,
@@ -82,7 +84,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         "code_version": run.code_version,
         "merged": merged,
         "setting": setting(run.config),
-        "tiles": tiles(tile_series(store, run.id), run.config),
+        "tiles": tiles(tiled, run.config),
         **plain_groups(groups, merged=merged, replayed=any(count for _, count in series.get("batch/replay", ()))),
         "overview": [question for question in OVERVIEW if question in groups],
         "is_sft": DEMONSTRATIONS in groups,
@@ -100,10 +102,12 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
     ]
 
 
-def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
-    """Read the series of the panels. A point merges `merged` iterations."""
+def panel_series(
+    store: ReplayStore, run: str, merged: int, within: range = ALL, known: Metrics = MappingProxyType({})
+) -> Metrics:
+    """Read the series of the panels; those of the tiles are `known`. A point merges `merged` iterations."""
     names = _find_names_read(panel_groups)
-    return run_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
+    return run_series(store, run, names=names, families=FAMILIES, within=within, merged=merged, known=known)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:
@@ -241,7 +245,7 @@ def _buffer(metrics: Metrics) -> list[tuple[str, str]]:
     """Return the facts about groups and stored rows."""
     groups, flat = (sum(value for _, value in finite(metrics, name)) for name in (GROUPS, FLAT_GROUPS))
     facts = [("groups without signal", f"{share(flat / groups, 1)} of {groups:,.0f}")] if groups else []
-    if stored_rows := finite(metrics, "buffer/rows"):
+    if (stored_rows := finite(metrics, "buffer/rows")) and stored_rows[-1][1]:
         drawable = finite(metrics, "buffer/eligible")
         can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
         facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))

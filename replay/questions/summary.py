@@ -44,10 +44,9 @@ _SUMS = {
 def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
     """Summarise the stored rows of a run (None: of all), in total, by state and by source.
 
-    `successes`, `reward_mean`, `turns_mean` and `stop_reasons` are of the `episodes`. Like groups and tasks, these leave
-    out what a resume undid, and hindsight. A `filter` restricts the summary to the rows it holds for, with their
-    groups, tasks and draws. `reclaimed` counts evicted rows, of which only a few numbers are left. The filter does not
-    apply to it.
+    `successes`, `reward_mean`, `turns_mean` and `stop_reasons` are of the `episodes`. These, groups and tasks leave out
+    hindsight and what a resume undid. A `filter` restricts the summary to the rows it holds for, with their groups,
+    tasks and draws, but not `reclaimed`: the number of evicted rows, of which only a few numbers are left.
     """
     rows = chosen(run, filter)
     with store.reading() as connection:
