@@ -133,7 +133,10 @@ def test_iteration_shows_quantiles_of_ratios_and_groups_that_taught_nothing(insp
     unknown = "\u2013"
     measured = ["0.500", "1.000", "1.250", unknown, unknown, *[unknown] * 4, "9.000"]  # a ratio's, and the largest gap
     assert re.findall(r"<td>([^<]*)</td>", between(first, "<th>1 %</th>", "</table>")) == measured
-    assert re.findall(r"<td>([^<]*)</td>", between(second, "<th>1 %</th>", "</table>")) == [*[unknown] * 4, "1.500"]  # its draws'
+    assert re.findall(r"<td>([^<]*)</td>", between(second, "<th>1 %</th>", "</table>")) == [
+        *[unknown] * 4,
+        "1.500",
+    ]  # its draws'
     assert "1 fresh group without an advantage" in inspector.page(f"{ITERATIONS}/3")
 
 
