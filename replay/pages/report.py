@@ -288,5 +288,5 @@ class _Recording(dict[str, Series]):
 def _find_names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
     """Find the metrics that a function which makes panels or tiles reads."""
     recording = _Recording()
-    made(recording, {})
+    made(recording, {"run": {}})
     return tuple(sorted(recording))

@@ -193,9 +193,10 @@ def metric_series(
     `..._max`.
     """
     iteration, within = metrics.c.iteration, whole_points(within, merged)
+    place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged) if merged > 1 else iteration
     begin = (metrics.c.name.startswith(each, autoescape=True) for each in families)
     wanted = sa.or_(metrics.c.name.in_(names), *begin) if names or families else sa.true()
-    points = sa.select(metrics.c.name, point_of(iteration, merged).label("place"), metrics.c.value).where(
+    points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(
         metrics.c.run == run, wanted, _KNOWN, iteration.between(within.start, within.stop - 1)
     )
     query = _merged(points, run, merged) if merged > 1 else points.order_by("place", metrics.c.name)
@@ -204,11 +205,6 @@ def metric_series(
         for name, at, value in connection.execute(query):
             series.setdefault(name, []).append((at, value))
     return series
-
-
-def point_of(iteration: sa.Column[int], merged: int) -> sa.ColumnElement[int]:
-    """Return the first iteration of the point that an iteration belongs to. What is before training stays apart."""
-    return iteration if merged == 1 else sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
 
 
 def whole_points(within: range, merged: int) -> range:
