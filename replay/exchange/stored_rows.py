@@ -96,13 +96,14 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     made = []
     for row in rows:
         run, published = known[row.record.run]
+        versions = _versions_of(row, newest=max(published, default=0))
         made.append(
             Bundle(
                 trajectory=row,
                 group=groups_by_id[row.record.group],
                 task=tasks_by_hash[row.record.task],
                 run=run,
-                policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
+                policies=tuple(published[version] for version in sorted(versions) if version in published),
                 labels=tuple(labels.get(row.id, ())),
                 run_labels=tuple(run_labels.get(run.id, ())),
             )
@@ -131,10 +132,11 @@ def _look_up_run(connection: sa.Connection, record: TrajectoryRecord, known: _Kn
         known[record.run] = run, known_policies(connection, record.run)
 
 
-def _versions_of(row: Trajectory) -> set[int]:
-    """The policy versions that a row names. A row that no policy sampled names one for its tokenizer."""
+def _versions_of(row: Trajectory, newest: int) -> set[int]:
+    """The policy versions that a row names, and its run's newest, to which its staleness is counted. A row that no
+    policy sampled names one for its tokenizer."""
     sampled = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
-    return sampled | {row.record.policy_version_min, row.record.policy_version_max}
+    return sampled | {row.record.policy_version_min, row.record.policy_version_max, newest}
 
 
 def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:
