@@ -4,12 +4,15 @@ Transactions are short, because during a long transaction a database must keep e
 as it was at one moment; different rows may be of different moments.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import sqlalchemy as sa
 
+from context.tokens.session_segments import conversations_of
 from replay.exchange.files import ROWS_AT_ONCE
 from replay.exchange.row_format import Bundle
 from replay.records import (
@@ -21,6 +24,7 @@ from replay.records import (
     PolicyRecord,
     RunRecord,
     StopReason,
+    TaskRecord,
     Trajectory,
     TrajectoryRecord,
 )
@@ -89,6 +93,8 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     for row in rows:
         _look_up_run(connection, row.record, known)
     found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    columns = (_rows.id, _rows.created_at)
+    times = {row.id: row.created_at for row in selected(connection, columns, _rows.id, [row.id for row in rows])}
     groups_by_id = {record.id: record for record in (GroupRecord(*columns) for columns in map(tuple, found))}
     tasks_by_hash = task_records(connection, [row.record.task for row in rows])
     labels = labels_of(connection, [row.id for row in rows])
@@ -105,9 +111,18 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
                 policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
                 labels=tuple(labels.get(row.id, ())),
                 run_labels=tuple(run_labels.get(run.id, ())),
+                created_at=times[row.id],
+                tools=_own_tools(row, tasks_by_hash[row.record.task]),
             )
         )
     return made
+
+
+def _own_tools(row: Trajectory, task: TaskRecord) -> Sequence[Mapping[str, Any]] | None:
+    """The tools of an agent's last request, or those of a task with its own. None: those of the environment."""
+    if row.nodes:
+        return [*conversations_of(row.nodes)][-1][1]
+    return None if task.tools is None else list(json.loads(task.tools))
 
 
 def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportReport) -> list[Trajectory]:
