@@ -117,8 +117,9 @@ class ReplayStore:
     ) -> AppendReport:
         """Store whole trajectories with their groups and tasks; a stored trajectory counts as a duplicate.
 
-        `ended` are ids of sessions to end; `created_at` are times of rows that come from elsewhere, by id. Raises InvalidRecord naming the field, also for another row with a stored
-        id, and SessionForgotten if a session is not stored. Then nothing has been stored.
+        `ended` are ids of sessions to end, and `created_at` the times, by id, of rows that come from elsewhere. Raises
+        InvalidRecord naming the field, also for another row with a stored id, and SessionForgotten if a session is not
+        stored. Then nothing has been stored.
         """
         runs_by_id = {id: self._run(id) for id in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text

@@ -137,8 +137,8 @@ def _check_columns(found: Any, schemas: Sequence[Any]) -> None:
 
 def _objects(row: PlainRow, change: Callable[[Any], Any]) -> PlainRow:
     """The row with its JSON objects changed to texts or back. An earlier row has none."""
-    is_earlier = "group_id" not in row
-    return row if is_earlier else row | {name: row[name] and [*map(change, row[name])] for name in ("tools", "messages")}
+    names = ("tools", "messages") if "group_id" in row else ()
+    return row | {name: row[name] and [*map(change, row[name])] for name in names}
 
 
 def _read_object(text: object) -> Any:

@@ -58,6 +58,10 @@ class BadRow(ValueError):
     """A row of a file is wrong; the message is one line."""
 
 
+Tools = Sequence[Mapping[str, Any]]
+"""The schemas of tools."""
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A trajectory and the records that it refers to."""
@@ -72,7 +76,7 @@ class Bundle:
     run_labels: tuple[Label, ...] = ()
     created_at: str | None = None
     """When the row was stored; None: that is not known."""
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Tools | None = None
     """What the policy was offered; None: that is not known."""
 
     def with_record(self, **changes: Any) -> Bundle:
@@ -306,7 +310,7 @@ def _chat_message(message: Message) -> PlainRow:
         if not _is_common(arguments := call["function"]["arguments"]):
             call["function"]["arguments"] = json.dumps(arguments)
     usual = message.author == USUAL_AUTHORS.get(message.role, USER)
-    facts = {"author": None if usual else message.author, "note": message.note or None}
+    facts: PlainRow = {"author": None if usual else message.author, "note": message.note or None}
     facts |= {"error_kind": message.error_kind, "reward": message.reward}
     return row | {name: value for name, value in facts.items() if value is not None}
 
@@ -352,7 +356,8 @@ def from_plain(row: PlainRow) -> Bundle:
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
     labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))
-    return Bundle(trajectory, group, task, run, policies, *labels, columns.get("created_at"), columns.get("tools"))
+    bundle = Bundle(trajectory, group, task, run, policies, *labels)
+    return replace(bundle, created_at=columns.get("created_at"), tools=columns.get("tools"))
 
 
 @lru_cache(maxsize=8)

@@ -4,17 +4,17 @@ Transactions are short, because during a long transaction a database must keep e
 as it was at one moment; different rows may be of different moments.
 """
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import sqlalchemy as sa
 
 from context.tokens.session_segments import conversations_of
 from replay.exchange.files import ROWS_AT_ONCE
-from replay.exchange.row_format import Bundle
+from replay.exchange.row_format import Bundle, Tools
 from replay.records import (
     ELIGIBLE,
     EVICTED,
@@ -36,6 +36,7 @@ from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
+_REPEATED = "of equal tokens"
 _Known = dict[str, tuple[RunRecord, dict[int, PolicyRecord]]]
 _rows = trajectories.c
 
@@ -44,7 +45,7 @@ _rows = trajectories.c
 class ExportReport:
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
-    """The number of rows left out, by state. A row pruned during the export counts as `evicted`."""
+    """The number of rows left out, by state or reason. A row pruned during the export counts as `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reasons why rows could not be read, by id."""
 
@@ -76,13 +77,23 @@ def bundles(
     ids: Sequence[str],
     report: ExportReport,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    unique: bool = False,
 ) -> Iterator[Bundle]:
-    """The rows of these ids, in order. A row that can't be read, or is gone by now, is left out and reported."""
+    """The rows of these ids, in order. A row that can't be read, or is gone by now, is left out and reported, and with
+    `unique` each row whose tokens are those of an earlier one."""
     known: _Known = {}
+    seen: set[bytes] = set()
     for start in range(0, len(ids), ROWS_AT_ONCE):
         with store.reading() as connection:
             page = _bundles(connection, ids[start : start + ROWS_AT_ONCE], report, known)
         for row in page:
+            tokens = [part.tokens.token_ids.tobytes() for part in row.trajectory.segments]
+            digest = hashlib.sha256(repr(tokens).encode()).digest()
+            if unique and digest in seen:
+                report.left[_REPEATED] += 1
+                continue
+            seen.add(digest)
             yield row
             report.rows += 1
             progress(report.rows, len(ids))
@@ -118,7 +129,7 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     return made
 
 
-def _own_tools(row: Trajectory, task: TaskRecord) -> Sequence[Mapping[str, Any]] | None:
+def _own_tools(row: Trajectory, task: TaskRecord) -> Tools | None:
     """The tools of an agent's last request, or those of a task with its own. None: those of the environment."""
     if row.nodes:
         return [*conversations_of(row.nodes)][-1][1]

@@ -156,7 +156,11 @@ def test_parquet_is_limited_by_what_its_pages_repeat(
     table = pq.read_table(path)
     (segment,) = table["segments"][0].as_py()
     bombs: dict[str, tuple[str, list[Any], str]] = {
-        "texts": ("messages", [json.dumps({"role": "user", "content": "x" * 100_000})] * 200, "row must be at most 1,048,576 bytes"),
+        "texts": (
+            "messages",
+            [json.dumps({"role": "user", "content": "x" * 100_000})] * 200,
+            "row must be at most 1,048,576 bytes",
+        ),
         "tokens": ("segments", [segment | {"token_ids": [1] * 600_000}], "row groups must be at most 4,194,304 bytes"),
     }
     name, value, problem = bombs[what]
