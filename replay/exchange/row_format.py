@@ -259,8 +259,13 @@ EarlierRow = _part("EarlierRow", {"format": Literal[_EARLIER]} | _COLUMNS)
 _LABELS = _list(_part("TimedLabelColumns", column_types(Label) | {"created_at": Time | None}))
 _COLUMNS |= {"labels": _LABELS, "run_labels": _LABELS, "created_at": Time | None, "error_kinds": list[str] | None}
 _COLUMNS |= {"tools": _list(dict[str, JsonValue]) | None, "messages": _list(ChatMessage)}
-_NAMES = {"group": "group_id", "group_reward_mean": "group_reward", "group_success_rate": "group_success"}
-"""Columns that are called as in frames."""
+_NAMES = {
+    "labels": "trajectory_labels",
+    "group": "group_id",
+    "group_reward_mean": "group_reward",
+    "group_success_rate": "group_success",
+}
+"""Columns that are called as in frames; trainers mean labels of tokens by `labels`."""
 _FIELDS = {column: name for name, column in _NAMES.items()}
 _RENAMED = {_NAMES.get(name, name): kind for name, kind in _COLUMNS.items()}
 ExchangedRow = _part("ExchangedRow", {"format": Literal[FORMAT]} | _RENAMED)
@@ -355,7 +360,7 @@ def from_plain(row: PlainRow) -> Bundle:
             )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
-    labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))
+    labels = (tuple(Label(**vars(part)) for part in parts) for parts in (columns["labels"], given.run_labels))
     bundle = Bundle(trajectory, group, task, run, policies, *labels)
     return replace(bundle, created_at=columns.get("created_at"), tools=columns.get("tools"))
 
