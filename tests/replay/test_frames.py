@@ -190,7 +190,9 @@ def test_calls_labels_runs_and_held_out_episodes_are_frames(opened: tuple[Buffer
 
 def test_sql_gives_types_by_name_and_takes_parameters(opened: tuple[Buffer, ReplayStore]) -> None:
     buffer, _ = opened
-    query = "select id, success, parent, created_at, staleness from v_trajectories where iteration = :at and parent is null"
+    query = (
+        "select id, success, parent, created_at, staleness from v_trajectories where iteration = :at and parent is null"
+    )
     asked = buffer.sql(query, at=3).to_arrow()
     assert asked.schema == buffer.trajectories(columns=asked.column_names).schema
     assert str(asked.schema.field("created_at").type) == "timestamp[us, tz=UTC]"
