@@ -71,7 +71,7 @@ class Bundle:
     task: TaskRecord
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
-    """The known policies that sampled the trajectory, or that its versions name."""
+    """The known policies that sampled the trajectory, or that its versions name, and the newest of the run."""
     labels: tuple[Label, ...] = ()
     run_labels: tuple[Label, ...] = ()
     created_at: str | None = None
@@ -360,9 +360,9 @@ def from_plain(row: PlainRow) -> Bundle:
             )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
-    labels = (tuple(Label(**vars(part)) for part in parts) for parts in (columns["labels"], given.run_labels))
-    bundle = Bundle(trajectory, group, task, run, policies, *labels)
-    return replace(bundle, created_at=columns.get("created_at"), tools=columns.get("tools"))
+    labels, of_run = (tuple(Label(**vars(one)) for one in columns[name]) for name in ("labels", "run_labels"))
+    stored = {"created_at": columns.get("created_at"), "tools": columns.get("tools")}
+    return Bundle(trajectory, group, task, run, policies, labels, of_run, **stored)
 
 
 @lru_cache(maxsize=8)

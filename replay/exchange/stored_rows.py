@@ -113,13 +113,14 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     made = []
     for row in rows:
         run, published = known[row.record.run]
+        versions = _versions_of(row) | {max(published, default=0)}  # a row's staleness counts up to the newest
         made.append(
             Bundle(
                 trajectory=row,
                 group=groups_by_id[row.record.group],
                 task=tasks_by_hash[row.record.task],
                 run=run,
-                policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
+                policies=tuple(published[version] for version in sorted(versions) if version in published),
                 labels=tuple(labels.get(row.id, ())),
                 run_labels=tuple(run_labels.get(run.id, ())),
                 created_at=times[row.id],

@@ -341,13 +341,13 @@ def questions_of(connection: sa.Connection, hashes: Sequence[str]) -> list[str |
     rows = schema.trajectories
     columns = (rows.c.task, messages.c.num_messages, messages.c.said, messages.c.checksum)
     one = sa.select(sa.func.max(rows.c.id)).join_from(rows, messages)
-    found = {}
+    found: dict[str, str | None] = {}
     for chunk in chunked(hashes):
         ids = one.where(rows.c.task.in_(chunk)).group_by(rows.c.task)
         query = sa.select(*columns).join_from(rows, messages).where(rows.c.id.in_(ids))
         for task, *conversation in connection.execute(query):
             prompt = _prompt(readable_messages(*conversation) or ())
-            found[task] = prompt and prompt.content
+            found[task] = None if prompt is None else prompt.content
     return [found.get(task) for task in hashes]
 
 
