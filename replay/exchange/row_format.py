@@ -181,7 +181,10 @@ def _tools(text: str) -> str:
 def _time(text: str) -> str:
     if (given := datetime.fromisoformat(text)).tzinfo is None:
         raise ValueError("should have a time zone")
-    return given.astimezone(UTC).isoformat()
+    try:
+        return given.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise ValueError("should be of the years 1 to 9999") from None
 
 
 Time = Annotated[str, AfterValidator(_time)]

@@ -206,6 +206,8 @@ BAD: list[tuple[Change, str]] = [
     (lambda row: of_nodes(0)(row) | SMALL, r"nodes\[0\].token_ids\[1\] must be below 10, the size of its run's"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
+    ({"created_at": "2026-01-01T00:00:00"}, "created_at must .*have a time zone"),
+    ({"created_at": "0001-01-01T00:00:00+23:00"}, "created_at must .*be of the years"),
     ({"format": 6}, "format must be 8, got 6"),  # of before num_user_turns
     ({"group_id": "g", "group_success": 2}, "group_success must be less than"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
