@@ -231,3 +231,15 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
 def test_what_is_not_there_is_one_line(inspector: Served, target: str, status: int, problem: str) -> None:
     found, text = inspector.problem(target)
     assert (found, problem in text) == (status, True), text[-600:]
+
+
+def test_search_goes_on_from_the_part_before_until_the_page_is_full(tmp_path: Path) -> None:
+    with closing(iterated(tmp_path / "replay.sqlite")):
+        pass
+    with inspecting(tmp_path / "replay.sqlite") as served:
+        asked = {"where": "'key' in text", "limit": 20}
+        page = served.page(address("buffer", **asked))
+        assert "20 found on this page, 24 conversations searched" in page and "data-search-on" not in page
+        # A part that follows 18 found rows of 400 searched ones gives two more.
+        part = served.page(address("buffer", **asked, found=18, searched=400))
+        assert part.count("<tr data-href") == 2 and "20 found on this page, 424 conversations searched" in part
