@@ -171,12 +171,12 @@ def conversation_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(map(_message_text, messages))
 
 
-_USUAL_AUTHORS = {"system": INITIALIZATION, "user": USER, "assistant": LLM, "tool": ENV}
+USUAL_AUTHORS = {"system": INITIALIZATION, "user": USER, "assistant": LLM, "tool": ENV}
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
     role, author, reward = message["role"], message["author"], message["reward"]
-    facts = [author] if author != _USUAL_AUTHORS.get(role) else []
+    facts = [author] if author != USUAL_AUTHORS.get(role) else []
     facts += [] if reward is None else [f"reward {reward:g}"]
     name = f" {message['name']}" if message["name"] else ""
     name += f" ({', '.join(facts)})" if facts else ""

@@ -38,6 +38,8 @@ OF_VIEWS: dict[str, dict[str, str]] = {
     "v_groups": {"without_signal": "Whether all rewards are equal, so that there is nothing to compare."},
     "v_tasks": {
         "task": "Hash of the task.",
+        "environment": "Name of its environment.",
+        "payload": "JSON of what the environment makes the task from.",
         "num_groups": "Groups of its episodes; not hindsight, and not those of iterations that a resume undid.",
         "attempts": "Episodes of these groups.",
         "success_rate": "Share of successful attempts.",
@@ -47,6 +49,14 @@ OF_VIEWS: dict[str, dict[str, str]] = {
         "first_success": "Share of successful members of the first group.",
         "latest_success": "Share of successful members of the latest group.",
         "best_success": "Greatest share of successful members of a group.",
+    },
+    "v_labels": {
+        "run": "Run of the trajectory, or the labelled run.",
+        "trajectory": "Its id; null where a run is labelled.",
+        "label": "A word.",
+        "note": "What a person wrote about it.",
+        "made_by": "Who made the label.",
+        "created_at": "When.",
     },
 }
 """What columns mean that views alone have."""

@@ -78,7 +78,8 @@ def play(model, renderer, version):
         tosses += 1
     success = tosses == 1 and reply.outcome == "final" and reply.message.content == fell
     earned = {"reward": 0.2 * tosses + 0.8 * success, "success": success}
-    return context, {**earned, "stop_reason": reply.outcome, "num_turns": 1 + tosses, "num_tool_calls": tosses}
+    ended = "answered" if reply.outcome == "final" else reply.outcome
+    return context, {**earned, "stop_reason": ended, "num_turns": 1 + tosses, "num_tool_calls": tosses}
 
 
 def collect(model, renderer, iteration):
@@ -138,6 +139,7 @@ def run(store, iterations=50):
         record = IterationRecord(RUN, iteration, policy_version=iteration - 1, **counts, **done)
         store.commit(record, [row.draw for row in fresh + replayed], sampler_state=sampler.state())
         print(f"{iteration:3} ", *(f"{name} {value:.3f} " for name, value in metrics.items()), flush=True)
+    store.roles.end_run(RUN)  # its pages say that it is finished
     return model
 
 

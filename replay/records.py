@@ -337,7 +337,7 @@ class DrawRecord:
     token_gap_max: Finite | None = None
     """The largest |old_log_prob - behavior_log_prob| of the row's action tokens, in nats."""
     ess_share: Finite | None = None
-    """The row's weight divided by the sum of the weights of its stream."""
+    """The row's weight, exp(mean of its log drift), divided by the sum of its stream's. ESS weighs tokens instead."""
     approx_kl: Finite | None = None
     clip_fraction: Finite | None = None
     weight: Finite = 1.0

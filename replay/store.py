@@ -113,11 +113,13 @@ class ReplayStore:
         *,
         redact: Redactor | None = None,
         ended: Sequence[str] = (),
+        created_at: Mapping[str, str] = {},
     ) -> AppendReport:
         """Store whole trajectories with their groups and tasks; a stored trajectory counts as a duplicate.
 
-        `ended` are ids of sessions to end. Raises InvalidRecord naming the field, also for another row with a stored
-        id, and SessionForgotten if a session is not stored. Then nothing has been stored.
+        `ended` are ids of sessions to end, and `created_at` the times, by id, of rows that come from elsewhere. Raises
+        InvalidRecord naming the field, also for another row with a stored id, and SessionForgotten if a session is not
+        stored. Then nothing has been stored.
         """
         runs_by_id = {id: self._run(id) for id in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
@@ -125,7 +127,7 @@ class ReplayStore:
         written = {record.run for record in groups} | runs_by_id.keys()
 
         def work(connection: sa.Connection) -> AppendReport:
-            report = write.append(connection, prepared)
+            report = write.append(connection, prepared, created_at)
             if ended and sessions.end(connection, ended) < len(ended) and report.inserted:
                 raise SessionForgotten(f"ended must be of sessions that are stored, got {', '.join(ended)}.")
             return report

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from context.authors import LLM
 from context.messages import Message, to_template
 from context.tokens.session_segments import conversations_of
 from replay.exchange import ExportReport, export_file
-from replay.exchange.row_format import Bundle
+from replay.exchange.row_format import Bundle, Tools
 from replay.exchange.stored_rows import whole_with_known_tools
 from replay.questions import RowCondition
 from replay.store import ReplayStore
@@ -24,6 +25,7 @@ def write_demonstrations(
     where: RowCondition,
     limit: int | None = None,
     force: bool = False,
+    unique: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Write rows that ended with an answer, one line each, in OpenAI's chat format with their tools.
@@ -38,16 +40,23 @@ def write_demonstrations(
         row, record = bundle.trajectory, bundle.trajectory.record
         outcome = {"reward": record.reward, "success": record.success}
         if row.nodes:
-            conversations = [*conversations_of(row.nodes)]
+            conversations: list[tuple[Sequence[Message], Tools]] = [*conversations_of(row.nodes)]
         else:
-            factory = environments and environments.recorded(record.environment, record.environment_version)
-            assert factory  # the query takes known environments alone
-            own = bundle.task.tools
-            conversations = [(row.messages, list(factory.tools) if own is None else json.loads(own))]
+            assert bundle.tools is not None  # the query takes known environments alone
+            conversations = [(row.messages, bundle.tools)]
         return "\n".join(json.dumps(conversation_row(said, tools) | outcome) for said, tools in conversations).encode()
 
     asked = where & whole_with_known_tools(known)
-    return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
+    written: dict[str, Any] = {"limit": limit, "force": force, "unique": unique, "progress": progress}
+    tools_of = partial(offered_tools, environments)
+    return export_file(store, file, where=asked, line_of=line_of, tools_of=tools_of, **written)
+
+
+def offered_tools(environments: RunEnvironments | None, bundle: Bundle) -> Tools | None:
+    """What the policy of a row was offered. None: the row is of an environment or version that is not among these."""
+    record = bundle.trajectory.record
+    factory = environments and environments.recorded(record.environment, record.environment_version)
+    return bundle.tools if factory is None or bundle.tools is not None else list(factory.tools)
 
 
 def conversation_row(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

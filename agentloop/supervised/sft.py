@@ -233,6 +233,7 @@ class _Training:
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         self._store.add_run(self._record())
+        self._store.roles.end_run(self._folder.run_id, ended=False)
         if checkpoint is None:
             self._display.note(f"folder: {self._folder.path}")
             self._measure({})
@@ -282,6 +283,7 @@ class _Training:
                 self._save()
             if self.update == self._total:
                 write_directory(self._folder.model, self._save_model)
+                self._store.roles.end_run(self._folder.run_id)
 
     def result(self, exit_code: int) -> SftResult:
         sides = len(self.data.trained), len(self.data.held_out)

@@ -1,6 +1,7 @@
 """Experience as files: lossless export and import in JSONL and Parquet, and other people's data."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, replaced
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.row_format import BadRow, Bundle
+from replay.exchange.row_format import BadRow, Bundle, Tools
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 
@@ -23,6 +24,8 @@ def export_file(
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
+    unique: bool = False,
+    tools_of: Callable[[Bundle], Tools | None] = lambda row: row.tools,
     line_of: Callable[[Bundle], bytes] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
@@ -30,7 +33,9 @@ def export_file(
 
     Rows are ordered by run, iteration, slot and id. Orphaned, quarantined and evicted rows are left out and counted,
     even if they became so during the export. Rows stored during the export may be in the file or not. `limit` keeps
-    the first rows that `where` chooses. `line_of` writes each row as another kind of line, which no import reads.
+    the first rows that `where` chooses, and `unique` leaves out rows whose tokens are those of an earlier one.
+    `tools_of` returns what a row's policy was offered. `line_of` writes each row as another kind of line, which no
+    import reads.
     """
     as_parquet = is_parquet(path)
     if as_parquet and line_of is not None:
@@ -38,7 +43,8 @@ def export_file(
     report = ExportReport()
     with replaced(path, force=force) as target:
         ids = exportable(store, report, sa.true() if where is None else where)[:limit]
-        rows = bundles(store, ids, report, progress)
+        found = bundles(store, ids, report, progress, unique=unique)
+        rows = (replace(row, tools=tools_of(row)) for row in found)
         parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
     return report
 

@@ -196,7 +196,8 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
         for version in wanted.keys() - known.keys():
             store.add_policy(wanted[version])
     try:
-        appended = store.append(*_records(bundles))
+        times = {row.trajectory.id: row.created_at for row in bundles if row.created_at is not None}
+        appended = store.append(*_records(bundles), created_at=times)
     except InvalidRecord as error:
         raise ExchangeError(
             f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import the file again to "

@@ -1,6 +1,8 @@
 """Exchanged rows as Parquet: the columns of JSONL with types of their own, and NaN for unknown log-probs."""
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -11,11 +13,24 @@ from pydantic import BaseModel
 from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
-from replay.exchange.row_format import MOST_BYTES, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
+from replay.exchange.row_format import (
+    MOST_BYTES,
+    BadRow,
+    Bundle,
+    ChatMessage,
+    EarlierRow,
+    ExchangedRow,
+    PlainRow,
+    Time,
+    from_plain,
+    read_object,
+    to_plain,
+)
 from replay.storage.format.column_types import from_storable, to_storable
 
 _MOST_FOOTER = 16 << 20
 _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_code_version", "run_fingerprint"]
+_REPEATED += ["tools.list.element"]
 """Columns with the same value in many rows: a row group stores the value once."""
 
 
@@ -25,7 +40,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = _schema(pa)
+    schema, as_texts = _schema(pa, ExchangedRow, pa.json_()), _schema(pa, ExchangedRow, pa.string(), pa.string())
     options: dict[str, Any] = {
         "compression": "zstd",
         "use_dictionary": _REPEATED,
@@ -34,8 +49,8 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
     }
     with pq.ParquetWriter(target, schema, **options) as writer:
         for rows in batched(bundles, lambda row: row.size):
-            table = pa.Table.from_pylist([_with_texts(to_plain(row), to_storable) for row in rows], schema)
-            writer.write_table(table, row_group_size=len(rows))
+            plain = [_objects(_with_texts(to_plain(row), to_storable), json.dumps) for row in rows]
+            writer.write_table(pa.Table.from_pylist(plain, as_texts).cast(schema), row_group_size=len(rows))
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
@@ -47,7 +62,7 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
         try:
             for row in _rows(pa, raw):
                 try:
-                    yield from_plain(_with_texts(row, _restored))
+                    yield from_plain(_with_texts(_objects(row, _read_object), _restored))
                 except BadRow as error:
                     yield error
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -66,12 +81,14 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
     options: dict[str, Any] = {
         "thrift_string_size_limit": _MOST_FOOTER,
         "thrift_container_size_limit": 1 << 20,
+        "arrow_extensions_enabled": False,  # JSON as texts
         "pre_buffer": False,
         "buffer_size": 1 << 20,
         "page_checksum_verification": True,
     }
     plain = pq.ParquetFile(raw, **options)
-    _check_columns(plain.schema_arrow, _schema(pa))
+    columns = ExchangedRow if "group_id" in plain.schema_arrow.names else EarlierRow
+    _check_columns(plain.schema_arrow, [_schema(pa, columns, objects) for objects in (pa.string(), pa.json_())])
     leaves = [plain.schema.column(at) for at in range(plain.metadata.num_columns)]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     file = pq.ParquetFile(raw, metadata=plain.metadata, read_dictionary=texts, **options)
@@ -105,24 +122,43 @@ def _num_bytes(pa: Any, array: Any) -> int:
     return _num_bytes(pa, array.flatten()) if pa.types.is_list(array.type) else int(array.nbytes)
 
 
-def _check_columns(found: Any, wanted: Any) -> None:
-    """Raises BadRow for other columns than an export's. Their order, and a writer's names inside lists, are free."""
+def _check_columns(found: Any, schemas: Sequence[Any]) -> None:
+    """Raises BadRow for columns of none of these schemas. Their order, and a writer's names inside lists, are free."""
+    wanted = schemas[0]
     for field in found:
         if field.name not in wanted.names:
             raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
-        if not field.type.equals(kind := wanted.field(field.name).type):
+        if not any(field.type.equals(schema.field(field.name).type) for schema in schemas):
+            kind = wanted.field(field.name).type
             raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
     if missing := [name for name in wanted.names if found.names.count(name) != 1]:
         raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 
+def _objects(row: PlainRow, change: Callable[[Any], Any]) -> PlainRow:
+    """The row with its JSON objects changed to texts or back. An earlier row has none."""
+    names = ("tools", "messages") if "group_id" in row else ()
+    return row | {name: row[name] and [*map(change, row[name])] for name in names}
+
+
+def _read_object(text: object) -> Any:
+    try:
+        return read_object(text, constants=False)
+    except ValueError as error:
+        raise BadRow(f"messages and tools must be JSON, got {shortened(text)} ({error}).") from None
+
+
 def _with_texts(value: Any, change: Callable[[str], str | None]) -> Any:
     if isinstance(value, str):
         return change(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
     if isinstance(value, list):
         return [_with_texts(part, change) for part in value]
     if isinstance(value, dict):
-        return {name: part if name in TOKEN_FIELDS else _with_texts(part, change) for name, part in value.items()}
+        return {
+            change(name): part if name in TOKEN_FIELDS else _with_texts(part, change) for name, part in value.items()
+        }
     return value
 
 
@@ -141,7 +177,8 @@ def _check_installed() -> None:
         )
 
 
-def _schema(pa: Any) -> Any:
+def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) -> Any:
+    """The columns in Arrow. `objects` is the type of JSON objects, and `times` that of times; None: a type of Arrow."""
     numbers = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_FIELDS.items()}
     kinds = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
@@ -151,10 +188,14 @@ def _schema(pa: Any) -> Any:
     def kind(annotation: Any) -> Any:
         """The type of a column. An optional column has the type of its known values, and JSON is a text."""
         origin, args = get_origin(annotation), [arg for arg in get_args(annotation) if arg is not NoneType]
+        if annotation == Time | None:
+            return times or pa.timestamp("us", "UTC")
+        if origin is list and (get_origin(args[0]) is dict or args[0] is ChatMessage):
+            return pa.list_(objects)
         if origin is list:
-            return pa.list_(pa.struct(fields(args[0])))
+            return pa.list_(kinds.get(args[0]) or pa.struct(fields(args[0])))
         if origin is Literal:
             return kinds[type(args[0])]
         return kinds.get(origin or annotation) or kind(args[0])
 
-    return pa.schema(fields(ExchangedRow))
+    return pa.schema(fields(columns))

@@ -11,7 +11,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import count, islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,8 +31,8 @@ from pydantic import (
     create_model,
 )
 
-from context.authors import Author, AuthorTable
-from context.messages import Message, ToolCall, canonical_json
+from context.authors import USER, Author, AuthorTable
+from context.messages import USUAL_AUTHORS, Message, ToolCall, canonical_json, to_template
 from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes
 from context.tokens.session_segments import num_sequence_tokens, segments_of
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
@@ -42,8 +43,10 @@ from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import TOKEN_BYTES
 from replay.storage.format.rows import LOG_PROB_FIELDS
 
-FORMAT = 7
+FORMAT = 8
 """Raised when a column changes its meaning, or one is added or goes."""
+_EARLIER = 7
+"""The earlier format that is still read."""
 
 MOST_BYTES = 128 << 20
 """Most bytes of a row in memory, and of a session's training sequences: its forks repeat their common beginning."""
@@ -55,6 +58,10 @@ class BadRow(ValueError):
     """A row of a file is wrong; the message is one line."""
 
 
+Tools = Sequence[Mapping[str, Any]]
+"""The schemas of tools."""
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A trajectory and the records that it refers to."""
@@ -64,9 +71,13 @@ class Bundle:
     task: TaskRecord
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
-    """The known policies that sampled the trajectory, or that its versions name."""
+    """The known policies that sampled the trajectory, or that its versions name, and the newest of the run."""
     labels: tuple[Label, ...] = ()
     run_labels: tuple[Label, ...] = ()
+    created_at: str | None = None
+    """When the row was stored; None: that is not known."""
+    tools: Tools | None = None
+    """What the policy was offered; None: that is not known."""
 
     def with_record(self, **changes: Any) -> Bundle:
         record = replace(self.trajectory.record, **changes)
@@ -167,6 +178,52 @@ def _tools(text: str) -> str:
     return text
 
 
+def _time(text: str) -> str:
+    if (given := datetime.fromisoformat(text)).tzinfo is None:
+        raise ValueError("should have a time zone")
+    try:
+        return given.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise ValueError("should be of the years 1 to 9999") from None
+
+
+Time = Annotated[str, AfterValidator(_time)]
+"""ISO 8601; Parquet has a type for it."""
+
+
+def _read_arguments(given: object) -> Any:
+    return read_object(given) if isinstance(given, str) else given
+
+
+class ChatFunction(Part):
+    name: str
+    arguments: Annotated[dict[str, JsonValue], BeforeValidator(_read_arguments)]
+    """A text of JSON where the model wrote a number that not every reader knows."""
+
+
+class ChatCall(Part):
+    type: Literal["function"]
+    id: str | None = None
+    function: ChatFunction
+
+
+class ChatMessage(Part):
+    """A message in the chat format. A field without a value is left out."""
+
+    role: str
+    content: str
+    """With `note` below."""
+    reasoning_content: str | None = None
+    tool_calls: list[ChatCall] = []
+    name: str | None = None
+    tool_call_id: str | None = None
+    author: str | None = None
+    """None: the role's usual one."""
+    note: str = ""
+    error_kind: str | None = None
+    reward: float | None = None
+
+
 def _part(kind: str, columns: Mapping[str, Any]) -> Any:
     required: dict[str, Any] = {name: (column, ...) for name, column in columns.items()}
     return create_model(kind, __base__=Part, **required)
@@ -200,8 +257,21 @@ _PARTS = {
     "nodes": _list(_part("NodeColumns", _NODE | _ARRAYS)),
     "messages": _list(_part("MessageColumns", _MESSAGE | {"tool_calls": _list(_CALL)})),
 }
-_HEAD = {"format": Literal[FORMAT]}
-ExchangedRow = _part("ExchangedRow", _HEAD | _RECORD | _GROUP | _TASK | _RUN | {"messages_hash": str} | _PARTS)
+_COLUMNS = _RECORD | _GROUP | _TASK | _RUN | {"messages_hash": str} | _PARTS
+EarlierRow = _part("EarlierRow", {"format": Literal[_EARLIER]} | _COLUMNS)
+_LABELS = _list(_part("TimedLabelColumns", column_types(Label) | {"created_at": Time | None}))
+_COLUMNS |= {"labels": _LABELS, "run_labels": _LABELS, "created_at": Time | None, "error_kinds": list[str] | None}
+_COLUMNS |= {"tools": _list(dict[str, JsonValue]) | None, "messages": _list(ChatMessage)}
+_NAMES = {
+    "labels": "trajectory_labels",
+    "group": "group_id",
+    "group_reward_mean": "group_reward",
+    "group_success_rate": "group_success",
+}
+"""Columns that are called as in frames; trainers mean labels of tokens by `labels`."""
+_FIELDS = {column: name for name, column in _NAMES.items()}
+_RENAMED = {_NAMES.get(name, name): kind for name, kind in _COLUMNS.items()}
+ExchangedRow = _part("ExchangedRow", {"format": Literal[FORMAT]} | _RENAMED)
 _AuthorColumns = _part("AuthorColumns", column_types(Author))
 
 
@@ -210,6 +280,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
     record, group, run = bundle.trajectory.record, bundle.group, bundle.run
     row: PlainRow = {"format": FORMAT} | {name: getattr(record, name) for name in _RECORD}
     row |= {name: None for name in LOG_PROB_FIELDS if math.isnan(row[name])}
+    row["error_kinds"] = record.error_kinds and record.error_kinds.split(" ")
     row |= {name: getattr(group, name.removeprefix("group_")) for name in _GROUP}
     row |= {"task_environment": bundle.task.environment, "task_payload": canonical_json(bundle.task.payload)}
     row["task_tools"] = bundle.task.tools
@@ -217,7 +288,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
         "run_config": json.dumps(dict(run.config)),
         "run_fingerprint": None if run.fingerprint is None else canonical_json(run.fingerprint),
     }
-    messages = [_plain_message(message) for message in bundle.trajectory.messages]
+    messages = [_chat_message(message) for message in bundle.trajectory.messages]
     row["messages_hash"] = _messages_hash(messages)
     row["policies"] = [{name: getattr(policy, name) for name in _POLICY} for policy in bundle.policies]
     row |= {name: [*map(vars, getattr(bundle, name))] for name in ("labels", "run_labels")}
@@ -232,7 +303,8 @@ def to_plain(bundle: Bundle) -> PlainRow:
         | {name: getattr(node.tokens, name) for name in TOKEN_FIELDS}
         for node in bundle.trajectory.nodes
     ]
-    return row | {"messages": messages}
+    row |= {"created_at": bundle.created_at, "tools": bundle.tools, "messages": messages}
+    return {_NAMES.get(name, name): value for name, value in row.items()}
 
 
 def _messages_hash(messages: Sequence[object]) -> str:
@@ -240,24 +312,37 @@ def _messages_hash(messages: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(messages, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _plain_message(message: Message) -> PlainRow:
-    calls = [
-        {"name": call.name, "arguments": json.dumps(dict(call.arguments), separators=(",", ":")), "id": call.id}
-        for call in message.tool_calls
-    ]
-    return {name: getattr(message, name) for name in _MESSAGE} | {"tool_calls": calls}
+def _chat_message(message: Message) -> PlainRow:
+    row = to_template(message)
+    for call in row.get("tool_calls", ()):
+        if not _is_common(arguments := call["function"]["arguments"]):
+            call["function"]["arguments"] = json.dumps(arguments)
+    usual = message.author == USUAL_AUTHORS.get(message.role, USER)
+    facts: PlainRow = {"author": None if usual else message.author, "note": message.note or None}
+    facts |= {"error_kind": message.error_kind, "reward": message.reward}
+    return row | {name: value for name, value in facts.items() if value is not None}
+
+
+def _is_common(value: object) -> bool:
+    """Whether every reader of JSON knows the numbers in it."""
+    if isinstance(value, dict | list):
+        return all(map(_is_common, value.values() if isinstance(value, dict) else value))
+    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or abs(value) < 2**63
 
 
 def from_plain(row: PlainRow) -> Bundle:
     """The bundle of a row that anybody may have written. Raises BadRow; the store checks the records themselves."""
-    given = typed(ExchangedRow, row)
+    is_earlier = isinstance(row, dict) and row.get("format") == _EARLIER
+    given = typed(EarlierRow if is_earlier else ExchangedRow, row)
     if given.messages_hash not in ("", digest := _messages_hash(row["messages"])):
         raise BadRow(
             f"messages_hash must be that of the messages ({digest}), got {shortened(given.messages_hash)}. "
             "The messages were changed after the export. To import them as they are, empty messages_hash."
         )
-    columns = vars(given)
+    columns = {_FIELDS.get(name, name): value for name, value in vars(given).items()}
     values = {name: columns[name] for name in _RECORD}
+    if not is_earlier and values["error_kinds"] is not None:
+        values["error_kinds"] = " ".join(values["error_kinds"]) or None
     record = TrajectoryRecord(**values | {name: math.nan for name in LOG_PROB_FIELDS if values[name] is None})
     ours = {name: getattr(record, name) for name in _SHARED_FIELDS} | {"id": record.group}
     group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
@@ -278,8 +363,9 @@ def from_plain(row: PlainRow) -> Bundle:
             )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
-    labels = (tuple(Label(**vars(part)) for part in parts) for parts in (given.labels, given.run_labels))
-    return Bundle(trajectory, group, task, run, policies, *labels)
+    labels, of_run = (tuple(Label(**vars(one)) for one in columns[name]) for name in ("labels", "run_labels"))
+    stored = {"created_at": columns.get("created_at"), "tools": columns.get("tools")}
+    return Bundle(trajectory, group, task, run, policies, labels, of_run, **stored)
 
 
 @lru_cache(maxsize=8)
@@ -324,4 +410,11 @@ def _tokens(part: Any, where: str) -> TokenSequence:
 
 
 def _message(part: Any) -> Message:
-    return Message(**vars(part) | {"tool_calls": tuple(ToolCall(**vars(call)) for call in part.tool_calls)})
+    if not isinstance(part, ChatMessage):
+        return Message(**vars(part) | {"tool_calls": tuple(ToolCall(**vars(call)) for call in part.tool_calls)})
+    values = vars(part) | {"reasoning": part.reasoning_content}
+    values["author"] = USUAL_AUTHORS.get(part.role, USER) if part.author is None else part.author
+    values["tool_calls"] = tuple(ToolCall(**vars(call.function), id=call.id) for call in part.tool_calls)
+    if part.note:
+        values["content"] = "" if part.content == part.note else part.content.removesuffix(f"\n\n{part.note}")
+    return Message(**{field.name: values[field.name] for field in fields(Message)})

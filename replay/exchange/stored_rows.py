@@ -4,14 +4,17 @@ Transactions are short, because during a long transaction a database must keep e
 as it was at one moment; different rows may be of different moments.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
+from context.tokens.session_segments import conversations_of
 from replay.exchange.files import ROWS_AT_ONCE
-from replay.exchange.row_format import Bundle
+from replay.exchange.row_format import Bundle, Tools
 from replay.records import (
     ELIGIBLE,
     EVICTED,
@@ -21,6 +24,7 @@ from replay.records import (
     PolicyRecord,
     RunRecord,
     StopReason,
+    TaskRecord,
     Trajectory,
     TrajectoryRecord,
 )
@@ -32,6 +36,7 @@ from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
+_REPEATED = "of equal tokens"
 _Known = dict[str, tuple[RunRecord, dict[int, PolicyRecord]]]
 _rows = trajectories.c
 
@@ -40,7 +45,7 @@ _rows = trajectories.c
 class ExportReport:
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
-    """The number of rows left out, by state. A row pruned during the export counts as `evicted`."""
+    """The number of rows left out, by state or reason. A row pruned during the export counts as `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reasons why rows could not be read, by id."""
 
@@ -72,13 +77,23 @@ def bundles(
     ids: Sequence[str],
     report: ExportReport,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    unique: bool = False,
 ) -> Iterator[Bundle]:
-    """The rows of these ids, in order. A row that can't be read, or is gone by now, is left out and reported."""
+    """The rows of these ids, in order. A row that can't be read, or is gone by now, is left out and reported, and with
+    `unique` each row whose tokens are those of an earlier one."""
     known: _Known = {}
+    seen: set[bytes] = set()
     for start in range(0, len(ids), ROWS_AT_ONCE):
         with store.reading() as connection:
             page = _bundles(connection, ids[start : start + ROWS_AT_ONCE], report, known)
         for row in page:
+            tokens = [part.tokens.token_ids.tobytes() for part in row.trajectory.segments]
+            digest = hashlib.sha256(repr(tokens).encode()).digest()
+            if unique and digest in seen:
+                report.left[_REPEATED] += 1
+                continue
+            seen.add(digest)
             yield row
             report.rows += 1
             progress(report.rows, len(ids))
@@ -89,6 +104,8 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     for row in rows:
         _look_up_run(connection, row.record, known)
     found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    columns = (_rows.id, _rows.created_at)
+    times = {row.id: row.created_at for row in selected(connection, columns, _rows.id, [row.id for row in rows])}
     groups_by_id = {record.id: record for record in (GroupRecord(*columns) for columns in map(tuple, found))}
     tasks_by_hash = task_records(connection, [row.record.task for row in rows])
     labels = labels_of(connection, [row.id for row in rows])
@@ -96,18 +113,28 @@ def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport
     made = []
     for row in rows:
         run, published = known[row.record.run]
+        versions = _versions_of(row, newest=max(published, default=0))
         made.append(
             Bundle(
                 trajectory=row,
                 group=groups_by_id[row.record.group],
                 task=tasks_by_hash[row.record.task],
                 run=run,
-                policies=tuple(published[version] for version in sorted(_versions_of(row)) if version in published),
+                policies=tuple(published[version] for version in sorted(versions) if version in published),
                 labels=tuple(labels.get(row.id, ())),
                 run_labels=tuple(run_labels.get(run.id, ())),
+                created_at=times[row.id],
+                tools=_own_tools(row, tasks_by_hash[row.record.task]),
             )
         )
     return made
+
+
+def _own_tools(row: Trajectory, task: TaskRecord) -> Tools | None:
+    """The tools of an agent's last request, or those of a task with its own. None: those of the environment."""
+    if row.nodes:
+        return [*conversations_of(row.nodes)][-1][1]
+    return None if task.tools is None else list(json.loads(task.tools))
 
 
 def _readable(connection: sa.Connection, ids: Sequence[str], report: ExportReport) -> list[Trajectory]:
@@ -131,10 +158,11 @@ def _look_up_run(connection: sa.Connection, record: TrajectoryRecord, known: _Kn
         known[record.run] = run, known_policies(connection, record.run)
 
 
-def _versions_of(row: Trajectory) -> set[int]:
-    """The policy versions that a row names. A row that no policy sampled names one for its tokenizer."""
+def _versions_of(row: Trajectory, newest: int) -> set[int]:
+    """The policy versions that a row names, and its run's newest, to which its staleness is counted. A row that no
+    policy sampled names one for its tokenizer."""
     sampled = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
-    return sampled | {row.record.policy_version_min, row.record.policy_version_max}
+    return sampled | {row.record.policy_version_min, row.record.policy_version_max, newest}
 
 
 def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:

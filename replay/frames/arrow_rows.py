@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 BATCH_ROWS = 10_000
+_TIMES = ("created_at", "started_at")
+"""Columns of texts that are times."""
 
 
 class ArrowRows:
@@ -42,7 +44,15 @@ class ArrowRows:
         return arrow().Table.from_batches(iter(self), self.schema)
 
     def to_pandas(self) -> pandas.DataFrame:
-        return self.to_arrow().to_pandas()
+        """Return the rows as pandas takes them; integers of a column with unknown ones are `Int64`."""
+        import pandas
+
+        table = self.to_arrow()
+        frame = table.to_pandas()
+        for at, column in enumerate(table.columns):
+            if column.null_count and str(column.type).startswith("int"):
+                frame.isetitem(at, column.to_pandas(types_mapper={column.type: pandas.Int64Dtype()}.get))
+        return frame
 
     def to_polars(self) -> polars.DataFrame:
         import polars
@@ -65,7 +75,9 @@ def arrow() -> Any:
 def schema_of(columns: Sequence[sa.ColumnElement[Any]]) -> pyarrow.Schema:
     pa = arrow()
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
-    return pa.schema([(column.name, types.get(column.type.python_type, pa.string())) for column in columns])
+    special = {"error_kinds": pa.list_(pa.string()), **dict.fromkeys(_TIMES, pa.timestamp("us", "UTC"))}
+    known = {one.name: special.get(one.name) or types.get(one.type.python_type) for one in columns}
+    return pa.schema([(name, kind or pa.string()) for name, kind in known.items()])
 
 
 def selected_batches(
@@ -80,7 +92,7 @@ def selected_batches(
     streamed = query.with_only_columns(*map(_as_stored, columns)).execution_options(yield_per=BATCH_ROWS)
     for rows in connection.execute(streamed).partitions():
         values = zip(*rows, strict=True)
-        arrays = [pa.array(_fitting(column, kind), kind) for column, kind in zip(values, schema.types, strict=True)]
+        arrays = [typed_array(column, kind) for column, kind in zip(values, schema.types, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -89,6 +101,13 @@ def _as_stored(column: sa.ColumnElement[Any]) -> sa.Label[Any]:
     return sa.type_coerce(element, sa.types.NullType()).label(column.name)
 
 
-def _fitting(values: Sequence[Any], kind: Any) -> Sequence[Any]:
-    """Return values that Arrow accepts. SQLite gives numbers for booleans."""
-    return [None if value is None else bool(value) for value in values] if str(kind) == "bool" else values
+def typed_array(values: Sequence[Any], kind: Any) -> Any:
+    """Make an Arrow array of a driver's values. SQLite gives numbers for booleans, and times are stored as texts."""
+    pa = arrow()
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.string()).cast(kind)
+    if pa.types.is_list(kind):
+        values = [value if value is None else value.split(" ") for value in values]
+    if pa.types.is_boolean(kind):
+        values = [{0: False, 1: True, None: None}[value] for value in values]
+    return pa.array(values, kind)

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from decimal import Decimal
+from itertools import takewhile, zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,11 +17,12 @@ import sqlalchemy as sa
 from context.messages import Message
 from context.wording import excerpt, suggest
 from replay.errors import CorruptTrajectory, ReplayError, shortened
-from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches
+from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches, typed_array
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
 from replay.open_buffer import OpenBuffer, open_buffer
 from replay.questions.filters import conditions
 from replay.questions.filters.query import run_is, staleness
+from replay.questions.trajectory import questions_of
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
@@ -136,6 +138,24 @@ class Buffer:
 
         return ArrowRows(schema, batches)
 
+    def tool_calls(self, where: Where = None) -> ArrowRows:
+        """Return one row per tool call, with its answer. `arguments` is JSON, and null is an answer that is not stored.
+
+        Raises CorruptTrajectory for damaged messages.
+        """
+        pa = arrow()
+        places, texts = ("position", "number"), ("name", "arguments", "answer", "error_kind")
+        kinds = dict.fromkeys(("trajectory", *texts), pa.string()) | dict.fromkeys(places, pa.int64())
+        schema = pa.schema([(name, kinds[name]) for name in ("trajectory", *places, *texts)])
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                for ids in chunked(self._ids(connection, where)):
+                    rows = [call for id, said in _conversations(connection, ids) for call in _calls(id, said)]
+                    yield pa.RecordBatch.from_pylist(rows, schema)
+
+        return ArrowRows(schema, batches)
+
     def draws(self) -> ArrowRows:
         """Return one row per use of a trajectory by an update: `v_draws`."""
         return self._view("v_draws", "run", "iteration", "slot")
@@ -149,8 +169,31 @@ class Buffer:
         return self._view("v_iterations", "run", "iteration")
 
     def tasks(self) -> ArrowRows:
-        """Return one row per task, with first, latest and best success: `v_tasks`."""
-        return self._view("v_tasks", "run", "task")
+        """Return one row per task, with first, latest and best success: `v_tasks`, and the task's `question`.
+
+        The question is the last message of the user before the first reply; null: no attempt's messages are stored.
+        """
+        rows, pa = self._view("v_tasks", "run", "task"), arrow()
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            for batch in rows:
+                with self._buffer.store.reading() as connection:
+                    found = questions_of(connection, batch.column("task").to_pylist())
+                yield batch.append_column("question", pa.array(map(to_storable, found), pa.string()))
+
+        return ArrowRows(rows.schema.append(pa.field("question", pa.string())), batches)
+
+    def runs(self) -> ArrowRows:
+        """Return one row per run: `v_runs`."""
+        return self._view("v_runs", "run")
+
+    def labels(self) -> ArrowRows:
+        """Return one row per label of a trajectory or of a run: `v_labels`."""
+        return self._view("v_labels", "run", "trajectory", "label")
+
+    def held_out(self) -> ArrowRows:
+        """Return one row per stored episode of an evaluation: `v_held_out`."""
+        return self._view("v_held_out", "run", "iteration", "number")
 
     def metrics(self) -> ArrowRows:
         """Return one row per metric and iteration: `v_metrics`."""
@@ -160,15 +203,22 @@ class Buffer:
         """Call a function of `replay.questions` with this buffer's store and run, and return its answer."""
         return question(self._buffer.store, self._buffer.own_run, *arguments, **more)
 
-    def sql(self, query: str) -> ArrowRows:
-        """Run one query and return all its rows. docs/schema.md has the views. Raises ReplayError."""
+    def sql(self, query: str, **parameters: Any) -> ArrowRows:
+        """Run one query and return all its rows. docs/schema.md has the views. Raises ReplayError.
+
+        `parameters` are the values of `:names` in the query. A column that is named as one of a view has its type, if
+        all values fit.
+        """
         if not _READS.match(query):
             raise ReplayError(f"query must begin with select, with, values or explain, got {excerpt(query, 60)!r}.")
         if ";" in query.rstrip().rstrip(";"):
             raise ReplayError(f"query must be one statement, without a ; in it, got {excerpt(query, 60)!r}.")
         with self._buffer.store.reading() as connection:
             try:
-                found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
+                if parameters:
+                    found = connection.execute(sa.text(query), parameters)
+                else:
+                    found = connection.execution_options(no_parameters=True).exec_driver_sql(query)
                 names, rows = list(found.keys()), found.fetchall()
             except sa.exc.SQLAlchemyError as error:
                 reason = shortened(str(getattr(error, "orig", error)))
@@ -176,7 +226,7 @@ class Buffer:
         pa = arrow()
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         try:  # PostgreSQL gives decimals for sums and means
-            arrays = [pa.array([float(v) if isinstance(v, Decimal) else v for v in column]) for column in columns]
+            arrays = [_column_array(name, column) for name, column in zip(names, columns, strict=True)]
         except pa.ArrowException as error:
             raise ReplayError(
                 f"query must give values of one type in each column, got {shortened(str(error))}."
@@ -235,7 +285,36 @@ def _with_lists(
         yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def _column_array(name: str, values: Sequence[Any]) -> Any:
+    """Make a column of a query's answer. It has the type of the views' column of its name, or that of its values."""
+    known = {column.name: column for query in VIEWS.values() for column in query.selected_columns}
+    plain = [float(value) if isinstance(value, Decimal) else value for value in values]
+    if name in known:
+        with suppress(arrow().ArrowException, LookupError, AttributeError):
+            return typed_array(plain, schema_of([known[name]]).types[0])
+    return arrow().array(plain)
+
+
+def _calls(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    """Yield the calls of a conversation. The answers follow a call's message, in the order of its calls."""
+    for position, message in enumerate(said):
+        answers = takewhile(lambda answer: answer.role == "tool", said[position + 1 :])
+        for number, (call, answer) in enumerate(zip_longest(message.tool_calls, answers)):
+            if call is None:
+                break
+            texts = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+            texts |= {"answer": answer and answer.content, "error_kind": answer and answer.error_kind}
+            place = {"trajectory": id, "position": position, "number": number}
+            yield place | {name: to_storable(text) for name, text in texts.items()}
+
+
 def _messages(connection: sa.Connection, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for id, said in _conversations(connection, ids):
+        for position, message in enumerate(said):
+            yield {"trajectory": id, "position": position, **_plain(message)}
+
+
+def _conversations(connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, Sequence[Message]]]:
     stored = rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory)
     found = {id: conversation for id, *conversation in stored}
     for id in ids:
@@ -243,8 +322,7 @@ def _messages(connection: sa.Connection, ids: Sequence[str]) -> Iterator[dict[st
             said = messages_of(*found[id]) if id in found else ()
         except BlobError as error:
             raise CorruptTrajectory(id, str(error)) from error
-        for position, message in enumerate(said):
-            yield {"trajectory": id, "position": position, **_plain(message)}
+        yield id, said
 
 
 def _plain(message: Message) -> dict[str, str | None]:

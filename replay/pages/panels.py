@@ -78,28 +78,31 @@ def number(value: float, *, percent: bool = False) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
-    """Return the panels as plain values, in groups (`groups`) and by their keys (`charts`)."""
-    plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
+def plain_groups(groups: PanelGroups, *, merged: int, replayed: bool = False) -> dict[str, Any]:
+    """Return the panels as plain values, in groups (`groups`) and by their keys (`charts`).
+
+    `replayed` says whether updates used rows of the buffer.
+    """
+    plain = {title: [plain_panel(panel, merged, replayed) for panel in panels] for title, panels in groups.items()}
     return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 
 
-def plain_panel(panel: Panel, merged: int = 1) -> dict[str, Any]:
+def plain_panel(panel: Panel, merged: int = 1, replayed: bool = False) -> dict[str, Any]:
     return {
         **vars(panel),
         "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
         "axis": vars(panel.axis),
         "merged": merged,
-        "curves": [{**vars(curve), "absent": _why_absent(curve)} for curve in panel.curves],
+        "curves": [{**vars(curve), "absent": _why_absent(curve, replayed)} for curve in panel.curves],
         "steps": vars(panel.steps) if panel.steps and panel.steps.points else None,
         "summary": _in_words(panel),
     }
 
 
-def _why_absent(curve: Curve) -> str | None:
+def _why_absent(curve: Curve, replayed: bool) -> str | None:
     if curve.points:
         return None
-    if curve.role == "replay":
+    if curve.role == "replay" and not replayed:
         return "Nothing was drawn from the buffer (replay.fraction was 0, or it was empty), or only to be observed."
     return "No finished iteration logged it."
 
@@ -136,11 +139,20 @@ def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
-    """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations."""
+    """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations.
+
+    Rows that were imported or recorded have only the panels with a curve.
+    """
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
     some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
+    if finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh"):
+        known = {
+            question: [each for each in panels if any(curve.points for curve in each.curves)]
+            for question, panels in groups.items()
+        }
+        groups = {question: panels for question, panels in known.items() if panels}
     return groups | ({_SOME_RUNS: some} if some else {})
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -17,8 +18,9 @@ from context.wording import share
 from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
-from replay.questions import QueryResult, metric_series
-from replay.questions.runs import ALL, Metrics, Series, finite, merged_to, newest_logged
+from replay.questions import QueryResult
+from replay.questions.runs import ALL, Metrics, Series, finite, merged_to, newest_known
+from replay.questions.table_series import FLAT_GROUPS, GROUPS, run_series
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore
@@ -72,16 +74,18 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
 def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> QueryResult:
     """Return the tiles, panels and newest iterations of a run. Curves show the iterations `within` in merged points."""
-    merged = merged_to(min(within.stop - 1, newest_logged(store, run.id)) - max(1, within.start) + 1)
-    groups = panel_groups(panel_series(store, run.id, merged, within), run.config)
+    merged = merged_to(min(within.stop - 1, newest_known(store, run.id)) - max(1, within.start) + 1)
+    tiled = tile_series(store, run.id)
+    series = panel_series(store, run.id, merged, within, tiled)
+    groups = panel_groups(series, run.config)
     return {
         "run": run.id,
         "name": run.name,
         "code_version": run.code_version,
         "merged": merged,
         "setting": setting(run.config),
-        "tiles": tiles(tile_series(store, run.id), run.config),
-        **plain_groups(groups, merged=merged),
+        "tiles": tiles(tiled, run.config),
+        **plain_groups(groups, merged=merged, replayed=any(count for _, count in series.get("batch/replay", ()))),
         "overview": [question for question in OVERVIEW if question in groups],
         "is_sft": DEMONSTRATIONS in groups,
         "iterations": _newest(store, run.id),
@@ -89,24 +93,26 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
 
 
 def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
-    last = newest_logged(store, run)
-    metrics = metric_series(store, run, names=tuple(COLUMNS.values()), within=range(max(0, last - _RECENT), last + 1))
+    last = newest_known(store, run)
+    metrics = run_series(store, run, names=tuple(COLUMNS.values()), within=range(max(0, last - _RECENT), last + 1))
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
     return [
         {"iteration": iteration, **{column: known.get(iteration) for column, known in values.items()}}
-        for iteration in sorted(values["seconds"], reverse=True)[:_RECENT]
+        for iteration in sorted(values["fresh"].keys() | values["seconds"].keys(), reverse=True)[:_RECENT]
     ]
 
 
-def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
-    """Read the metrics of the panels. A point merges `merged` iterations."""
+def panel_series(
+    store: ReplayStore, run: str, merged: int, within: range = ALL, known: Metrics = MappingProxyType({})
+) -> Metrics:
+    """Read the series of the panels; those of the tiles are `known`. A point merges `merged` iterations."""
     names = _find_names_read(panel_groups)
-    return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
+    return run_series(store, run, names=names, families=FAMILIES, within=within, merged=merged, known=known)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:
-    """Read the metrics of the tiles, with a point for every iteration."""
-    return metric_series(store, run, names=_find_names_read(tiles), families=(_BY_SOURCE,))
+    """Read the series of the tiles, with a point for every iteration."""
+    return run_series(store, run, names=_find_names_read(tiles), families=(_BY_SOURCE,))
 
 
 def _static(name: str) -> str:
@@ -136,13 +142,13 @@ class Tile(NamedTuple):
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
     """Make the tiles that answer the questions of `OVERVIEW`, and the tile that names the run's limit.
 
-    A run of sft has tiles for held-out loss and cost.
+    A run of sft has tiles for its loss and its cost. Only a run with a configuration can follow advice about its limit.
     """
-    found = regime(metrics, config)
+    found = regime(metrics, config) if config else None
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text, is_wide=True),)
-    loss, learning, rows = finite(metrics, "sft/held_out_loss"), _success(metrics), _rows(metrics)
+    loss, learning, rows = _loss(metrics), _success(metrics), _rows(metrics)
     cost = _cost(metrics, stored(config, "run.iterations", int), unit="update" if loss else "iteration")
-    return (_held_out_loss(loss), cost) if loss else (learning, rows, cost, *limited)
+    return (loss, cost) if loss else (learning, rows, cost, *limited)
 
 
 def _plain(text: str) -> tuple[tuple[str, str], ...]:
@@ -167,9 +173,10 @@ def _success(metrics: Metrics) -> Tile:
     held_out, tasks = finite(metrics, "eval/success"), finite(metrics, "eval/tasks")
     training, reward = finite(metrics, "rollout/success"), finite(metrics, "rollout/reward")
     last = f" (newest {min(_NEWEST, len(training))} iterations)" if len(training) > 1 else ""
-    facts = [("training success", share(_newest_mean(training), 1) + last)] if training else []
+    what = "training" if finite(metrics, "batch/fresh") else "collected"
+    facts = [(f"{what} success", share(_newest_mean(training), 1) + last)] if training else []
     if reward:
-        facts.append(("training reward", number(_newest_mean(reward)) + last))
+        facts.append((f"{what} reward", number(_newest_mean(reward)) + last))
     if not held_out:
         return Tile(LEARNING, _plain("not measured"), "No evaluation was made in this run.", facts)
     on = f"held-out success, on {tasks[-1][1]:,.0f} tasks never trained on" if tasks else "held-out success"
@@ -182,18 +189,24 @@ def _success(metrics: Metrics) -> Tile:
     return Tile(LEARNING, words, f"{on}, from iteration {first:,} to {last_at:,}", facts)
 
 
-def _held_out_loss(loss: Series) -> Tile:
+def _loss(metrics: Metrics) -> Tile | None:
+    """Make the tile of a run of sft, if it is one: its held-out loss, or else its training loss."""
+    held_out, training = finite(metrics, "sft/held_out_loss"), finite(metrics, "sft/loss")
+    if not (loss := held_out or training):
+        return None
     (first, start), (last, end) = loss[0], loss[-1]
     words = ((f"{start:.3f}", "plain"), ("\u2192", "arrow"), (f"{end:.3f}", "plain"))
     on = "held-out loss, nats per trained token of demonstrations never trained on"
-    note = f"{on}, from update {first:,} to {last:,}"
-    return Tile(LEARNING, words, note)
+    on = on if held_out else "training loss, nats per trained token; no demonstrations were held out"
+    return Tile(LEARNING, words, f"{on}, from update {first:,} to {last:,}")
 
 
 def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
     seconds, rates = finite(metrics, "time/iteration"), dict(finite(metrics, "speed/tokens_per_second"))
     if not seconds:
-        return Tile(COST, _plain("not measured"), "No iteration was finished.")
+        made = len(finite(metrics, "batch/fresh"))
+        note = f"{made:,} {unit}s were made; no time/iteration was logged." if made else "No iteration was finished."
+        return Tile(COST, _plain("not measured"), note)
     total = sum(value for _, value in seconds)
     of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
     note = f"training time {duration(total)}, {len(seconds):,}{of_limit} {unit}s, evaluations not counted"
@@ -215,23 +228,28 @@ def _rows(metrics: Metrics) -> Tile:
     def total(name: str) -> float:
         return sum(value for _, value in finite(metrics, f"batch/{name}"))
 
-    fresh, replay = total("fresh"), total("replay")
+    fresh, replay, facts = total("fresh"), total("replay"), _buffer(metrics)
     if not fresh + replay:
-        return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.")
+        return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.", facts)
     words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
-    shares = (share(part, fresh + replay) for part in (replay, total("planned_replay")))
+    planned = total("planned_fresh") + total("planned_replay")
+    configured = f", configured {share(total('planned_replay'), planned)}" if planned else ""
     sources = {name: total(name.removeprefix("batch/")) for name in sorted(metrics) if name.startswith(_BY_SOURCE)}
     counts = ", ".join(f"{name.removeprefix(_BY_SOURCE)} {count:,.0f}" for name, count in sources.items())
-    facts = [("replayed by source", counts)] if sources else []
-    if flat := finite(metrics, "rollout/groups_without_signal"):
-        newest = f", newest {_NEWEST} iterations {share(_newest_mean(flat), 1)}" if len(flat) > _NEWEST else ""
-        facts.append(("groups without signal", share(fmean(value for _, value in flat), 1) + newest))
-    if stored_rows := finite(metrics, "buffer/rows"):
+    facts = [*([("replayed by source", counts)] if sources else []), *facts]
+    note = f"trajectories in batches, {share(replay, fresh + replay)} from the buffer{configured}"
+    return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
+
+
+def _buffer(metrics: Metrics) -> list[tuple[str, str]]:
+    """Return the facts about groups and stored rows."""
+    groups, flat = (sum(value for _, value in finite(metrics, name)) for name in (GROUPS, FLAT_GROUPS))
+    facts = [("groups without signal", f"{share(flat / groups, 1)} of {groups:,.0f}")] if groups else []
+    if (stored_rows := finite(metrics, "buffer/rows")) and stored_rows[-1][1]:
         drawable = finite(metrics, "buffer/eligible")
         can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
         facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))
-    note = "trajectories in batches, {} from the buffer, configured {}".format(*shares)
-    return Tile(SOURCES, words, note, facts, streams=(fresh, replay))
+    return facts
 
 
 def setting(config: Config) -> str:
@@ -270,5 +288,5 @@ class _Recording(dict[str, Series]):
 def _find_names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
     """Find the metrics that a function which makes panels or tiles reads."""
     recording = _Recording()
-    made(recording, {})
+    made(recording, {"run": {}})
     return tuple(sorted(recording))

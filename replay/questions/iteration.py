@@ -83,10 +83,15 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
             "stream": of_group[0]["stream"],
             "slots": [row["slot"] for row in of_group],
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,
-            "teaches": any(row["advantage"] for row in of_group),
+            "teaches": any(_advantage(row) for row in of_group),
         }
         for id, of_group in members.items()
     ]
+
+
+def _advantage(row: QueryResult) -> float:
+    """The row's advantage in the update, or when it was collected where the trainer stored no other."""
+    return float(row["stored_advantage"] if row["advantage"] is None else row["advantage"])
 
 
 _QUERY = sa.select(*(episodes.c[name] for name in (*FACTS, *SAID)))

@@ -60,7 +60,7 @@ def page(
 
     The answer's `after` and `before` lead to the pages around it. If filters ask about messages, `searched` counts the
     rows that were searched. `complete` is False if `patience` ended before the page was full; the search then continues
-    at `after` (or `before`).
+    at `after` (or `before`), and `left` counts the rows that it has yet to search.
     """
     backwards = before is not None
     rising = query.ascending is not backwards
@@ -90,6 +90,7 @@ def page(
         "before": found.further if backwards else back,
         "searched": found.searched,
         "complete": found.complete,
+        "left": found.left,
     }
 
 
@@ -100,6 +101,7 @@ class _Found:
     """The id of the row behind which the list continues. None: the list ends here."""
     searched: int | None = None
     complete: bool = True
+    left: int = 0
 
 
 def _sort_columns(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[Any]]:
@@ -130,8 +132,8 @@ def _search_messages(
     connection: sa.Connection, statement: sa.Select[Any], says: sa.ColumnElement[bool], limit: int, patience: Patience
 ) -> _Found:
     """Find the first rows whose messages fit, until the time for searching is over."""
-    ends = time.monotonic() + patience.seconds
     candidates = list(connection.scalars(statement.limit(patience.rows)))
+    ends = time.monotonic() + patience.seconds
     hits: list[str] = []
     searched = 0
     for chunk in chunked(candidates):
@@ -143,7 +145,10 @@ def _search_messages(
     if len(hits) > limit:
         return _Found(hits[:limit], hits[limit - 1], searched)
     complete = searched == len(candidates) < patience.rows
-    return _Found(hits, None if complete else candidates[searched - 1], searched, complete=complete)
+    if complete:
+        return _Found(hits, None, searched)
+    rows = connection.scalar(sa.select(sa.func.count()).select_from(statement.order_by(None).subquery())) or 0
+    return _Found(hits, candidates[searched - 1], searched, complete=False, left=rows - searched)
 
 
 def _row_facts(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from replay.questions.filters import condition
 from replay.questions.filters.query import QueryResult, run_is
-from replay.records import ORPHANED
 from replay.storage.format import schema
+from replay.storage.format.views import IS_EPISODE
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -24,9 +24,9 @@ def outcomes(store: ReplayStore, run: str | None = None, filters: Sequence[str] 
 
     `episodes` counts the episodes of each outcome, and `means` has their means. `stop_reasons` and `error_kinds` have
     the share of each outcome's episodes with that reason, or with at least one failed tool call of that kind. Rows that
-    a resume undid are left out.
+    a resume undid are left out, and hindsight.
     """
-    mine = sa.and_(run_is(run, _rows.run), _rows.state != ORPHANED, *map(condition, filters))
+    mine = sa.and_(run_is(run, _rows.run), IS_EPISODE, *map(condition, filters))
     reasons, kinds, sums = ({FAILED: Counter[str](), SUCCESSFUL: Counter[str]()} for _ in range(3))
     with store.reading() as connection:
         columns = (sa.func.sum(sa.cast(_rows[name], sa.Double)).label(name) for name in _MEANS)

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from replay.locate import DATABASE, LOCK
 from replay.questions.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
 from replay.storage.format import schema
-from replay.storage.format.schema import metrics, policies
+from replay.storage.format.schema import metrics
 from replay.store import ReplayStore
 
 _SUCCESS = "eval/success"
+_BY_ITERATION = (metrics, schema.iterations, schema.groups)
 
 
 def runs(store: ReplayStore) -> list[QueryResult]:
@@ -48,7 +50,8 @@ def run_names(store: ReplayStore) -> dict[str, str]:
         return {row.id: row.name for row in connection.execute(sa.select(run.id, run.name).order_by(run.name, run.id))}
 
 
-LIVE, FINISHED, STOPPED, IMPORTED = "live", "finished", "stopped", "imported"
+LIVE, FINISHED, STOPPED, IDLE = "live", "finished", "stopped", "idle"
+IMPORTED, RECORDED = "imported", "recorded"
 _SECONDS, _GAVE_UP = "time/iteration", "run/stopped"
 _LATE = 4.0
 """A run has stopped if it wrote nothing for this many times its longest iteration, evaluations included."""
@@ -59,29 +62,38 @@ _LEAST_SECONDS = 20.0
 def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> QueryResult:
     """Return the progress of a run: its `state`, its newest iteration of all planned ones, and when it last wrote.
 
-    - imported: the run was not trained here.
-    - finished: the run has made its iterations, or has ended early as it was configured to.
     - live: a process holds the lock of the run's `folder`, or the run wrote a short while ago.
-    - stopped: none of these.
+    - imported: its rows came from a file or another buffer. Nothing was trained here.
+    - recorded: a gateway recorded its rows. Nothing was trained here.
+    - finished: the run has made its iterations, or is marked as ended.
+    - stopped: none of these. It is `idle` if its plan is not known: a trainer of one's own may be done, or go on.
 
-    `logged` is the newest iteration with metrics (0: before training, -1: none). `mark` changes with every metric.
+    `logged` is the newest iteration with metrics (0: before training, -1: none). `mark` changes with every metric and
+    iteration.
     """
+    run_of = schema.runs.c
     with store.reading() as connection:
         logged, count = _newest_metrics(connection, run.id)
         newest, longest, gave_up = _iterations(connection, run.id)
-        has_ended = connection.scalar(sa.select(schema.runs.c.ended).where(schema.runs.c.id == run.id))
-        published = _last_published(connection, run.id)
-    written = (_last_written(folder) if folder else None) or published
+        ended, epoch = connection.execute(sa.select(run_of.ended, run_of.epoch).where(run_of.id == run.id)).one()
+        has_rows, has_draws = (
+            connection.scalar(sa.select(sa.exists().where(table.c.run == run.id)))
+            for table in (schema.groups, schema.draws)
+        )
+        stored = _last_stored(connection, run.id)
+    written = (_last_written(folder) if folder else None) or stored
     seconds_since = None if written is None else max(0.0, time.time() - written)
     planned = stored_setting(run.config, "run.iterations", int)
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
-    elif newest == 0 and planned is None:
+    elif stored_setting(run.config, "gateway.text", bool) is not None:
+        state = RECORDED
+    elif has_rows and not has_draws and newest == epoch == 0 and logged < 0:
         state = IMPORTED
-    elif (planned is not None and newest >= planned) or has_ended:
+    elif ended or (planned is not None and newest >= planned):
         state = FINISHED
     elif gave_up or seconds_since is None or seconds_since > max(_LEAST_SECONDS, _LATE * longest):
-        state = STOPPED
+        state = STOPPED if planned is not None or gave_up else IDLE
     else:
         state = LIVE
     return {
@@ -89,15 +101,16 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         "iteration": newest,
         "iterations": planned,
         "logged": logged,
-        "mark": f"{logged}.{count}",
+        "mark": f"{logged}.{count}.{newest}",
         "seconds_since": seconds_since,
     }
 
 
-def newest_logged(store: ReplayStore, run: str) -> int:
-    """Return the newest iteration with metrics (0: before training, -1: none)."""
+def newest_known(store: ReplayStore, run: str) -> int:
+    """Return the newest iteration with metrics, a batch or groups (0: before training, -1: none)."""
     with store.reading() as connection:
-        return _newest_metrics(connection, run)[0]
+        of = (sa.select(sa.func.max(table.c.iteration)).where(table.c.run == run) for table in _BY_ITERATION)
+        return max(found if (found := connection.scalar(query)) is not None else -1 for query in of)
 
 
 def _newest_metrics(connection: sa.Connection, run: str) -> tuple[int, int]:
@@ -113,15 +126,23 @@ def _iterations(connection: sa.Connection, run: str) -> tuple[int, float, bool]:
     query = query.where(metrics.c.run == run, metrics.c.name.in_((_SECONDS, _GAVE_UP))).group_by(metrics.c.name)
     found = {name: (iteration, value) for name, iteration, value in connection.execute(query)}
     newest, longest = found.get(_SECONDS, (0, 0.0))
-    return newest, longest or 0.0, found.get(_GAVE_UP, (0, 0.0))[0] > newest
+    committed = sa.select(sa.func.max(schema.iterations.c.iteration)).where(schema.iterations.c.run == run)
+    made = max(newest, connection.scalar(committed) or 0)
+    return made, longest or 0.0, found.get(_GAVE_UP, (0, 0.0))[0] > newest
 
 
-def _last_published(connection: sa.Connection, run: str) -> float | None:
-    query = sa.select(policies.c.created_at).where(policies.c.run == run).order_by(policies.c.version.desc()).limit(1)
-    try:
-        return datetime.fromisoformat(connection.scalar(query) or "").timestamp()
-    except ValueError:
-        return None  # there is no policy, or an import gave no readable time
+def _last_stored(connection: sa.Connection, run: str) -> float | None:
+    """Return when the run last published a policy or stored a row."""
+    policy, row = schema.policies.c, schema.trajectories.c
+    queries = (
+        sa.select(policy.created_at).where(policy.run == run).order_by(policy.version.desc()),
+        sa.select(row.created_at).where(row.run == run).order_by(row.iteration.desc(), row.slot.desc()),
+    )
+    times = []
+    for query in queries:
+        with suppress(ValueError):  # there is none, or an import gave no readable time
+            times.append(datetime.fromisoformat(connection.scalar(query.limit(1)) or "").timestamp())
+    return max(times, default=None)
 
 
 def _last_written(folder: Path) -> float | None:
@@ -171,13 +192,8 @@ def metric_series(
     partly within is returned whole. Its value is the mean over its iterations, or their largest for metrics named
     `..._max`.
     """
-    iteration = metrics.c.iteration
-    place: sa.ColumnElement[int] = iteration
-    if merged > 1:
-        place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
-        first, last = max(0, within.start), within.stop - 1
-        start = first - (first - 1) % merged if first else 0
-        within = range(start, last - (last - 1) % merged + merged if last > 0 else 1)
+    iteration, within = metrics.c.iteration, whole_points(within, merged)
+    place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged) if merged > 1 else iteration
     begin = (metrics.c.name.startswith(each, autoescape=True) for each in families)
     wanted = sa.or_(metrics.c.name.in_(names), *begin) if names or families else sa.true()
     points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(
@@ -189,6 +205,13 @@ def metric_series(
         for name, at, value in connection.execute(query):
             series.setdefault(name, []).append((at, value))
     return series
+
+
+def whole_points(within: range, merged: int) -> range:
+    """Return the iterations of all points that are at least partly within."""
+    first, last = max(0, within.start), within.stop - 1
+    start = first - (first - 1) % merged if first else 0
+    return range(start, last - (last - 1) % merged + merged if last > 0 else 1)
 
 
 def finite(metrics: Metrics, name: str) -> Series:

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from replay.questions.filters import FIELDS, FieldKind, condition, conditions
 from replay.questions.filters.query import Query, QueryResult, chosen, run_is, staleness
-from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
+from replay.records import COMMITTED, ELIGIBLE, HINDSIGHT, ORPHANED, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
-from replay.storage.format.views import WITHOUT_SIGNAL
+from replay.storage.format.views import COUNTS_AS_ATTEMPTS, WITHOUT_SIGNAL
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -44,12 +44,15 @@ _SUMS = {
 def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
     """Summarise the stored rows of a run (None: of all), in total, by state and by source.
 
-    A `filter` restricts the summary to the rows it holds for, with their groups, tasks and draws. `reclaimed` counts
-    evicted rows, of which only a few numbers are left. The filter does not apply to it.
+    `successes`, `reward_mean`, `turns_mean` and `stop_reasons` are of the `episodes`. These, groups and tasks leave out
+    hindsight and what a resume undid. A `filter` restricts the summary to the rows it holds for, with their groups,
+    tasks and draws, but not `reclaimed`: the number of evicted rows, of which only a few numbers are left.
     """
     rows = chosen(run, filter)
     with store.reading() as connection:
         kinds = _sums_by_kind(connection, rows)
+        episodes = {key: sums for key, sums in kinds.items() if key[0] != ORPHANED and key[2] != HINDSIGHT}
+        of_episodes = _totals(episodes.values())
         age = staleness(connection, run)
         return {
             "database": store.url,
@@ -59,10 +62,12 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
             "policies": _count(connection, run, policies.c.run),
             **_groups(connection, run, filter),
             **_totals(kinds.values()),
+            "episodes": of_episodes["trajectories"],
+            **{name: of_episodes[name] for name in ("successes", "reward_mean", "turns_mean")},
             "states": _totals_by_part(kinds, 0, STATES),
             "sources": _totals_by_part(kinds, 2, sorted({source for *_, source in kinds})),
             "reclaimed": _reclaimed(connection, run),
-            "stop_reasons": _stop_reasons(kinds),
+            "stop_reasons": _stop_reasons(episodes),
             "staleness": buffer_staleness(connection, age, rows),
             "draws": _draws(connection, run, filter),
         }
@@ -96,7 +101,7 @@ _GROUP_COUNTS = (
 
 
 def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
-    query = sa.select(*_GROUP_COUNTS).where(run_is(run, groups.c.run))
+    query = sa.select(*_GROUP_COUNTS).where(run_is(run, groups.c.run), COUNTS_AS_ATTEMPTS)
     if filter is not None:
         query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, filter))))
     return dict(connection.execute(query).mappings().one())
@@ -150,7 +155,7 @@ def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> Qu
         sa.func.count(sa.distinct(draws.c.trajectory)).filter(committed).label("trajectories_replayed"),
         mean(draws.c.staleness).filter(committed).label("staleness_mean"),
         sa.func.max(draws.c.staleness).filter(committed).label("staleness_max"),
-        mean(draws.c.drift_mean).filter(committed).label("drift_mean"),
+        mean(draws.c.drift_mean).filter(committed).label("row_drift_mean"),
         sa.func.max(draws.c.token_gap_max).filter(committed).label("token_gap_max"),
     ).where(mine, sa.or_(draws.c.stream == REPLAY, draws.c.state == RESERVED))
     found = dict(connection.execute(others).mappings().one())

@@ -218,9 +218,9 @@ def _sort_key(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[
     return (*((row[name] is None, sign * (row[name] or 0)) for name in names), row["hash"])
 
 
-_COLUMNS = {TaskSort.drift: ("drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
+_COLUMNS = {TaskSort.drift: ("row_drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
 """Columns of the orders that are not named like their column. Ties go to the most tried task."""
-_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
+_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "row_drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
 """Most iterations of a task's course. The newest ones are kept."""
 
@@ -262,7 +262,7 @@ def _tried_tasks(connection: sa.Connection, run: str | None) -> dict[str, QueryR
     drawn = sa.select(
         groups.c.task.label("hash"),
         sa.func.count().label("replayed"),
-        mean(draws.c.drift_mean).label("drift_mean"),
+        mean(draws.c.drift_mean).label("row_drift_mean"),
         sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)

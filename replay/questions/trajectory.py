@@ -22,7 +22,7 @@ from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import difference_names, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.rows import known, readable_messages
+from replay.storage.format.rows import chunked, known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
@@ -336,10 +336,28 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     return found
 
 
-def shorten_conversation(conversation: Sequence[Message]) -> QueryResult:
+def questions_of(connection: sa.Connection, hashes: Sequence[str]) -> list[str | None]:
+    """Return the question of each task, from the messages of one of its attempts. None: they are not stored."""
+    rows = schema.trajectories
+    columns = (rows.c.task, messages.c.num_messages, messages.c.said, messages.c.checksum)
+    one = sa.select(sa.func.max(rows.c.id)).join_from(rows, messages)
+    found: dict[str, str | None] = {}
+    for chunk in chunked(hashes):
+        ids = one.where(rows.c.task.in_(chunk)).group_by(rows.c.task)
+        query = sa.select(*columns).join_from(rows, messages).where(rows.c.id.in_(ids))
+        for task, *conversation in connection.execute(query):
+            prompt = _prompt(readable_messages(*conversation) or ())
+            found[task] = None if prompt is None else prompt.content
+    return [found.get(task) for task in hashes]
+
+
+def _prompt(conversation: Iterable[Message]) -> Message | None:
     asked = list(opening(conversation))
-    by_users = [message for message in asked if message.role == "user"]
-    prompt = next(reversed(by_users or asked), None)
+    return next(reversed([message for message in asked if message.role == "user"] or asked), None)
+
+
+def shorten_conversation(conversation: Sequence[Message]) -> QueryResult:
+    prompt = _prompt(conversation)
     reply = next(filter(_is_reply, reversed(conversation)), None)
     return {
         "prompt": None if prompt is None else _shorten(prompt.content),

@@ -46,11 +46,12 @@ def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason:
 
 _RUN = runs.c.id == sa.bindparam("run")
 _EPOCH = sa.select(runs.c.epoch).where(_RUN)
-_NEXT = runs.update().where(_RUN).values(epoch=runs.c.epoch + 1).returning(runs.c.epoch)
+_NEXT = runs.update().where(_RUN).values(epoch=runs.c.epoch + 1, ended=False).returning(runs.c.epoch)
 
 
 def take_over(connection: sa.Connection, run: str) -> int:
-    """Begin the run's next epoch and return it. Processes of earlier epochs can no longer write the run."""
+    """Begin the run's next epoch and return it. Processes of earlier epochs can no longer write the run, which has not
+    ended any more."""
     epoch = execute(connection, _NEXT, run=run).scalar_one_or_none()
     if epoch is None:
         raise ReplayError(f"run must be a stored one, got {run!r}. Add it first.")

@@ -136,8 +136,11 @@ def _check_same(kind: str, key: str, stored: Row, given: Row) -> None:
         raise refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
 
 
-def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
-    """Store prepared rows. A redacted row is still used by the update of its own iteration, but is never replayed."""
+def append(connection: sa.Connection, prepared: Prepared, created_at: Mapping[str, str] = {}) -> AppendReport:
+    """Store prepared rows. A redacted row is still used by the update of its own iteration, but is never replayed.
+
+    `created_at` has the times, by id, of rows that were stored elsewhere before.
+    """
     _remember_tasks(connection, prepared)
     new_tasks, new_groups, new_ids = missing_rows(connection, prepared)
     insert(connection, schema.tasks, [prepared.tasks[hash] for hash in new_tasks])
@@ -147,6 +150,7 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     hidden = {"state": EVICTED, "state_reason": REDACTED}
     states: list[Row] = [hidden if row.is_redacted else {"state_reason": None} for row in new]
     rows = [{**row.record, **row.derived, **stamp, **state} for row, state in zip(new, states, strict=True)]
+    rows = [{**row, "created_at": created_at.get(row["id"], row["created_at"])} for row in rows]
     insert(connection, schema.trajectories, rows)
     insert(connection, schema.segments, [part for row in new for part in row.segments])
     insert(connection, schema.nodes, [node for row in new for node in row.nodes])

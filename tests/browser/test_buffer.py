@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from replay import questions
 from tests.browser.demonstration import OTHER
+from tests.fakes.records import iterated
 from tests.fakes.runs import rows
-from tests.replay.pages.serving import Served
+from tests.replay.pages.serving import Served, inspecting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -63,6 +66,16 @@ def test_conditions_filter_and_chips_and_bars_edit_them(page: Page, server: Serv
     bar.click()
     page.wait_for_url("**where=*")
     assert len(listed(page)) == count > 0
+
+
+def test_a_search_in_messages_goes_on_by_itself(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    iterated(tmp_path / "replay.sqlite").close()  # 24 rows, searched in six parts
+    monkeypatch.setattr(questions, "page", partial(questions.page, patience=questions.Patience(rows=4)))
+    with inspecting(tmp_path / "replay.sqlite") as served:
+        for word, found in (("key", "10 found on this page, 12 con"), ("nowhere", "0 found on this page, 24 con")):
+            page.goto(f"{served.address}/buffer?where='{word}'+in+text&limit=10")
+            page.locator("#onward", has_text=found).wait_for()
+            assert len(listed(page)) == int(found.split(" ")[0])
 
 
 def test_keys_walk_the_rows_and_what_is_reached_shows_that_it_is(page: Page, server: Served, run: str) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -14,6 +15,7 @@ from agentloop.cli.options import command_group
 from context.wording import visible_lines
 from replay.errors import ReplayError
 from replay.open_buffer import OpenBuffer, open_buffer
+from replay.store import ReplayStore
 
 if TYPE_CHECKING:
     from agentloop.runs.run_folder import RunFolder
@@ -41,9 +43,14 @@ MostRows = Annotated[int | None, typer.Option("--limit", min=1, help="Most rows,
 
 
 @contextmanager
-def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
-    """Open the buffer of RUN. A ReplayError within the block is printed in one line and ends the command."""
+def opened(run: str | None, *, read_only: bool = True, create: bool = False) -> Iterator[OpenBuffer]:
+    """Open the buffer of RUN, or `create` it.
+
+    A ReplayError within the block is printed in one line and ends the command.
+    """
     try:
+        if create:
+            ReplayStore.create(Path(str(run))).close()
         with open_buffer(run, read_only=read_only) as buffer:
             yield buffer
     except ReplayError as error:

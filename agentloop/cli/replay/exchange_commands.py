@@ -1,11 +1,14 @@
 """The commands `replay export | import | demonstrations`, which write experience to files and read it back."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,16 +18,22 @@ from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
+from agentloop.errors import UserError
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.next_batch import empty_sources
+from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
 from replay.records import stored_setting
 
+if TYPE_CHECKING:
+    from agentloop.environments import RunEnvironments
+
 _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
 _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
+Unique = Annotated[bool, typer.Option("--unique", help="Of rows with equal tokens only the first.")]
 
 
 @app.command(
@@ -35,6 +44,7 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
     filter: Filter = None,
     limit: MostRows = None,
+    unique: Unique = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -42,9 +52,19 @@ def export(
 
     Exit code 1 if a row is corrupt and was left out.
     """
+    from agentloop.analysis.stored_demonstrations import offered_tools
+
     with opened(run) as buffer, _progress_line() as show:
-        where, progress = chosen(buffer.run, filter), partial(show, "export")
-        report = export_file(buffer.store, file, where=where, limit=limit, force=force, progress=progress)
+        report = export_file(
+            buffer.store,
+            file,
+            where=chosen(buffer.run, filter),
+            limit=limit,
+            force=force,
+            unique=unique,
+            tools_of=partial(offered_tools, _environments(buffer, required=False)),
+            progress=partial(show, "export"),
+        )
     _end_with(report, file, as_json=as_json)
 
 
@@ -76,7 +96,8 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the rows of a file. Rows that are stored already stay as they are.
+    """Store the rows of a file, in a new database if RUN names one that ends in .sqlite. Rows that are stored already
+    stay as they are.
 
     Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
@@ -89,7 +110,8 @@ def import_(
     source = None if keep_source else name or (SOURCE if are_conversations else "import")
     report: ImportReport
     refused = 0
-    with opened(run, read_only=False) as buffer, _progress_line() as show:
+    is_new = run is not None and run.endswith(".sqlite") and not are_conversations and not os.path.lexists(run)
+    with opened(run, read_only=False, create=is_new) as buffer, _progress_line() as show:
         learner = buffer.own_run
         if are_conversations:
             own = None if buffer.folder is None else start_folder(buffer.folder)
@@ -119,6 +141,7 @@ def demonstrations(
         str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
     ] = "success",
     limit: MostRows = None,
+    unique: Unique = False,
     force: Force = False,
 ) -> None:
     """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from.
@@ -127,23 +150,36 @@ def demonstrations(
     and was left out.
     """
     from agentloop.analysis.stored_demonstrations import write_demonstrations
-    from agentloop.environments import open_tasks
 
     with opened(run) as buffer, _progress_line() as show:
-        environments = None  # a database alone has only the tools of sessions, in their rows
-        if buffer.folder is not None and run_identity(buffer.folder).id is not None:
-            folder = run_folder_of(buffer)
-            environments, _ = open_tasks(folder.config, folder.environments)
         found = write_demonstrations(
             buffer.store,
-            environments,
+            _environments(buffer),
             file,
             where=chosen(buffer.run, filter),
             limit=limit,
             force=force,
+            unique=unique,
             progress=partial(show, "write"),
         )
     _end_with(found, file)
+
+
+def _environments(buffer: OpenBuffer, *, required: bool = True) -> RunEnvironments | None:
+    """The run's environments, which know their tools. None: RUN is a database alone, which has the tools of sessions,
+    or they are not `required` and can't be opened."""
+    from agentloop.environments import open_tasks
+
+    if buffer.folder is None or run_identity(buffer.folder).id is None:
+        return None
+    try:
+        folder = run_folder_of(buffer)
+        return open_tasks(folder.config, folder.environments)[0]
+    except UserError as error:
+        if required:
+            raise
+        say(f"agentloop: the column tools is empty where it is the environment's: {error}", error=True)
+        return None
 
 
 def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoReturn:

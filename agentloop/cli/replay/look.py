@@ -114,14 +114,14 @@ def _summary_text(answer: dict[str, Any]) -> str:
         ),
         *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
-        f"success       {share(answer['successes'], answer['trajectories'])}"
+        f"success       {share(answer['successes'], answer['episodes'])} of {counted(answer['episodes'], 'episode')}"
         f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
         f"staleness     {staleness}",
         "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
         f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
-        f" drift {number(drawn['drift_mean'], 3)}, largest gap {number(drawn['token_gap_max'], 3)} nats",
+        f" drift {number(drawn['row_drift_mean'], 3)} per row, largest gap {number(drawn['token_gap_max'], 3)} nats",
     ]
     return "\n".join(lines)
 
@@ -160,7 +160,7 @@ _USES: dict[str, Cell] = {
     "advantage": ("advantage", 3),
     "drift": ("drift_mean", 4),
     "gap": ("token_gap_max", 3),
-    "ess": ("ess_share", 4),
+    "weight": ("ess_share", 4),
     "kl": ("approx_kl", 5),
     "clipped": ("clip_fraction", 3),
 }
@@ -262,7 +262,7 @@ _TASKS: dict[str, Cell] = {
     "last": "latest_iteration",
     "stored": "eligible",
     "replayed": "replayed",
-    "drift": ("drift_mean", 3),
+    "drift": ("row_drift_mean", 3),
     "gap": ("token_gap_max", 2),
     "prompt": quoted("prompt", 60),
 }
@@ -314,7 +314,7 @@ _FED: dict[str, Cell] = {
     "reward": lambda row: f"{row['reward']:g}",
     "advantage": ("advantage", 3),
     "drift": ("drift_mean", 4),
-    "ess": ("ess_share", 4),
+    "weight": ("ess_share", 4),
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }

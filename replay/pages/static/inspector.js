@@ -1,4 +1,5 @@
 // Keys, and what every page does alike. Pages mark their parts with data attributes:
+//   data-search-on   a link to more rows of a list, which are fetched without a click
 //   data-rows        a table body whose rows j and k walk; data-href on a row is where Enter leads
 //   data-key="n"     a link or button that a key presses
 //   data-search      the field that / goes to
@@ -119,3 +120,17 @@ function tellTrouble(event) {
 
 document.addEventListener("htmx:error", tellTrouble);
 document.addEventListener("htmx:response:error", tellTrouble);
+
+// A search in messages takes the server longer than a page may: the next part is asked for until the page is full.
+async function searchOn() {
+  const link = document.querySelector("[data-search-on]");
+  if (!link) return;
+  const answer = await fetch(link.dataset.searchOn).catch(() => null);
+  if (!answer?.ok) return; // the link stays, and says why
+  const part = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.querySelector("[data-rows]").append(...part.querySelectorAll("[data-rows] > tr"));
+  document.getElementById("onward").replaceChildren(...part.getElementById("onward").childNodes);
+  return searchOn();
+}
+
+searchOn();

@@ -30,7 +30,7 @@ async function ask() {
   }
   // What takes long is asked less often; a stopped run may be resumed, and a finished one is over.
   const often = Math.max(every, 10 * (performance.now() - began));
-  next({ live: often, stopped: 10 * often }[progress().dataset.state]);
+  next({ live: often, stopped: 10 * often, idle: 10 * often }[progress().dataset.state]);
 }
 
 function next(pause) {
@@ -85,6 +85,6 @@ document.addEventListener("zoom", ({ detail: { range } }) => {
 document.addEventListener("visibilitychange", () => {
   clearTimeout(waiting);
   waiting = null;
-  if (!document.hidden && ["live", "stopped"].includes(progress().dataset.state)) ask();
+  if (!document.hidden && ["live", "stopped", "idle"].includes(progress().dataset.state)) ask();
 });
-next({ live: every, stopped: 10 * every }[progress().dataset.state]);
+next({ live: every, stopped: 10 * every, idle: 10 * every }[progress().dataset.state]);

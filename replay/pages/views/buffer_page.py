@@ -25,7 +25,10 @@ _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.s
 
 
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """Show a page of rows. Filters that can't be read are left out, and shown beside their field with the error."""
+    """Show a page of rows. Filters that can't be read are left out, and shown beside their field with the error.
+
+    A search in messages goes on in parts: `found` and `searched` count what the parts before had.
+    """
     kept, asked_for = _kept(request), read_parameters(request, "where")
     short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := read_parameter(request, name))]
     if short:
@@ -34,10 +37,16 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
     query = _query(source, request, filters)
     after, before = read_parameter(request, "after"), read_parameter(request, "before")
     limit = read_number(request, "limit", _ROWS, least=1, most=500)
+    most = 2**31
+    earlier = {name: read_number(request, name, 0, least=0, most=most) for name in ("found", "searched")}
+    limit = max(1, limit - earlier["found"])
     found = questions.page(source.store, query, limit=limit, after=after, before=before)
     return {
         **vars(query),
         **found,
+        "searched": None if found["searched"] is None else found["searched"] + earlier["searched"],
+        "found": len(found["rows"]) + earlier["found"],
+        "goes_on": not found["complete"] and not before,
         "mistakes": mistakes,
         "kept": kept,
         "command": list_command(source, query),

@@ -10,6 +10,7 @@ from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import address, parse_number, read_choice, read_number, read_path_part
 from replay.pages.page import Page
 from replay.questions import QueryResult
+from replay.questions.table_series import TABLE_SERIES, table_series
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
@@ -25,7 +26,7 @@ COLUMNS = {
     "advantage": "advantage",
     "drift_mean": "drift",
     "token_gap_max": "largest gap",
-    "ess_share": "ESS share",
+    "ess_share": "weight share",
     "approx_kl": "KL",
     "clip_fraction": "clipped",
 }
@@ -36,6 +37,9 @@ streams and slots."""
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(read_path_part(request, "run"))
     found = questions.iteration(source.store, run.id, parse_number("number", read_path_part(request, "number")))
+    within = range(found["iteration"], found["iteration"] + 1)
+    known = table_series(source.store, run.id, TABLE_SERIES - found["metrics"].keys(), within=within)
+    found["metrics"] |= {name: points[0][1] for name, points in known.items()}
     by, first = read_choice(request, "sort", COLUMNS), read_number(request, "from", 0)
     rows = found["trajectories"]
 

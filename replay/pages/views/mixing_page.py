@@ -23,9 +23,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         return {"runs": questions.runs(source.store)}
     asked = read_parameter(request, "set") or ""
     given = dict(word.partition("=")[::2] for word in asked.split())
-    found: QueryResult = {"plan": None, "problem": None}
+    record = source.store.run(run)
+    found: QueryResult = {"plan": None, "problem": None, "has_settings": "replay" in record.config}
     try:
-        config = changed(stored_config(source.store.run(run)), {key: _value(word) for key, word in given.items()})
+        config = changed(stored_config(record), {key: _value(word) for key, word in given.items()})
         found |= preview(source.store, run, config, folder=own_folder(source.folder, run))
     except WrongSettings as error:
         found["problem"] = str(error)

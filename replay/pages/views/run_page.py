@@ -42,7 +42,9 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         **contents,
         "progress": {**progress, "mark": mark},
         "duration": duration,
-        "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
+        "iteration_link": None
+        if contents["is_sft"] or not progress["iteration"]
+        else address("runs", run, "iterations") + "/{}",
         "config_text": yaml.dump(dict(record.config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
         "label_form": label_form(source, questions.run_labels_of(source.store, run), "runs", run),
@@ -107,7 +109,7 @@ def replayed(source: OpenBuffer, request: Request) -> QueryResult:
     return {
         "run": run.id,
         "name": run.name,
-        **plain_groups({"": [panel]}, merged=1),
+        **plain_groups({"": [panel]}, merged=1, replayed=any(share for _, share in rows)),
         "after": after_replay(source.store, run.id),
         "gaps": token_gaps(source.store, run.id),
     }

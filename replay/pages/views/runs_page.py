@@ -168,8 +168,7 @@ def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
         if run in (None, row["id"]):
             record = buffer.store.run(row["id"])
             progress = questions.progress(buffer.store, record, own_folder(buffer.folder, record.id))
-            made = max(row["iterations"], progress["iteration"])  # only metrics count the updates of sft
-            reached = {"state": progress["state"], "iteration": made, "of": progress["iterations"]}
+            reached = {name: progress[name] for name in ("state", "iteration")} | {"of": progress["iterations"]}
             known = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
             lines.append({"run": record.id, **known, **reached, "problem": None})
     return lines

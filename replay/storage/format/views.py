@@ -7,7 +7,20 @@ import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
 from replay.records import COMMITTED, HINDSIGHT, ORPHANED
-from replay.storage.format.schema import draws, groups, iterations, metrics, policies, reclaimed, runs, trajectories
+from replay.storage.format.schema import (
+    draws,
+    groups,
+    held_out,
+    iterations,
+    metrics,
+    policies,
+    reclaimed,
+    run_labels,
+    runs,
+    tasks,
+    trajectories,
+    trajectory_labels,
+)
 from replay.storage.staleness import publishes_since
 
 _rows, _left = trajectories.c, reclaimed.c
@@ -45,6 +58,8 @@ def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
 
 
 COUNTS_AS_ATTEMPTS = counts_as_attempts(groups)
+IS_EPISODE = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
+"""A condition for stored rows that are episodes: a resume has not undone them, and they are not made from others."""
 WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
 """A condition for groups whose members all have the same reward: there is nothing to compare."""
 
@@ -99,6 +114,8 @@ def _tasks() -> sa.Select[Any]:
     columns: dict[str, sa.ColumnElement[Any]] = {
         "run": groups.c.run,
         "task": groups.c.task,
+        "environment": tasks.c.environment,
+        "payload": tasks.c.payload,
         "num_groups": sa.func.count(),
         "attempts": attempts,
         "success_rate": sa.func.sum(groups.c.size * groups.c.success_rate) / attempts,
@@ -109,9 +126,22 @@ def _tasks() -> sa.Select[Any]:
         "latest_success": success(one.c.iteration.desc()),
         "best_success": sa.func.max(groups.c.success_rate),
     }
-    return sa.select(*_labelled(columns)).where(COUNTS_AS_ATTEMPTS).group_by(groups.c.run, groups.c.task)
+    keys = (groups.c.run, groups.c.task, tasks.c.environment, tasks.c.payload)
+    return sa.select(*_labelled(columns)).join_from(groups, tasks).where(COUNTS_AS_ATTEMPTS).group_by(*keys)
 
 
+def _labels() -> sa.Select[Any]:
+    """The query for labels of trajectories and of runs."""
+    said = ("label", "note", "made_by", "created_at")
+    mine, of = trajectory_labels.c, run_labels.c
+    rows = sa.select(_rows.run, mine.trajectory, *(mine[name] for name in said)).join_from(
+        trajectory_labels, trajectories
+    )
+    whole = sa.select(of.run, sa.cast(sa.null(), sa.Text).label("trajectory"), *(of[name] for name in said))
+    return sa.select(sa.union_all(rows, whole).subquery("each"))
+
+
+_SAID = {"num_messages", "said", "checksum"}
 VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_runs": sa.select(runs.c.id.label("run"), runs.c.name, runs.c.started_at, runs.c.ended, runs.c.code_version),
     "v_trajectories": sa.select(*_labelled(TRAJECTORY_COLUMNS)),
@@ -120,6 +150,8 @@ VIEWS: Mapping[str, sa.Select[Any]] = {
     "v_tasks": _tasks(),
     "v_iterations": sa.select(*iterations.columns),
     "v_metrics": sa.select(*metrics.columns),
+    "v_labels": _labels(),
+    "v_held_out": sa.select(*(column for column in held_out.columns if column.name not in _SAID)),
 }
 
 

@@ -63,7 +63,7 @@ def test_a_name_in_a_row_is_never_a_path(empty: ReplayStore, rows: list[Any], tm
     folder = tmp_path / "files"
     folder.mkdir()
     names = ["../touched", str(tmp_path / "touched"), "~/touched", "file:touched"]
-    named = [{**rows[0], **dict.fromkeys(("id", "run", "group", "task", "run_name"), name)} for name in names]
+    named = [{**rows[0], **dict.fromkeys(("id", "run", "group_id", "task", "run_name"), name)} for name in names]
     (folder / "rows.jsonl").write_bytes(lines_of(named))
     assert import_file(empty, folder / "rows.jsonl").inserted == export_file(empty, folder / "out.jsonl").rows == 4
     assert sorted(path.name for path in tmp_path.iterdir() if "sqlite" not in path.name) == ["files"]
@@ -154,14 +154,19 @@ def test_parquet_is_limited_by_what_its_pages_repeat(
     path = tmp_path / "bomb.parquet"
     export_file(three_rows, path)
     table = pq.read_table(path)
-    (message, *_), (segment,) = (table[name][0].as_py() for name in ("messages", "segments"))
+    (segment,) = table["segments"][0].as_py()
     bombs: dict[str, tuple[str, list[Any], str]] = {
-        "texts": ("messages", [message | {"content": "x" * 100_000}] * 200, "row must be at most 1,048,576 bytes"),
+        "texts": (
+            "messages",
+            [json.dumps({"role": "user", "content": "x" * 100_000})] * 200,
+            "row must be at most 1,048,576 bytes",
+        ),
         "tokens": ("segments", [segment | {"token_ids": [1] * 600_000}], "row groups must be at most 4,194,304 bytes"),
     }
     name, value, problem = bombs[what]
     at = table.column_names.index(name)
-    pq.write_table(table.set_column(at, table.field(at), pa.array([value] * 3, table.field(at).type)), path)
+    kind = pa.list_(pa.string()) if name == "messages" else table.field(at).type
+    pq.write_table(table.set_column(at, name, pa.array([value] * 3, kind)), path)
     assert path.stat().st_size < 200_000
     monkeypatch.setattr(parquet, "MOST_BYTES", 1 << 20)
     tracemalloc.start()
@@ -188,7 +193,7 @@ def of_nodes(at: int, **columns: Any) -> Callable[[dict[str, Any]], dict[str, An
     return lambda _: row
 
 
-SMALL = {"run": "small", "group": "g", "run_fingerprint": '{"vocab_size":10}'}
+SMALL = {"run": "small", "group_id": "g", "run_fingerprint": '{"vocab_size":10}'}
 Change = str | dict[str, Any] | Callable[[dict[str, Any]], Any]
 BAD: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
@@ -201,8 +206,10 @@ BAD: list[tuple[Change, str]] = [
     (lambda row: of_nodes(0)(row) | SMALL, r"nodes\[0\].token_ids\[1\] must be below 10, the size of its run's"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
-    ({"format": 6}, "format must be 7, got 6"),  # of before num_user_turns
-    ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),
+    ({"created_at": "2026-01-01T00:00:00"}, "created_at must .*have a time zone"),
+    ({"created_at": "0001-01-01T00:00:00+23:00"}, "created_at must .*be of the years"),
+    ({"format": 6}, "format must be 8, got 6"),  # of before num_user_turns
+    ({"group_id": "g", "group_success": 2}, "group_success must be less than"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
     ({"task_payload": '{"a":' * 300 + "1" + "}" * 300}, "task_payload.a.* must be nested less deep"),
     ({"run_authors": "[]"}, "run_authors_hash must be that of run_authors"),

@@ -88,7 +88,7 @@ def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> Non
     assert (answer["tasks"], answer["never_solved"], len(answer["rows"])) == (4, 2, 1)
     drawn = answer["rows"][0]
     assert (drawn["prompt"], drawn["replayed"]) == ("Where is the key?", 2)
-    assert (drawn["drift_mean"], drawn["token_gap_max"]) == (2.0, 9.0)
+    assert (drawn["row_drift_mean"], drawn["token_gap_max"]) == (2.0, 9.0)
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)

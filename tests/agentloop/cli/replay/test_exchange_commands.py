@@ -82,3 +82,11 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--advantage", "1").output
     assert output.splitlines()[-1] == "fields not looked at: n"
     assert ask("import", file, run, "--format", "openai-chat").exit_code == 2
+
+
+def test_import_makes_a_new_database_and_equal_tokens_are_written_once(run: Path, file: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.sqlite"
+    assert ask("import", file, new).output.startswith("16 rows imported from ")
+    assert sql(new, "select count(*) from trajectories") == [(16,)]
+    # All 16 rows have the tokens of the first.
+    assert "left out: 15 of equal tokens" in ask("export", run, tmp_path / "once.jsonl", "--unique").output

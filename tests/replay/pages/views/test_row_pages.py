@@ -133,7 +133,10 @@ def test_iteration_shows_quantiles_of_ratios_and_groups_that_taught_nothing(insp
     unknown = "\u2013"
     measured = ["0.500", "1.000", "1.250", unknown, unknown, *[unknown] * 4, "9.000"]  # a ratio's, and the largest gap
     assert re.findall(r"<td>([^<]*)</td>", between(first, "<th>1 %</th>", "</table>")) == measured
-    assert "<td>" not in between(second, "<th>1 %</th>", "</table>")
+    assert re.findall(r"<td>([^<]*)</td>", between(second, "<th>1 %</th>", "</table>")) == [
+        *[unknown] * 4,
+        "1.500",
+    ]  # its draws'
     assert "1 fresh group without an advantage" in inspector.page(f"{ITERATIONS}/3")
 
 
@@ -200,7 +203,7 @@ def test_newest_evaluation_is_listed_and_others_and_failures_lead_to_theirs(insp
         ("/trajectories/MINE", {1}),
         ("/trajectories/a", set()),  # an iteration that was not committed here is no link
         (f"{TASK}?run=*", {1, 2, 3}),
-        (f"/runs/{RUN}", set()),
+        (f"/runs/{RUN}", {1, 2, 3}),
         ("/runs/import-1", set()),
     ],
 )
@@ -228,3 +231,15 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
 def test_what_is_not_there_is_one_line(inspector: Served, target: str, status: int, problem: str) -> None:
     found, text = inspector.problem(target)
     assert (found, problem in text) == (status, True), text[-600:]
+
+
+def test_search_goes_on_from_the_part_before_until_the_page_is_full(tmp_path: Path) -> None:
+    with closing(iterated(tmp_path / "replay.sqlite")):
+        pass
+    with inspecting(tmp_path / "replay.sqlite") as served:
+        asked = {"where": "'key' in text", "limit": 20}
+        page = served.page(address("buffer", **asked))
+        assert "20 found on this page, 24 conversations searched" in page and "data-search-on" not in page
+        # A part that follows 18 found rows of 400 searched ones gives two more.
+        part = served.page(address("buffer", **asked, found=18, searched=400))
+        assert part.count("<tr data-href") == 2 and "20 found on this page, 424 conversations searched" in part

@@ -1,0 +1,75 @@
+"""Pages of runs that agentloop has not trained, or not from episodes, say what their tables know and nothing else."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from replay import ReplayStore
+from replay.exchange import export_file, import_file
+from tests.fakes.records import RUN, Fresh, a_run, iterated, new_store
+from tests.replay.pages.serving import Served, charts_of, inspecting
+
+HERE = f"/runs/{RUN}"
+
+
+def absent(server: Served, address: str = HERE) -> dict[str, str]:
+    """Why curves are missing, by the panel and the curve."""
+    charts = charts_of(server.page(address)).items()
+    return {f"{key}, {each['label']}": each["absent"] for key, of in charts for each in of["curves"] if each["absent"]}
+
+
+def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_groups_and_draws(tmp_path: Path) -> None:
+    store = iterated(tmp_path / "replay.sqlite", sampler="success", count=3)
+    with closing(store), inspecting(store) as server:
+        words, html = server.words(HERE), server.page(HERE)
+        store.roles.end_run(RUN)
+        assert "finished after iteration 3 agentloop" in server.words(HERE)
+        missing, mixing = absent(server), server.words(f"/mixing?run={RUN}")
+        shares = absent(server, f"{HERE}/replayed")
+    for part in (
+        "live, iteration 3",
+        "training success 37.5 % (newest 3 iterations)",  # (2 + 1) / 8
+        # 24 rows in 6 groups; nothing is drawn in the first iteration, three rows in both others.
+        "24 fresh + 6 replayed trajectories in batches, 20.0 % from the buffer, configured 20.0 %",
+        "groups without signal 0.0 % of 6 in the buffer 24 rows, 24 can be drawn",
+        "not measured 3 iterations were made; no time/iteration was logged.",
+    ):
+        assert part in words, part
+    charts = {key: [curve["points"] for curve in panel["curves"]] for key, panel in charts_of(html).items()}
+    assert charts["success"][0] == [[1, 0.375], [2, 0.375], [3, 0.375]]
+    assert charts["batch-composition"] == [[[1, 8], [2, 8], [3, 8]], [[1, 0], [2, 3], [3, 3]]]
+    assert charts["staleness-of-replayed-rows"][1][0] == [2, 1]
+    assert charts["drift"][1] == [[2, 1.1], [3, 1.1]] and charts["largest-gap"][1] == [[2, 1.5], [3, 1.5]]
+    assert missing["ratio, replay"] == "No finished iteration logged it."
+    assert not [why for why in (*missing.values(), *shares.values()) if "Nothing was drawn" in why]
+    assert "by its defaults, not what the run's own trainer draws" in mixing
+
+
+def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path) -> None:
+    with closing(iterated(tmp_path / "made.sqlite")) as store:
+        store.add_run(replace(a_run(), config={"run": {"iterations": 3}}))
+        export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "replay.sqlite")) as store:
+        import_file(store, tmp_path / "rows.jsonl", name=None)
+        with inspecting(store) as server:
+            words, listed, missing = server.words(HERE), server.words("/?all=1"), absent(server)
+    for part in (
+        "imported agentloop",
+        "No update was made These rows came from a file or another buffer: nothing was trained here.",
+        "collected success 37.5 % (newest 3 iterations)",
+        "nothing yet No iteration was finished. groups without signal 0.0 % of 6 in the buffer 24 rows",
+    ):
+        assert part in words, part
+    assert "quickstart-001 imported" in listed.replace(f"{RUN[:10]} ", "")
+    assert set(missing) == {"success, held-out"}  # panels without a curve are left out
+
+
+def test_page_of_a_recording_says_that_a_gateway_made_it(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        recording = {"gateway": {"model": "m", "text": False, "upstream_model": None}}
+        store.add_run(replace(a_run(), config=recording))
+        Fresh(0, source="gateway", version=0).append_to(store)
+        with inspecting(store) as server:
+            words = server.words(HERE)
+    assert "recorded agentloop" in words and "A gateway recorded these rows: nothing was trained here." in words
+    assert "collected success 50.0 %" in words and "in the buffer 4 rows, 4 can be drawn" in words
