@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.wording import suggest
@@ -43,19 +45,18 @@ class _Field:
     """The value of each row of the heat map, and the filter for its trajectories."""
     is_of_task: bool = True
 
-    def totals(self) -> list[tuple[int, int]]:
-        """Count the episodes and the successes of each row."""
-        found = [(0, 0)] * len(self.rows)
-        for key, _, count, solved in self.tried:
-            if (at := self.place.get(key)) is not None:
-                found[at] = (found[at][0] + count, found[at][1] + solved)
-        return found
+    def grid(self, starts: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Count episodes and successes [rows, columns, 2]. `starts` are the columns' first iterations."""
+        tried = np.array([(self.place[key], *counts) for key, *counts in self.tried if key in self.place])
+        grid = np.zeros((len(self.rows), len(starts), 2), np.int64)
+        np.add.at(grid, (tried[:, 0], np.searchsorted(starts, tried[:, 1], side="right") - 1), tried[:, 2:])
+        return grid
 
     def spread(self) -> float:
         """Return the variance of success between the rows, weighted by their episodes."""
-        found = [each for each in self.totals() if each[0]]
-        count, solved = map(sum, zip(*found, strict=True))
-        return sum(n * (s / n - solved / count) ** 2 for n, s in found) / count
+        episodes, successes = self.grid([0])[:, 0].T
+        rates = successes / np.maximum(episodes, 1)
+        return float(np.average((rates - successes.sum() / episodes.sum()) ** 2, weights=episodes))
 
 
 def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *, held_out: bool = False) -> QueryResult:
@@ -73,17 +74,18 @@ def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *,
         return {**answer, "columns": [], "rows": [], "unknown": 0}
     field = _named(fields, by)
     columns = _columns({iteration for _, iteration, *_ in field.tried})
-    cells: list[list[Counter[str]]] = [[Counter() for _ in columns] for _ in field.rows]
-    for key, iteration, count, solved in field.tried:
-        if key in field.place:
-            at = bisect_right(columns, iteration, key=lambda column: column[0]) - 1
-            cells[field.place[key]][at].update(episodes=count, successes=solved)
+    grid = field.grid([first for first, _ in columns])
     rows = [
-        {"value": value, "filter": filter, "episodes": count, "successes": solved, "cells": [*map(dict, of_value)]}
-        for (value, filter), (count, solved), of_value in zip(field.rows, field.totals(), cells, strict=True)
+        {"value": value, "filter": filter, **_counted_in(of_row.sum(0)), "cells": [*map(_counted_in, of_row)]}
+        for (value, filter), of_row in zip(field.rows, grid, strict=True)
+        if of_row.any()
     ]
     unknown = sum(count for key, _, count, _ in field.tried if key not in field.place)
     return {**answer, "by": field.name, "columns": columns, "rows": rows, "unknown": unknown}
+
+
+def _counted_in(cell: npt.NDArray[np.int64]) -> QueryResult:
+    return dict(zip(("episodes", "successes"), cell.tolist(), strict=True))
 
 
 def held_out_row(store: ReplayStore, run: str, by: str, value: str) -> sa.ColumnElement[bool]:

@@ -262,7 +262,7 @@ def _slices_text(answer: dict[str, Any]) -> str:
 
 
 def _of_episodes(cell: dict[str, int]) -> str:
-    return f"{share(cell['successes'], cell['episodes'])} of {cell['episodes']:,}" if cell else "-"
+    return f"{share(cell['successes'], cell['episodes'])} of {cell['episodes']:,}" if cell["episodes"] else "-"
 
 
 def _tasks_text(answer: dict[str, Any]) -> str:
