@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,14 @@ from replay.storage.collecting.never_drawn import SAID
 from replay.storage.format import schema
 from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import groups, tasks
-from replay.storage.format.schema import held_out as episodes
 from replay.storage.format.views import COUNTS_AS_ATTEMPTS
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 
-_rows = schema.trajectories.c
+_rows, _episodes = schema.trajectories.c, schema.held_out.c
 _MOST_VALUES = 24
 _COLUMNS = 12
-_Tried = Sequence[tuple[str, int, int, int]]
+_Tried = Sequence[tuple[Any, ...]]
 """(key, iteration, episodes, successes); the key is a task, or the stop reason of the episodes."""
 
 
@@ -93,7 +92,7 @@ def held_out_row(store: ReplayStore, run: str, by: str, value: str) -> sa.Column
     with store.reading() as connection:
         field = _named({field.name: field for field in _fields(connection, run, held_out=True)}, by)
     keys = [key for key, at in field.place.items() if field.rows[at][0] == value]
-    return (episodes.c.task if field.is_of_task else episodes.c.stop_reason).in_(keys)
+    return (_episodes.task if field.is_of_task else _episodes.stop_reason).in_(keys)
 
 
 def unsolved_held_out(store: ReplayStore, run: str, *, limit: int = 100) -> QueryResult:
@@ -103,17 +102,15 @@ def unsolved_held_out(store: ReplayStore, run: str, *, limit: int = 100) -> Quer
     """
     courses: dict[str, list[list[float]]] = {}
     with store.reading() as connection:
-        for task, iteration, count, solved in sorted(_evaluated(connection, run, episodes.c.task)):
+        for task, iteration, count, solved in sorted(_counted(connection, run, _episodes, "task")):
             courses.setdefault(task, []).append([iteration, solved / count])
         latest = max((course[-1][0] for course in courses.values()), default=0)
         unsolved = {task: any(rate for _, rate in course) for task, course in courses.items() if not course[-1][1]}
         shown = sorted(unsolved, key=lambda task: not unsolved[task])[:limit]
-        newest = sa.and_(episodes.c.run == run, episodes.c.iteration == latest)
-        columns = [episodes.c.task, *(episodes.c[name] for name in SAID)]
-        said = dict.fromkeys(shown) | {
-            row.task: readable_messages(*row[1:])
-            for row in connection.execute(sa.select(*columns).where(newest, episodes.c.task.in_(shown)))
-        }
+        query = sa.select(_episodes.task, *(_episodes[name] for name in SAID))
+        query = query.where(_episodes.run == run, _episodes.iteration == latest, _episodes.task.in_(shown))
+        said = {task: readable_messages(*columns) for task, *columns in connection.execute(query)}
+        said = {task: said.get(task) for task in shown}
     rows = [
         {"task": task, "prompt": short["prompt"], "lost": unsolved[task], "course": courses[task]}
         for task, short in zip(said, shorten_conversations([*said.values()]), strict=True)
@@ -138,14 +135,13 @@ def _columns(iterations: set[int]) -> list[tuple[int, int]]:
 
 def _fields(connection: sa.Connection, run: str | None, held_out: bool) -> list[_Field]:
     if held_out:
-        tried, ended = (_evaluated(connection, run, episodes.c[key]) for key in ("task", "stop_reason"))
+        tried, ended = (_counted(connection, run, _episodes, key) for key in ("task", "stop_reason"))
     else:
         columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate)
         query = sa.select(*columns).where(COUNTS_AS_ATTEMPTS, run_is(run, groups.c.run))
-        rows = connection.execute(query)
-        tried = [(task, iteration, size, int(successes(rate, size))) for task, iteration, size, rate in rows]
-        counted = (_rows.state != ORPHANED, _rows.source != HINDSIGHT, run_is(run, _rows.run))
-        ended = _counted(connection, _rows.stop_reason, _rows.iteration, _rows.success, *counted)
+        tried = [(*row[:3], int(successes(row.success_rate, row.size))) for row in connection.execute(query)]
+        counts = (_rows.state != ORPHANED, _rows.source != HINDSIGHT)
+        ended = _counted(connection, run, _rows, "stop_reason", *counts)
     values = _values_of_tasks(connection, {key for key, *_ in tried})
     found = [_field(*name, of_task, tried) for name, of_task in values.items()]
     reasons = {key: key for key, *_ in ended}
@@ -153,19 +149,11 @@ def _fields(connection: sa.Connection, run: str | None, held_out: bool) -> list[
     return sorted(filter(None, found), key=lambda field: (not field.is_of_task, -field.spread(), field.name))
 
 
-def _evaluated(connection: sa.Connection, run: str | None, key: sa.Column[str]) -> _Tried:
-    return _counted(connection, key, episodes.c.iteration, episodes.c.success, run_is(run, episodes.c.run))
-
-
-def _counted(
-    connection: sa.Connection,
-    key: sa.Column[str],
-    iteration: sa.Column[int],
-    success: sa.Column[bool],
-    *conditions: sa.ColumnElement[bool],
-) -> _Tried:
-    query = sa.select(key, iteration, sa.func.count(), total(sa.cast(success, sa.Integer))).where(*conditions)
-    return [(row[0], row[1], row[2], row[3]) for row in connection.execute(query.group_by(key, iteration))]
+def _counted(connection: sa.Connection, run: str | None, of: Any, key: str, *counts: sa.ColumnElement[bool]) -> _Tried:
+    """Count the episodes and successes of a table's rows by a column and iteration."""
+    by = (of[key], of.iteration)
+    query = sa.select(*by, sa.func.count(), total(sa.cast(of.success, sa.Integer))).where(run_is(run, of.run), *counts)
+    return [tuple(row) for row in connection.execute(query.group_by(*by))]
 
 
 def _values_of_tasks(connection: sa.Connection, hashes: set[str]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -196,20 +184,18 @@ def _payload_fields(payload: Mapping[str, Any], path: tuple[str, ...] = ()) -> I
 def _field(name: str, text: str, values: Mapping[str, Any], tried: _Tried, *, is_of_task: bool = True) -> _Field | None:
     """Make a field's rows. None: its values do not tell episodes apart, as every task has its own, or all have one."""
     different = set(values.values())
-    place_of: Callable[[Any], int]
     if all(type(value) in (int, float) and abs(value) < 1e300 for value in different):
         is_whole = all(type(value) is int for value in different)
         bars = bars_of(text, sorted(map(float, different)), whole=is_whole)
         lows = [bar["low"] for bar in bars[1:]]
         rows = [(_range(bar, is_whole), bar["filter"]) for bar in bars]
-        place_of = lambda value: bisect_right(lows, value)  # noqa: E731
+        place = {key: bisect_right(lows, value) for key, value in values.items()}
     elif len(different) <= _MOST_VALUES and all(len(str(value)) <= 100 for value in different):
         order = sorted(different, key=str)
         rows = [(value if isinstance(value, str) else json.dumps(value), f"{text} == {value!r}") for value in order]
-        place_of = order.index
+        place = {key: order.index(value) for key, value in values.items()}
     else:
         return None
-    place = {key: place_of(value) for key, value in values.items()}
     used = len(set(place.values()))
     has_kinds = used > 1 and (2 * used <= len(values) or not is_of_task)
     return _Field(name, tried, place, rows, is_of_task) if has_kinds else None

@@ -255,8 +255,7 @@ def _slices_text(answer: dict[str, Any]) -> str:
     if not answer["rows"]:
         return "no field tells episodes apart"
     titles = [f"{first}-{last}" if first < last else str(first) for first, last in answer["columns"]]
-    cells = [[_of_episodes(cell) for cell in (row, *row["cells"])] for row in answer["rows"]]
-    rows = [[row["value"], *row_cells] for row, row_cells in zip(answer["rows"], cells, strict=True)]
+    rows = [[row["value"], *map(_of_episodes, (row, *row["cells"]))] for row in answer["rows"]]
     lines = [table([answer["by"], "all", *titles], rows), "", "successes of episodes, by iterations"]
     return "\n".join([*lines, f"other fields: {', '.join(name for name in answer['fields'] if name != answer['by'])}"])
 

@@ -10,6 +10,7 @@ from replay.records import REMOVED_TASK, HeldOutEpisode, TaskRecord
 from tests.fakes.records import RUN, group, sql, trajectory
 from tests.fakes.replay_command import ask
 
+pytestmark = pytest.mark.every_database
 KINDS = {"a": (2, "easy", True), "b": (2, "hard", False), "c": (3, "easy", False), "d": (3, "hard", True)}
 TASKS = [
     TaskRecord(name, "chain", {"hops": hops, "size": 2.5, "info": {"level": level}, "long": is_long, "name": name})
