@@ -139,14 +139,16 @@ def _fields(connection: sa.Connection, run: str | None, held_out: bool) -> list[
     else:
         columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate)
         query = sa.select(*columns).where(COUNTS_AS_ATTEMPTS, run_is(run, groups.c.run))
-        tried = [(*row[:3], int(successes(row.success_rate, row.size))) for row in connection.execute(query)]
+        found = [*zip(*connection.execute(query), strict=True)] or [()] * 4
+        solved = successes(np.array(found.pop()), np.array(found[2])).astype(int).tolist()
+        tried = [*zip(*found, solved, strict=True)]
         counts = (_rows.state != ORPHANED, _rows.source != HINDSIGHT)
         ended = _counted(connection, run, _rows, "stop_reason", *counts)
     values = _values_of_tasks(connection, {key for key, *_ in tried})
-    found = [_field(*name, of_task, tried) for name, of_task in values.items()]
+    fields = [_field(*name, of_task, tried) for name, of_task in values.items()]
     reasons = {key: key for key, *_ in ended}
-    found.append(_field("stop_reason", "stop_reason", reasons, ended, is_of_task=False))
-    return sorted(filter(None, found), key=lambda field: (not field.is_of_task, -field.spread(), field.name))
+    fields.append(_field("stop_reason", "stop_reason", reasons, ended, is_of_task=False))
+    return sorted(filter(None, fields), key=lambda field: (not field.is_of_task, -field.spread(), field.name))
 
 
 def _counted(connection: sa.Connection, run: str | None, of: Any, key: str, *counts: sa.ColumnElement[bool]) -> _Tried:
@@ -158,17 +160,18 @@ def _counted(connection: sa.Connection, run: str | None, of: Any, key: str, *cou
 
 def _values_of_tasks(connection: sa.Connection, hashes: set[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the values by task of each field that half of its environments' tasks have, by name and filter."""
-    found: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-    environments = found["environment", "environment"]
+    found: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
+    environments: dict[str, str] = {}
     for row in selected(connection, [*tasks.c], tasks.c.hash, sorted(hashes)):
         environments[row.hash] = row.environment
         for path, value in _payload_fields({} if row.payload == REMOVED_TASK else json.loads(row.payload)):
-            found[".".join(path), payload_name(path)][row.hash] = value
+            found[path][row.hash] = value
     sizes = Counter(environments.values())
-    return {
-        name: values
-        for name, values in found.items()
+    return {("environment", "environment"): environments} | {
+        (".".join(path), payload_name(path)): values
+        for path, values in found.items()
         if 2 * len(values) >= sum(sizes[each] for each in {environments[hash] for hash in values})
+        and all(map(is_payload_name, path))
     }
 
 
@@ -177,7 +180,7 @@ def _payload_fields(payload: Mapping[str, Any], path: tuple[str, ...] = ()) -> I
     for name, value in payload.items():
         if isinstance(value, dict) and not path:
             yield from _payload_fields(value, (name,))
-        elif isinstance(value, str | int | float) and all(map(is_payload_name, (*path, name))):
+        elif isinstance(value, (str, int, float)):
             yield (*path, name), value
 
 
