@@ -64,7 +64,7 @@ def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *,
     `fields` names those that tell episodes apart: fields of the tasks' payloads (`info.level` is within an object) and
     the environment, then the stop reason, each time the one whose values differ most in success first. `by` is one of
     them; None: the first. Attempts are counted as in `questions.task`; those by stop reason are of stored rows.
-    `unknown` counts the episodes without a value. `held_out` asks about the kept evaluations instead.
+    `unknown` counts the episodes without a value. `held_out` asks about the kept evaluations, each in its own column.
     """
     with store.reading() as connection:
         fields = {field.name: field for field in _fields(connection, run, held_out)}
@@ -72,7 +72,8 @@ def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *,
     if by is None and not fields:
         return {**answer, "columns": [], "rows": [], "unknown": 0}
     field = _named(fields, by)
-    columns = _columns({iteration for _, iteration, *_ in field.tried})
+    iterations = sorted({iteration for _, iteration, *_ in field.tried})
+    columns = _columns(iterations, len(iterations) if held_out else _COLUMNS)
     grid = field.grid([first for first, _ in columns])
     rows = [
         {"value": value, "filter": filter, **_counted_in(of_row.sum(0)), "cells": [*map(_counted_in, of_row)]}
@@ -126,11 +127,10 @@ def _named(fields: Mapping[str, _Field], by: str | None) -> _Field:
     return fields[name]
 
 
-def _columns(iterations: set[int]) -> list[tuple[int, int]]:
+def _columns(iterations: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Return the first and the last iteration of each column."""
-    known = sorted(iterations)
-    size = -(-len(known) // _COLUMNS)
-    return [(known[at], known[at : at + size][-1]) for at in range(0, len(known), size)]
+    size = -(-len(iterations) // most)
+    return [(iterations[at], iterations[at : at + size][-1]) for at in range(0, len(iterations), size)]
 
 
 def _fields(connection: sa.Connection, run: str | None, held_out: bool) -> list[_Field]:
