@@ -159,6 +159,8 @@ def test_newest_evaluations_are_kept_with_what_was_said(kept: Path) -> None:
         assert found["rows"][0]["prompt"].startswith("Say something of even length")
         on_task = questions.held_out_task(store, run, found["rows"][0]["task"])
         assert [each["iteration"] for each in on_task["episodes"]] == [2, 2, 3, 3]
+        known = rows(database, "select hash from tasks where payload like '%possible%'")
+        assert {row["task"] for row in found["rows"]} < {hash for (hash,) in known}
         # None of them is among what is drawn.
         trained = {row["task"] for row in questions.page(store, limit=500)["rows"]}
         assert trained.isdisjoint(row["task"] for row in found["rows"])

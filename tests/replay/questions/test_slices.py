@@ -3,7 +3,6 @@ import pytest
 from context.messages import Message
 from replay import ReplayError, ReplayStore, questions
 from replay.questions import Query
-from replay.questions.filters import WrongFilter
 from replay.questions.slices import held_out_row, slices, unsolved_held_out
 from replay.questions.trajectory import shorten_conversations
 from replay.records import REMOVED_TASK, HeldOutEpisode, TaskRecord
@@ -75,12 +74,6 @@ def test_filter_of_a_value_finds_its_rows(store: ReplayStore, by: str) -> None:
 )
 def test_filters_compare_fields_of_payloads(store: ReplayStore, filter: str, tasks: str) -> None:
     assert {row["task"] for row in questions.page(store, Query(RUN, [filter]), limit=500)["rows"]} == {*tasks}
-
-
-def test_payload_is_compared_by_its_fields_alone() -> None:
-    for filter in ("payload == 2", "payload['a\"b'] == 2", "payload['hops'] < 'a'", "'a' in payload['name']"):
-        with pytest.raises(WrongFilter):
-            questions.chosen(None, filter)
 
 
 def test_many_numbers_share_ranges(file_store: ReplayStore) -> None:
