@@ -65,6 +65,7 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "tokens": f"/trajectories/{newest['id']}?view=tokens",
         "task": f"/tasks/{TASKS[0].hash}",
         "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
+        "slices": f"/slices?run={RUN}&by=hops",
         "mixing": f"/mixing?run={RUN}",
         **{f"search_{n}": "/buffer?" + urlencode({"run": RUN, "where": text}) for n, text in enumerate(_SEARCHES)},
     }

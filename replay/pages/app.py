@@ -36,6 +36,7 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     trajectory_page.TOKENS,
     trajectory_page.PAGE,
     buffer_page.TASKS,
+    buffer_page.SLICES,
     buffer_page.OUTCOMES,
     buffer_page.TASK,
     mixing_page.PAGE,

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from context.messages import Message, plain_message
 from replay.errors import ReplayError
-from replay.questions.filters.query import QueryResult
+from replay.questions.filters.query import QueryResult, RowCondition
 from replay.questions.summary import total
-from replay.questions.trajectory import NONE, shorten_conversation
+from replay.questions.trajectory import shorten_conversations
 from replay.records import COMMITTED
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.rows import readable_messages
@@ -103,14 +103,15 @@ def held_out(
     iteration: int | None = None,
     *,
     success: bool | None = None,
+    which: RowCondition | None = None,
     after: int | None = None,
     limit: int = 50,
 ) -> QueryResult:
     """List at most `limit` episodes of the evaluation after `iteration` (None: the newest), in their order.
 
-    `success` lists only successful or only failed episodes, `after` only those that come after this number. Each
-    of the `rows` has a short `prompt` and a short last `answer`. `next` is the `after` of the following page; None:
-    there is none. Raises ReplayError for an evaluation whose episodes are not kept.
+    `success` lists only successful or only failed episodes, `which` only those of a condition, `after` only those that
+    come after this number. Each of the `rows` has a short `prompt` and a short last `answer`. `next` is the `after` of
+    the following page; None: there is none. Raises ReplayError for an evaluation whose episodes are not kept.
     """
     with store.reading() as connection:
         made = _evaluations(connection, run)
@@ -125,12 +126,11 @@ def held_out(
             )
         query = _QUERY.where(episodes.c.run == run, episodes.c.iteration == asked)
         query = query if success is None else query.where(episodes.c.success == success)
+        query = query if which is None else query.where(which)
         query = query if after is None else query.where(episodes.c.number > after)
         found = connection.execute(query.order_by(episodes.c.number).limit(limit + 1)).mappings().all()
-    rows = [
-        {**facts, **(NONE if said is None else shorten_conversation(said))}
-        for facts, said in map(_split_row, found[:limit])
-    ]
+    facts, said = zip(*map(_split_row, found[:limit]), strict=True) if found else ((), ())
+    rows = [{**each, **short} for each, short in zip(facts, shorten_conversations(said), strict=True)]
     following = rows[-1]["number"] if len(found) > limit else None
     return {"run": run, "iteration": asked, "evaluations": made, "rows": rows, "next": following}
 

@@ -215,7 +215,7 @@ def _values(
 def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:
     """Return the bars of a field, and the number of unknown values."""
     known, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    bars = bars_of(name, known.tolist())
+    bars = bars_of(name, known.tolist(), whole=FIELDS[name].kind is FieldKind.whole)
     places = np.searchsorted([bar["low"] for bar in bars[1:]], known, side="right")
     inside = np.bincount(places, counts, len(bars)).astype(int).tolist()
     shown = [{**bar, "count": count} for bar, count in zip(bars, inside, strict=True)]
@@ -234,7 +234,7 @@ def _choices(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> dict[st
     return {name: dict(sorted(counts.items(), key=lambda each: -each[1])) for name, counts in found.items()}
 
 
-def bars_of(field: str, values: Sequence[float]) -> list[QueryResult]:
+def bars_of(field: str, values: Sequence[float], *, whole: bool) -> list[QueryResult]:
     """Return `low`, `high` and `filter` of the bars for different, ascending `values`.
 
     Each of a few values has its own bar. Many values share adjacent bars of one round width: a bar holds values of at
@@ -244,7 +244,7 @@ def bars_of(field: str, values: Sequence[float]) -> list[QueryResult]:
         numbers = map(_number, values)
         return [{"low": value, "high": value, "filter": f"{field} == {value!r}"} for value in numbers]
     low, high = Decimal(repr(values[0])), Decimal(repr(values[-1]))
-    width = _round_width((high - low) / _BARS, whole=FIELDS[field].kind is FieldKind.whole)
+    width = _round_width((high - low) / _BARS, whole=whole)
     first, last = (int((edge / width).to_integral_value("ROUND_FLOOR")) for edge in (low, high))
     edges = [_number(float(at * width)) for at in range(first, last + 2)]
     bars = [{"low": a, "high": b, "filter": f"{a!r} <= {field} < {b!r}"} for a, b in pairwise(edges)]

@@ -1,8 +1,9 @@
 """One trajectory: its facts, its group and task, every update that used it, and its prompt and answer in short."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,7 @@ MOST_SHORT = 200
 """Most characters of a short prompt or answer."""
 _READ = 8 * MOST_SHORT
 """Characters of a text that are read to shorten it. Spaces and line ends in a row become one space."""
+_SENTENCE = re.compile(r"[.!?:] ")
 NONE: QueryResult = {"prompt": None, "answer": None}
 
 
@@ -329,11 +331,9 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     tool calls if the reply has no text. A part is None if there is no such message, or the messages are damaged.
     """
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
-    found = {}
-    for row in selected(connection, columns, messages.c.trajectory, ids):
-        said = readable_messages(row.num_messages, row.said, row.checksum)
-        found[row.trajectory] = NONE if said is None else shorten_conversation(said)
-    return found
+    rows = selected(connection, columns, messages.c.trajectory, ids)
+    said = {row.trajectory: readable_messages(row.num_messages, row.said, row.checksum) for row in rows}
+    return dict(zip(said, shorten_conversations([*said.values()]), strict=True))
 
 
 def questions_of(connection: sa.Connection, hashes: Sequence[str]) -> list[str | None]:
@@ -351,18 +351,43 @@ def questions_of(connection: sa.Connection, hashes: Sequence[str]) -> list[str |
     return [found.get(task) for task in hashes]
 
 
+def shorten_conversations(conversations: Sequence[Sequence[Message] | None]) -> list[QueryResult]:
+    """Return the short prompt and answer of each conversation of a list; None can't be read.
+
+    Prompts begin where they begin to differ: behind the words that all of them share, and behind sentences that one
+    shares with another.
+    """
+    texts = [(None, None) if each is None else _prompt_and_answer(each) for each in conversations]
+    starts = _differing_starts({prompt for prompt, _ in texts if prompt})
+    shown = {prompt: "\u2026 " * (start > 0) + excerpt(prompt[start:], MOST_SHORT) for prompt, start in starts.items()}
+    return [{"prompt": shown.get(prompt or "", prompt), "answer": answer} for prompt, answer in texts]
+
+
+def _differing_starts(prompts: set[str]) -> dict[str, int]:
+    """Return where each prompt begins to differ from the others."""
+    ordered = sorted(prompts)
+    words = _common_opening(ordered[0], ordered[-1]).rfind(" ") + 1 if len(ordered) > 1 else 0
+    starts = dict.fromkeys(ordered, words)
+    for one, other in pairwise(ordered):
+        ends = [found.end() for found in _SENTENCE.finditer(_common_opening(one, other))]
+        starts |= {each: max([starts[each], *ends]) for each in (one, other)}
+    return starts
+
+
+def _common_opening(one: str, other: str) -> str:
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 def _prompt(conversation: Iterable[Message]) -> Message | None:
     asked = list(opening(conversation))
     return next(reversed([message for message in asked if message.role == "user"] or asked), None)
 
 
-def shorten_conversation(conversation: Sequence[Message]) -> QueryResult:
+def _prompt_and_answer(conversation: Sequence[Message]) -> tuple[str | None, str | None]:
     prompt = _prompt(conversation)
     reply = next(filter(_is_reply, reversed(conversation)), None)
-    return {
-        "prompt": None if prompt is None else _shorten(prompt.content),
-        "answer": None if reply is None else _shorten(_answer(reply)),
-    }
+    question = None if prompt is None else _spaced(prompt.content)
+    return question, None if reply is None else excerpt(_spaced(_answer(reply)), MOST_SHORT)
 
 
 def opening(conversation: Iterable[Message]) -> Iterator[Message]:
@@ -370,8 +395,8 @@ def opening(conversation: Iterable[Message]) -> Iterator[Message]:
     return takewhile(lambda message: not _is_reply(message), conversation)
 
 
-def _shorten(text: str) -> str:
-    return excerpt(" ".join(text[:_READ].split()), MOST_SHORT)
+def _spaced(text: str) -> str:
+    return " ".join(text[:_READ].split())
 
 
 def _is_reply(message: Message) -> bool:

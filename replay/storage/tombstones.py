@@ -13,7 +13,7 @@ from replay.storage.collecting.never_drawn import forget_observations
 from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import FACTS, draws, groups, reclaimed, tasks, tickets, trajectories
+from replay.storage.format.schema import FACTS, draws, groups, held_out, reclaimed, tasks, tickets, trajectories
 from replay.storage.statements import remove, selected
 
 ALL_RUNS = "*"
@@ -36,7 +36,7 @@ class Forgotten:
     sessions: int
     """Agents' sessions under way."""
     shared_tasks: list[str]
-    """Tasks whose payloads stay, for other rows have them, or workers still need them."""
+    """Tasks whose payloads stay, for other rows or evaluations have them, or workers still need them."""
     copies: list[str]
     """Rows that stay although they have the same tokens, or are parents of removed rows."""
 
@@ -50,10 +50,9 @@ def forget(
     facts = [_rows.id, _rows.task, _rows.parent, _rows.content_hash]
     gone = list(selected(connection, facts, _rows.id, _with_derived(connection, asked)))
     ids, by_task = [row.id for row in gone], Counter(row.task for row in gone)
-    shared = _shared_tasks(connection, by_task)
-    beyond = [
-        (of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (schema.held_out, schema.sessions)
-    ]
+    beyond = [(of, sa.true() if of_run == ALL_RUNS else of.c.run == of_run) for of in (held_out, schema.sessions)]
+    evaluated = connection.scalars(sa.select(held_out.c.task).where(beyond[0][1]).distinct()).all()
+    shared = _shared_tasks(connection, by_task, ~beyond[0][1])
     counts = [sa.select(sa.func.count()).select_from(table).where(which) for table, which in beyond]
     found = Forgotten(
         trajectories=len(ids),
@@ -68,6 +67,7 @@ def forget(
     if not dry_run:
         for table, which in beyond:
             remove(connection, table, which)
+        _remove_unused_tasks(connection, evaluated)
         # Answers of the tasks' tools may hold the content that is to be forgotten.
         forget_observations(connection, list(by_task))
         reclaim(connection, ids, FORGOTTEN)
@@ -84,11 +84,13 @@ def _with_derived(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _shared_tasks(connection: sa.Connection, rows: Counter[str]) -> list[str]:
-    """Tasks that other rows have too, or that workers still need. `rows` counts the rows to remove by task."""
+def _shared_tasks(connection: sa.Connection, rows: Counter[str], evaluated: sa.ColumnElement[bool]) -> list[str]:
+    """Tasks that other rows or `evaluated` episodes have too, or that workers still need. `rows` counts the rows to
+    remove by task."""
     task, closed = tickets.c.task, tickets.c.closed_at
     stored = Counter(row.task for row in selected(connection, [_rows.task], _rows.task, list(rows)))
     wanted = {row.task for row in selected(connection, [task, closed], task, list(rows)) if row.closed_at is None}
+    wanted |= {*connection.scalars(sa.select(held_out.c.task).where(evaluated))}
     return sorted(task for task in rows if stored[task] > rows[task] or task in wanted)
 
 
@@ -116,9 +118,9 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
 
 
 def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
-    """Remove the payloads and tools of those tasks that no row has and no worker needs. A task that is stored again
-    gets them again."""
-    used = sa.exists().where(_rows.task == tasks.c.hash)
+    """Remove the payloads and tools of those tasks that no row and no evaluation has and no worker needs. A task that
+    is stored again gets them again."""
+    used = sa.exists().where(_rows.task == tasks.c.hash) | tasks.c.hash.in_(sa.select(held_out.c.task))
     # A worker still needs the task.
     wanted = sa.exists().where(tickets.c.task == tasks.c.hash, tickets.c.closed_at.is_(None))
     for chunk in chunked(hashes):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from agentloop.errors import TrainingStopped
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import Evaluation, held_out_episode
-from agentloop.rollouts.trajectories import Collected
+from agentloop.rollouts.trajectories import Collected, task_record
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -94,10 +94,12 @@ def plan_batch(
 def keep_episodes(components: Components, iteration: int, episodes: Sequence[tuple[int, Episode]]) -> None:
     """Store an evaluation's episodes, redacted, apart from rows that are drawn. Only the newest evaluations stay."""
     config, redact, run = components.config, components.redact, components.run_id
-    kept = []
+    kept, tasks = [], []
     for number, episode in episodes if config.evaluation.keep_episodes else ():
         record = held_out_episode(components.actors, episode, config, run=run, iteration=iteration, number=number)
         if redact is not None:
             record = replace(record, messages=tuple(redact(record.messages) or ()))
         kept.append(record)
+        tasks.append(task_record(components.actors.environments.factory_for(episode.task), episode.task))
+    components.store.append(tasks, [], [])
     components.store.keep_held_out(run, kept, evaluations=config.evaluation.keep_episodes)

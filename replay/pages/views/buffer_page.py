@@ -13,6 +13,7 @@ from replay.pages.page import Page, run_of
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.outcomes import outcomes
+from replay.questions.slices import slices, unsolved_held_out
 
 _ROWS = 50
 _TASKS = 100
@@ -120,8 +121,26 @@ def failures(source: OpenBuffer, request: Request) -> QueryResult:
     return outcomes(source.store, run_of(source, request), read_parameters(request, "where"))
 
 
+def kinds(source: OpenBuffer, request: Request) -> QueryResult:
+    run, of = run_of(source, request), read_choice(request, "of", ("training", "held-out"))
+    held_out = of == "held-out"
+    found = slices(source.store, run, read_parameter(request, "by"), held_out=held_out)
+
+    def here(**more: object) -> str:
+        return address("slices", **{"run": run or "*", "of": of, **more})
+
+    def episodes(row: QueryResult, first: int, last: int) -> str:
+        if not held_out:
+            return address("buffer", run=run or "*", where=[row["filter"], f"{first} <= iteration <= {last}"])
+        return address("runs", run, "held-out", iteration=last, by=found["by"], value=row["value"])
+
+    unsolved = unsolved_held_out(source.store, run) if held_out and run else None
+    return {**found, "here": here, "episodes_at": episodes, "unsolved": unsolved}
+
+
 PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")
 OVERVIEW = Page("/buffer/overview", "overview.html", overview, tab="buffer")
 TASK = Page("/tasks/{hash}", "task.html", task, tab="buffer")
 TASKS = Page("/tasks", "tasks.html", tasks, tab="buffer")
+SLICES = Page("/slices", "slices.html", kinds, tab="buffer")
 OUTCOMES = Page("/outcomes", "outcomes.html", failures, tab="buffer")

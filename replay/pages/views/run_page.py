@@ -16,6 +16,7 @@ from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.replayed import after_replay, stream_shares, token_gaps
 from replay.questions.runs import ALL
+from replay.questions.slices import held_out_row
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """The fastest dumper there is. The one in Python takes longer than the rest of the page."""
@@ -66,17 +67,20 @@ def cluster(source: OpenBuffer, request: Request) -> QueryResult:
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
     run, only = source.store.run(read_path_part(request, "run")), read_choice(request, "only", _ONLY)
+    by, value = read_parameter(request, "by"), read_parameter(request, "value")
     found = questions.held_out(
         source.store,
         run.id,
         None if read_parameter(request, "iteration") is None else read_number(request, "iteration", 0),
         success=_ONLY[only],
+        which=held_out_row(source.store, run.id, by, value) if by and value else None,
         after=None if read_parameter(request, "after") is None else read_number(request, "after", 0),
         limit=read_number(request, "limit", _EPISODES, least=1, most=500),
     )
 
     def here(**more: object) -> str:
-        asked = {"iteration": found["iteration"], "only": only, "limit": read_parameter(request, "limit"), **more}
+        kept = {name: read_parameter(request, name) for name in ("limit", "by", "value")}
+        asked = {"iteration": found["iteration"], "only": only, **kept, **more}
         return address("runs", run.id, "held-out", **asked)
 
     return {
@@ -85,6 +89,8 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
         "here": here,
         "choices": list(_ONLY),
         "only": only,
+        "by": by,
+        "value": value,
         "is_first": read_parameter(request, "after") is None,
     }
 

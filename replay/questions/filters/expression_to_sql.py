@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,8 +26,9 @@ import sqlalchemy as sa
 from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
+from replay.questions.filters.payload_fields import as_number, is_one_of, payload_name, payload_path, payload_value
 from replay.storage.format.column_types import ExactText, is_storable
-from replay.storage.format.schema import groups, messages, nodes, trajectories, trajectory_labels
+from replay.storage.format.schema import groups, messages, nodes, tasks, trajectories, trajectory_labels
 from replay.storage.statements import spelled
 
 _LONGEST = 3_000
@@ -54,6 +55,7 @@ _KINDS: dict[FieldKind, tuple[tuple[str, ...], str]] = {
     FieldKind.requests: (_EQUAL, "{} == 'planner'"),
     FieldKind.labels: ((*_EQUAL, "is"), "{} == 'good'"),
     FieldKind.notes: ((*_EQUAL, *_SEARCH, "is"), "'words' in {}"),
+    FieldKind.payload: ((*_EQUAL, *_ORDER, "is"), "{} == 2"),
 }
 """For each kind, the signs that it may be compared by, and an example."""
 _SHOWN = {
@@ -169,7 +171,7 @@ class _Filter:
         self, whole: ast.expr, operator: ast.cmpop, left: ast.expr, right: ast.expr
     ) -> sa.ColumnElement[bool]:
         sign, is_so = _OPERATORS[type(operator)]
-        if not isinstance(left, ast.Name):
+        if not isinstance(left, ast.Name | ast.Subscript):
             left, sign, right = right, _FIELD_ON_THE_RIGHT.get(sign, sign), left
         holds = self._compare(whole, self._field(left), sign, right)
         return holds if is_so else sa.not_(holds)
@@ -190,12 +192,16 @@ class _Filter:
                 advice = f"For example: {field.name} in [{example}]"
                 raise self._wrong_node(f"look for {field.name} in a list", value, advice)
             nodes = value.elts
-        values = [self._value(node, field, is_choice=sign not in _SEARCH) for node in nodes]
+        is_number = field.kind is FieldKind.payload and sign in _ORDER
+        asked = replace(field, kind=FieldKind.number) if is_number else field
+        values = [self._value(node, asked, is_choice=sign not in _SEARCH) for node in nodes]
         return compare_field(field, sign, values, self._known)
 
     def _field(self, node: ast.expr) -> Field:
         if isinstance(node, ast.Name) and node.id in FIELDS:
             return FIELDS[node.id]
+        if path := payload_path(node):
+            return Field(payload_name(path), FieldKind.payload, "a field of its task", payload_value(path))
         advice = suggest(node.id if isinstance(node, ast.Name) else "", FIELDS)
         raise self._wrong_node("name a field here", node, advice)
 
@@ -240,12 +246,16 @@ def _value_of_kind(value: Any, kind: FieldKind) -> Value | None:
     """Convert the value to this kind. None: the value is of another kind."""
     if kind is FieldKind.truth:
         return value if isinstance(value, bool) else None
-    if kind not in (FieldKind.number, FieldKind.whole):
+    if kind is FieldKind.payload and isinstance(value, bool | str):
+        return value
+    if kind not in (FieldKind.number, FieldKind.whole, FieldKind.payload):
         return value if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
         return None
     if kind is FieldKind.number:
         return float(value)
+    if kind is FieldKind.payload:
+        return value
     return int(value) if int(value) == value and -(2**63) <= value < 2**63 else None
 
 
@@ -286,6 +296,9 @@ def compare_field(field: Field, sign: str, values: Sequence[Value], known: Known
         return sa.not_(some) if sign == "is" else some
     expression = known.get(field.name, field.expression)
     assert expression is not None
+    if field.kind is FieldKind.payload:
+        fits = _holds_json(expression, sign, values)
+        return trajectories.c.task.in_(sa.select(tasks.c.hash).where(fits))
     if field.kind is FieldKind.word and sign != "is":
         among = sa.literal(" ").concat(expression).concat(" ")
         holds = sa.or_(*(_holds(among, "contains", [f" {value} "]) for value in values))
@@ -317,6 +330,12 @@ def _holds(expression: sa.ColumnElement[Any], sign: str, values: Sequence[Value]
         stored = value if is_storable(value) else json.dumps(value)[1:-1]
         return _SEARCHES[sign](sa.type_coerce(expression, sa.Text), stored)
     return _COMPARISONS[sign](expression, values[0])
+
+
+def _holds_json(value: sa.ColumnElement[str], sign: str, values: Sequence[Value]) -> sa.ColumnElement[bool]:
+    if sign == "is":
+        return sa.func.coalesce(value, "null") == "null"
+    return is_one_of(value, values) if sign in _EQUAL else _COMPARISONS[sign](as_number(value), values[0])
 
 
 def _contains(text: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:

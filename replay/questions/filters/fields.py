@@ -28,6 +28,7 @@ class FieldKind(Enum):
     requests = "a text in quotes, of a request"
     labels = "a label in quotes"
     notes = "a text in quotes, searched in the notes"
+    payload = "a number, a text in quotes, True or False"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ observations = sa.Table(
     sa.Index("observations_by_task", "task"),
 )
 
-# Episodes of evaluations. Their tasks are not in `tasks`.
+# Episodes of evaluations. Those that were imported or are of an older agentloop have no task in `tasks`.
 held_out = sa.Table(
     "held_out",
     metadata,

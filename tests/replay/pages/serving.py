@@ -133,6 +133,8 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("tasks", task),
         address("tasks", run=run),
         address("outcomes", run=run),
+        address("slices", run=run),
+        address("slices", run=run, of="held-out"),
         address("runs", run, "replayed"),
         address("", all=1, show=list(runs)),
         address("mixing", run=run),

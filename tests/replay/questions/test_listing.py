@@ -18,7 +18,7 @@ from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
 from replay.questions.filters import condition
 from replay.questions.summary import bars_of
-from replay.questions.trajectory import MOST_SHORT, shorten_conversation
+from replay.questions.trajectory import MOST_SHORT, shorten_conversations
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
 from tests.fakes.records import MESSAGES, RUN, a_run, add_draw, iterate, new_store, policy, put, sql, tokens, trajectory
@@ -210,7 +210,7 @@ CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
 def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_reply(
     conversation: Sequence[Message], prompt: str | None, answer: str | None
 ) -> None:
-    assert shorten_conversation(conversation) == {"prompt": prompt, "answer": answer}
+    assert shorten_conversations([conversation]) == [{"prompt": prompt, "answer": answer}]
 
 
 def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ numbers = st.one_of(st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(allow
 @example([1.7e308, *map(float, range(12))])
 @example(CLOSE)
 def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[float]) -> None:
-    bars = bars_of("reward", sorted(values))
+    bars = bars_of("reward", sorted(values), whole=False)
     assert 1 <= len(bars) <= 13
     inside = [sum(eval(bar["filter"], {"reward": value}) for value in values) for bar in bars]  # noqa: S307
     assert sum(inside) == len(values)

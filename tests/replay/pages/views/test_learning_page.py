@@ -1,10 +1,11 @@
+import re
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from tests.fakes.records import RUN, iterated, put, trajectory
-from tests.replay.pages.serving import Served, charts_of, inspecting
+from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +23,13 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_tasks_are_sorted_by_their_trend_in_either_direction(inspector: Served) -> None:
-    falling, rising = (inspector.words(f"/tasks?run={RUN}&sort=trend{order}") for order in ("", "&order=asc"))
-    assert falling.index("other") < falling.index("task-1") and rising.index("other") > rising.index("task-1")
+    pages = [inspector.page(f"/tasks?run={RUN}&sort=trend{order}") for order in ("", "&order=asc")]
+    orders = [[*dict.fromkeys(re.findall(r'href="/tasks/([^"?]+)\?', page))] for page in pages]
+    assert orders == [["other", "task-1"], ["task-1", "other"]]
+    falling = words_of(pages[0])
     assert "2 tried, 0 never solved" in falling
     # Half of two attempts; 0 %, 100 %, the best, the difference; both groups have one member: no signal.
-    assert "50.0 % 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
+    assert "50.0 % Where is the key? 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
     assert 'aria-label="0 % at iteration 1, 100 % at 2"' in inspector.page(f"/tasks?run={RUN}")
 
 
