@@ -134,6 +134,8 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("tasks", run=run),
         address("outcomes", run=run),
         address("runs", run, "replayed"),
+        address("runs", run, "tools"),
+        address("runs", run, "cost", price_hour=2.5),
         address("", all=1, show=list(runs)),
         address("mixing", run=run),
     ]
