@@ -257,6 +257,7 @@ _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
     "reward_parts": partial(_family, begins=_PART),
     "tools_used": partial(_family, begins="using/"),
     "error_kinds": partial(_family, begins="errors/"),
+    "reward_shares": partial(_family, begins="reward_shares/"),
     "turn_seconds": _turn_seconds,
     **{
         figure: partial(_family, begins=_ENVIRONMENT, ends=f"/{figure}")

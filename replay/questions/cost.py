@@ -19,6 +19,7 @@ OWN_EPISODES = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
 """A condition for stored rows that were played: no resume undid them, and they are not made of another row."""
 _LEFT_EPISODES = _left.state_reason.not_like(f"%{ORPHANED}%") & (_left.source != HINDSIGHT)
 _DISTRIBUTIONS = ("num_action_tokens", "reward", "num_turns")
+_FEW_REWARDS = 7
 _SECONDS = ("time/iteration", "time/evaluation")
 _FETCHED = 200
 """Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
@@ -36,7 +37,8 @@ def cost(
       there is no price, or the hours are not known.
 
     `per_episode` and `per_success` are these numbers divided. Lines have `p10`, `p50` and `p90` of the sampled tokens,
-    the turns and the rewards of their episodes. Turns of evicted episodes are not known.
+    the turns and the rewards of their episodes; turns of evicted episodes are not known. `reward_shares` has the share
+    of each reward instead, if the run has at most 7 different ones.
     """
     with store.reading() as connection:
         values, trained = _episodes(connection, run), _trained_tokens(connection, run)
@@ -56,10 +58,11 @@ def cost(
         }
         return {"episodes": counts["episode"], "successes": counts["success"], **spent, **shares}
 
+    rewards = np.unique(values[3])
     places = np.where(values[0] < 1, values[0], values[0] - (values[0] - 1) % merged).astype(int)
     firsts, starts = np.unique(places, return_index=True)
     lines = [
-        {"iteration": first, **line(part, range(first, first + merged)), **_distributions(part)}
+        {"iteration": first, **line(part, range(first, first + merged)), **_distributions(part, rewards)}
         for first, part in zip(firsts.tolist(), np.split(values, starts[1:], axis=1), strict=False)
     ]
     return {"run": run, "merged": merged, "total": line(values), "iterations": lines}
@@ -103,10 +106,13 @@ def _money(spent: QueryResult, price_hour: float | None, price_million: float | 
     return sum(price * float(spent[name]) for name, price in given.items())
 
 
-def _distributions(part: npt.NDArray[np.float64]) -> QueryResult:
+def _distributions(part: npt.NDArray[np.float64], rewards: npt.NDArray[np.float64]) -> QueryResult:
     found = {}
     for name, column in zip(_DISTRIBUTIONS, part[2:], strict=True):
         known = column[np.isfinite(column)]
         quantiles = np.quantile(known, (0.1, 0.5, 0.9)).tolist() if known.size else (None, None, None)
         found[name] = dict(zip(("p10", "p50", "p90"), quantiles, strict=True))
+    if len(rewards) <= _FEW_REWARDS:
+        del found["reward"]
+        found["reward_shares"] = {f"{reward:g}": float(np.mean(part[3] == reward)) for reward in rewards.tolist()}
     return found
