@@ -29,7 +29,7 @@ from replay import questions
 from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
-from replay.questions.rewards import duplicates
+from replay.questions.outliers import duplicates
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)

@@ -13,7 +13,7 @@ from replay.pages.page import Page, run_of
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.outcomes import outcomes
-from replay.questions.rewards import outliers
+from replay.questions.outliers import outliers
 
 _ROWS = 50
 _TASKS = 100

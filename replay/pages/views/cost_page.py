@@ -10,7 +10,7 @@ from replay.pages.page import Page
 from replay.pages.panels import COLOURS, COST, TOOLS, plain_groups, question_panels
 from replay.questions import QueryResult, metric_series
 from replay.questions.cost import cost
-from replay.questions.rewards import duplicates
+from replay.questions.outliers import duplicates
 from replay.questions.tools import tools
 
 _READ = 1_000

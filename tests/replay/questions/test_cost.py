@@ -11,7 +11,7 @@ from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.questions.cost import cost
-from replay.questions.rewards import duplicates, outliers
+from replay.questions.outliers import duplicates, outliers
 from replay.questions.tools import UNREADABLE, tools
 from tests.fakes.records import RUN, add_draw, put, set_state, sql, tokens, trajectory
 
