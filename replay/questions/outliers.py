@@ -75,10 +75,12 @@ def duplicates(store: ReplayStore, run: str | None = None) -> QueryResult:
     `most_used` the draws of one token sequence. Rows without tokens are left out.
     """
     uses = sa.select(draws.c.trajectory, sa.func.count()).where(draws.c.state == COMMITTED, draws.c.stream == REPLAY)
+    uses = uses.where(run_is(run, draws.c.run)).group_by(draws.c.trajectory)
+    drawn = sa.select(uses.subquery().c.trajectory)
     with store.reading() as connection:
-        digests = _digests(connection)
+        digests = _digests(connection, run_is(run, _rows.run) | _rows.id.in_(drawn))
         own = connection.scalars(sa.select(_rows.id).where(run_is(run, _rows.run))).all()
-        used = connection.execute(uses.where(run_is(run, draws.c.run)).group_by(draws.c.trajectory)).all()
+        used = connection.execute(uses).all()
     stored = Counter(digests[id] for id in own if id in digests)
     replays: Counter[bytes | str] = Counter()
     for id, count in used:
@@ -94,14 +96,14 @@ def duplicates(store: ReplayStore, run: str | None = None) -> QueryResult:
     }
 
 
-def _digests(connection: sa.Connection) -> dict[str, bytes | str]:
-    """Return a digest of the token ids of each row, by its id. Rows without tokens, or with damaged ones, have none.
+def _digests(connection: sa.Connection, chosen: sa.ColumnElement[bool]) -> dict[str, bytes | str]:
+    """Return a digest of the token ids of each chosen row, by its id. Rows without tokens, or with damaged ones, have none.
 
     Tokens are read only of rows that share their lengths with another one: any other row's own id is its digest.
     """
     lengths = (_rows.num_tokens, _rows.num_action_tokens, _rows.longest_segment)
     alike = sa.func.count().over(partition_by=lengths).label("alike")
-    rows = sa.select(_rows.id, alike).where(_rows.segments_checksum.is_not(None)).subquery().c
+    rows = sa.select(_rows.id, alike).where(chosen, _rows.segments_checksum.is_not(None)).subquery().c
     found: dict[str, bytes | str] = {id: id for id in connection.scalars(sa.select(rows.id).where(rows.alike == 1))}
     damaged = set()
     for table, place in ((segments, segments.c.position), (nodes, nodes.c.number)):
