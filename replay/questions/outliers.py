@@ -97,7 +97,7 @@ def duplicates(store: ReplayStore, run: str | None = None) -> QueryResult:
 
 
 def _digests(connection: sa.Connection, chosen: sa.ColumnElement[bool]) -> dict[str, bytes | str]:
-    """Return a digest of the token ids of each chosen row, by its id. Rows without tokens, or with damaged ones, have none.
+    """Return a digest of the token ids of each chosen row, by its id. Rows without readable tokens have none.
 
     Tokens are read only of rows that share their lengths with another one: any other row's own id is its digest.
     """
