@@ -67,6 +67,8 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "slices": f"/slices?run={RUN}&by=hops",
         "mixing": f"/mixing?run={RUN}",
+        "tools": f"/runs/{RUN}/tools",
+        "cost": f"/runs/{RUN}/cost?price_hour=2.5",
         **{f"search_{n}": "/buffer?" + urlencode({"run": RUN, "where": text}) for n, text in enumerate(_SEARCHES)},
     }
 

@@ -15,6 +15,7 @@ from replay.pages.guard import LOOPBACK, guarded
 from replay.pages.page import Page, build_app
 from replay.pages.views import (
     buffer_page,
+    cost_page,
     iteration_page,
     mixing_page,
     run_page,
@@ -31,6 +32,8 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     run_page.HELD_OUT_TASK,
     run_page.HELD_OUT,
     run_page.REPLAYED,
+    cost_page.TOOLS_PAGE,
+    cost_page.COST_PAGE,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,

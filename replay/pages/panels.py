@@ -127,7 +127,9 @@ OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
 """The questions that the first screen of a run's page answers, each by a tile and a panel."""
 DEMONSTRATIONS = "Is it learning what was demonstrated?"
 _SOME_RUNS = "One by one"
-"""The group of panels that are left out if they have no curve."""
+"""The group of panels that are left out if they have no point."""
+TOOLS, COST = "What did tools do?", "What did it cost?"
+"""The groups of panels on pages of their own. Their metrics are the numbers of a question: see `question_panels`."""
 
 
 @cache
@@ -143,17 +145,33 @@ def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
 
     Rows that were imported or recorded have only the panels with a curve.
     """
-    groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
-    some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
+    listed = {question: specs for question, specs in _listed().items() if question not in (TOOLS, COST)}
+    groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in listed.items()}
+    some, demonstrations = measured_panels(groups.pop(_SOME_RUNS)), groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
     if finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh"):
-        known = {
-            question: [each for each in panels if any(curve.points for curve in each.curves)]
-            for question, panels in groups.items()
-        }
+        known = {question: measured_panels(panels) for question, panels in groups.items()}
         groups = {question: panels for question, panels in known.items() if panels}
     return groups | ({_SOME_RUNS: some} if some else {})
+
+
+def measured_panels(panels: Sequence[Panel]) -> list[Panel]:
+    return [panel for panel in panels if any(curve.points for curve in panel.curves)]
+
+
+def question_panels(question: str, lines: Sequence[Mapping[str, Any]], more: Metrics) -> list[Panel]:
+    """Make the panels of TOOLS or COST that have a point, from lines about an `iteration` each, and `more` metrics.
+
+    Their curves are the numbers of the lines: `errors/raised` is the number `raised` of `errors`.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            for part, each in value.items() if isinstance(value, dict) else [("", value)]:
+                if each is not None:
+                    found.setdefault(f"{name}/{part}" if part else name, []).append((line["iteration"], each))
+    return measured_panels([_panel(spec, {**found, **more}, {}) for spec in _listed()[question]])
 
 
 def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
@@ -246,6 +264,9 @@ _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
     "ess_by_age": _ess_by_age,
     "stop_reasons": _stop_reasons,
     "reward_parts": partial(_family, begins=_PART),
+    "tools_used": partial(_family, begins="using/"),
+    "error_kinds": partial(_family, begins="errors/"),
+    "reward_shares": partial(_family, begins="reward_shares/"),
     "turn_seconds": _turn_seconds,
     **{
         figure: partial(_family, begins=_ENVIRONMENT, ends=f"/{figure}")

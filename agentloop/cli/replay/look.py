@@ -30,6 +30,7 @@ from replay import questions
 from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
+from replay.questions.outliers import duplicates
 from replay.questions.slices import slices
 from replay.records import REMOVED_TASK
 
@@ -44,6 +45,8 @@ def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> No
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
         answer = questions.summary(buffer.store, buffer.run, filter=filter)
+        if filter is None:
+            answer["equal_tokens"] = duplicates(buffer.store, buffer.run)
     say_json(answer) if as_json else say(_summary_text(answer))
 
 
@@ -125,6 +128,13 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
         f" drift {number(drawn['row_drift_mean'], 3)} per row, largest gap {number(drawn['token_gap_max'], 3)} nats",
     ]
+    if equal := answer.get("equal_tokens"):
+        lines += [
+            f"equal tokens  {counted(equal['rows'], 'row')}, {equal['different']:,} different token sequences,"
+            f" the most frequent {equal['most_stored']:,} times",
+            f"  replayed    {counted(equal['replays'], 'draw')}, {counted(equal['rows_replayed'], 'different row')},"
+            f" {equal['different_replayed']:,} different token sequences, one used {equal['most_used']:,} times",
+        ]
     return "\n".join(lines)
 
 

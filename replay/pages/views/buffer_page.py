@@ -13,6 +13,7 @@ from replay.pages.page import Page, run_of
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.outcomes import outcomes
+from replay.questions.outliers import outliers
 from replay.questions.slices import slices, unsolved_held_out
 
 _ROWS = 50
@@ -118,7 +119,9 @@ def tasks(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def failures(source: OpenBuffer, request: Request) -> QueryResult:
-    return outcomes(source.store, run_of(source, request), read_parameters(request, "where"))
+    run, filters = run_of(source, request), read_parameters(request, "where")
+    found = None if run is None or filters else outliers(source.store, run)
+    return {**outcomes(source.store, run, filters), "outliers": found}
 
 
 def kinds(source: OpenBuffer, request: Request) -> QueryResult:

@@ -51,3 +51,22 @@ def test_replayed_shows_its_share_what_followed_and_the_largest_gaps(inspector: 
     assert "some of the group yes 1 0.0 % +0.000" in text
     assert "none of the group no 1 100.0 % +1.000" in text
     assert "1.500" in text and "No row is scored yet." in text
+
+
+def test_tools_page_counts_calls_in_messages_and_leads_to_their_rows(inspector: Served) -> None:
+    html, text = inspector.page(f"/runs/{RUN}/tools"), inspector.words(f"/runs/{RUN}/tools")
+    assert "all 26 episodes" in text
+    # Each of the fakes' episodes looks up once; no call was timed, and 10 of 26 episodes succeed.
+    assert "lookup 26 none 0.0 % 26 100.0 % 38.5 % – not known not known" in text
+    assert "tool%20%3D%3D%20%27lookup%27" in html
+    assert list(charts_of(html)) == ["calls", "episodes-that-use-a-tool"]
+
+
+def test_cost_page_takes_prices_and_says_what_is_not_known(inspector: Served) -> None:
+    text = inspector.words(f"/runs/{RUN}/cost?price_million=1000000")
+    # Three sampled tokens of 26 episodes, 10 of them successes; 34 rows in updates, 10 of them replayed.
+    assert "generated tokens 78 3 7.8 trained tokens 102 3.92 10.2 seconds not known" in text
+    assert "money, at the prices above 78 3 7.8" in text
+    assert "stored rows 26 26 1 26" in text
+    status, problem = inspector.problem(f"/runs/{RUN}/cost?price_hour=nan")
+    assert status == 400 and "price_hour must be a number from 0, got 'nan'." in problem

@@ -1,0 +1,118 @@
+"""The cost of a run's episodes: tokens, seconds and money, and the distributions of lengths, turns and rewards."""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.questions.filters.query import QueryResult
+from replay.questions.runs import merged_to, metric_series
+from replay.records import COMMITTED, HINDSIGHT, ORPHANED
+from replay.storage.format.schema import draws, groups, reclaimed, trajectories
+from replay.store import ReplayStore
+
+_rows, _left = trajectories.c, reclaimed.c
+OWN_EPISODES = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
+"""A condition for stored rows that were played: no resume undid them, and they are not made of another row."""
+_LEFT_EPISODES = _left.state_reason.not_like(f"%{ORPHANED}%") & (_left.source != HINDSIGHT)
+_DISTRIBUTIONS = ("num_action_tokens", "reward", "num_turns")
+_FEW_REWARDS = 7
+_SECONDS = ("time/iteration", "time/evaluation")
+_FETCHED = 200
+"""Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
+
+
+def cost(
+    store: ReplayStore, run: str, *, price_hour: float | None = None, price_million: float | None = None
+) -> QueryResult:
+    """Return what the episodes of a run cost, in `total` and in `iterations`. A line merges `merged` iterations.
+
+    - `generated_tokens`: sampled tokens of the episodes, evicted ones included, those that a resume undid left out.
+    - `trained_tokens`: sampled tokens of the rows in updates, each as often as updates used it.
+    - `seconds`: of iterations and evaluations. None: not logged.
+    - `money`: hours x `price_hour`, the price of all machines, + millions of generated tokens x `price_million`. None:
+      there is no price, or the hours are not known.
+
+    `per_episode` and `per_success` are these numbers divided. Lines have `p10`, `p50` and `p90` of the sampled tokens,
+    the turns and the rewards of their episodes; turns of evicted episodes are not known. `reward_shares` has the share
+    of each reward instead, if the run has at most 7 different ones.
+    """
+    with store.reading() as connection:
+        values, trained = _episodes(connection, run), _trained_tokens(connection, run)
+    seconds: dict[int, float] = {}
+    for iteration, value in chain(*metric_series(store, run, names=_SECONDS).values()):
+        seconds[iteration] = seconds.get(iteration, 0.0) + value
+    merged = merged_to(int(values[0].max(initial=1)))
+
+    def line(part: npt.NDArray[np.float64], within: range | None = None) -> QueryResult:
+        spent: QueryResult = {"generated_tokens": int(part[2].sum()), "trained_tokens": _sum(trained, within) or 0}
+        spent["seconds"] = _sum(seconds, within)
+        spent["money"] = _money(spent, price_hour, price_million)
+        counts = {"episode": part.shape[1], "success": int(part[1].sum())}
+        shares = {
+            f"per_{name}": {key: None if value is None or not count else value / count for key, value in spent.items()}
+            for name, count in counts.items()
+        }
+        return {"episodes": counts["episode"], "successes": counts["success"], **spent, **shares}
+
+    rewards = np.unique(values[3])
+    places = np.where(values[0] < 1, values[0], values[0] - (values[0] - 1) % merged).astype(int)
+    firsts, starts = np.unique(places, return_index=True)
+    lines = [
+        {"iteration": first, **line(part, range(first, first + merged)), **_distributions(part, rewards)}
+        for first, part in zip(firsts.tolist(), np.split(values, starts[1:], axis=1), strict=False)
+    ]
+    return {"run": run, "merged": merged, "total": line(values), "iterations": lines}
+
+
+def _episodes(connection: sa.Connection, run: str) -> npt.NDArray[np.float64]:
+    """Read iteration, success and _DISTRIBUTIONS of a run's episodes, sorted by iteration. NaN: not known."""
+    stored = (_rows.iteration, _rows.success, *(_rows[name] for name in _DISTRIBUTIONS))
+    left = (groups.c.iteration, _left.success, _left.num_action_tokens, _left.reward, sa.null())
+    query = sa.select(*(sa.cast(each, sa.Double) for each in stored)).where(_rows.run == run, OWN_EPISODES)
+    gone = sa.select(*(sa.cast(each, sa.Double) for each in left)).where(groups.c.run == run, _LEFT_EPISODES)
+    gone = gone.join_from(reclaimed, groups, groups.c.id == _left.group)
+    # Arrays are made of columns, because NumPy reads plain tuples several times as fast as database rows.
+    parts = (part for each in (query, gone) for part in connection.execute(each).partitions(_FETCHED))
+    found = [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
+    values = np.concatenate([np.empty((len(stored), 0)), *found], axis=1)
+    return values[:, np.argsort(values[0], kind="stable")]
+
+
+def _trained_tokens(connection: sa.Connection, run: str) -> dict[int, int]:
+    """Return the sampled tokens of the rows of each update."""
+    tokens = sa.func.sum(sa.func.coalesce(_rows.num_action_tokens, _left.num_action_tokens))
+    joined = draws.outerjoin(trajectories, _rows.id == draws.c.trajectory)
+    joined = joined.outerjoin(reclaimed, _left.id == draws.c.trajectory)
+    query = sa.select(draws.c.iteration, sa.cast(tokens, sa.BigInteger)).select_from(joined)
+    query = query.where(draws.c.run == run, draws.c.state == COMMITTED).group_by(draws.c.iteration)
+    return dict(map(tuple, connection.execute(query)))
+
+
+def _sum(values: Mapping[int, float], within: range | None) -> Any:
+    """Sum the values of iterations (None: of all). None: there is no value."""
+    found = values.values() if within is None else [values[at] for at in within if at in values]
+    return sum(found) if found else None
+
+
+def _money(spent: QueryResult, price_hour: float | None, price_million: float | None) -> float | None:
+    prices = {"seconds": (price_hour, 3600), "generated_tokens": (price_million, 1e6)}
+    given = {name: price / unit for name, (price, unit) in prices.items() if price is not None}
+    if not given or any(spent[name] is None for name in given):
+        return None
+    return sum(price * float(spent[name]) for name, price in given.items())
+
+
+def _distributions(part: npt.NDArray[np.float64], rewards: npt.NDArray[np.float64]) -> QueryResult:
+    found = {}
+    for name, column in zip(_DISTRIBUTIONS, part[2:], strict=True):
+        known = column[np.isfinite(column)]
+        quantiles = np.quantile(known, (0.1, 0.5, 0.9)).tolist() if known.size else (None, None, None)
+        found[name] = dict(zip(("p10", "p50", "p90"), quantiles, strict=True))
+    if len(rewards) <= _FEW_REWARDS:
+        del found["reward"]
+        found["reward_shares"] = {f"{reward:g}": float(np.mean(part[3] == reward)) for reward in rewards.tolist()}
+    return found

@@ -1,0 +1,129 @@
+"""The tools of a run: calls, errors and repeats of each tool, and the success of episodes with it and without it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import sqlalchemy as sa
+
+from context.authors import INITIALIZATION
+from context.messages import Message, ToolCall
+from replay.questions.cost import OWN_EPISODES
+from replay.questions.filters.query import QueryResult
+from replay.questions.runs import Series, merged_to, metric_series
+from replay.storage.format.rows import readable_messages
+from replay.storage.format.schema import messages, trajectories
+from replay.storage.statements import selected
+from replay.store import ReplayStore
+
+_rows = trajectories.c
+UNREADABLE = "(unreadable call)"
+"""The name for the tool of calls that could not be read."""
+_SECONDS = "time/tool/"
+_POINTS = 16
+"""Most points of a curve if some episodes are not read. More of them would be noise."""
+
+
+class _Call(NamedTuple):
+    episode: str
+    point: int
+    """The first of the iterations that are merged into the episode's point."""
+    success: bool
+    tool: str
+    error: str | None
+    repeated: bool
+
+
+def tools(store: ReplayStore, run: str, *, most: int | None = None) -> QueryResult:
+    """Return how a run's episodes called tools, from the messages of at most `most` episodes (None: of all).
+
+    `read` of all `episodes` were read, evenly over the run. A line of `tools` has the answered `calls`, those that were
+    `repeated` (equal to an earlier one of the episode), `errors` by kind, the number of `episodes` that called the tool
+    and their `share`, and the success `with_tool` and `without`. `seconds_p50` and `seconds_p95` are quantiles of the
+    iterations' means, because seconds of single calls are not stored. None: not known.
+
+    `iterations` has `calls` per episode, the shares of failed calls by kind (`errors`), and the shares of episodes that
+    called each tool (`using`). A line merges `merged` iterations.
+    """
+    count = sa.select(sa.func.count(), sa.func.max(_rows.iteration)).where(_rows.run == run, OWN_EPISODES)
+    with store.reading() as connection:
+        total, newest = connection.execute(count).one()
+        every = 1 if most is None else max(1, -(-total // most))
+        merged = merged_to((newest or 1) * (1 if every == 1 else 256 // _POINTS))
+        read = list(_read(connection, run, every, merged))
+    solved = [success for _, _, success, _ in read]
+    calls = [call for episode in read for call in _calls_of(*episode)]
+    by_tool: dict[str, list[_Call]] = defaultdict(list)
+    by_point: dict[int, list[_Call]] = {point: [] for _, point, _, _ in read}
+    for call in calls:
+        by_tool[call.tool].append(call)
+        by_point[call.point].append(call)
+    seconds = metric_series(store, run, families=(_SECONDS,))
+    named = sorted(by_tool.items(), key=lambda each: (-len(each[1]), each[0]))
+    kinds, counts = _errors(calls), Counter(point for _, point, _, _ in read)
+    lines = []
+    for point, of in sorted(by_point.items()):
+        failed, using = _errors(of), Counter(tool for _, tool in {(call.episode, call.tool) for call in of})
+        errors = {kind: failed.get(kind, 0) / len(of) for kind in kinds if of}
+        shares = {name: using[name] / counts[point] for name, _ in named}
+        lines.append({"iteration": point, "calls": len(of) / counts[point], "errors": errors, "using": shares})
+    listed = [{"name": name, **_tool(of, solved), **_quantiles(seconds.get(_SECONDS + name, ()))} for name, of in named]
+    return {"run": run, "episodes": total, "read": len(read), "merged": merged, "tools": listed, "iterations": lines}
+
+
+def _read(
+    connection: sa.Connection, run: str, every: int, merged: int
+) -> Iterator[tuple[str, int, bool, Sequence[Message]]]:
+    """Yield id, point, success and messages of each `every`-th episode, if its messages can be read."""
+    number = sa.func.row_number().over(order_by=(_rows.iteration, _rows.slot, _rows.id)).label("number")
+    rows = sa.select(_rows.id, _rows.iteration, _rows.success, number).where(_rows.run == run, OWN_EPISODES)
+    of = rows.subquery().c
+    chosen = connection.execute(sa.select(of.id, of.iteration, of.success).where(of.number % every == 0))
+    facts = {id: (iteration, bool(success)) for id, iteration, success in chosen}
+    for row in selected(connection, [*messages.c], messages.c.trajectory, [*facts]):
+        said = readable_messages(row.num_messages, row.said, row.checksum)
+        iteration, success = facts[row.trajectory]
+        if said is not None:
+            yield row.trajectory, iteration if iteration < 1 else iteration - (iteration - 1) % merged, success, said
+
+
+def _calls_of(episode: str, point: int, success: bool, said: Sequence[Message]) -> Iterator[_Call]:
+    """Yield the answered calls of an episode. An answer is of the call with its id; without ids, of the first call."""
+    waiting: list[ToolCall] = []
+    seen = set[str]()
+    for message in said:
+        if message.tool_calls and message.author != INITIALIZATION:
+            waiting = list(message.tool_calls)
+        elif message.role == "tool":
+            call = next((each for each in waiting if each.id == message.tool_call_id), None)
+            name, key = UNREADABLE, None
+            if call is not None:
+                waiting.remove(call)
+                name, key = call.name, repr((call.name, sorted(call.arguments.items())))
+            if call is not None or message.error_kind is not None:
+                yield _Call(episode, point, success, name, message.error_kind, repeated=key in seen)
+            seen.update([key] if key else [])
+
+
+def _errors(calls: Iterable[_Call]) -> dict[str, int]:
+    return dict(Counter(call.error for call in calls if call.error is not None).most_common())
+
+
+def _tool(calls: Sequence[_Call], solved: Sequence[bool]) -> QueryResult:
+    using = {call.episode: call.success for call in calls}
+    others = len(solved) - len(using)
+    return {
+        "calls": len(calls),
+        "repeated": sum(call.repeated for call in calls),
+        "errors": _errors(calls),
+        "episodes": len(using),
+        "share": len(using) / len(solved),
+        "with_tool": sum(using.values()) / len(using),
+        "without": (sum(solved) - sum(using.values())) / others if others else None,
+    }
+
+
+def _quantiles(means: Series) -> QueryResult:
+    half, most = np.quantile([value for _, value in means], (0.5, 0.95)).tolist() if means else (None, None)
+    return {"seconds_p50": half, "seconds_p95": most}
