@@ -10,6 +10,7 @@ from markupsafe import Markup
 from context.wording import error_counts, visible
 from replay.pages.addresses import address
 from replay.pages.panels import number
+from replay.questions.runs import wilson_bounds
 
 _DASH = "\u2013"
 
@@ -34,10 +35,19 @@ def environment() -> Environment:
         "short": lambda id, length=10: id[:length],
         "error_counts": error_counts,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
+        "interval": interval,
         "signed": partial(digits, sign="+"),
     }
     templates.globals |= {"address": address, "saved": False}
     return templates
+
+
+def interval(share: float | None, trials: float | None) -> str:
+    """Write the 95 % interval of a share of independent trials, as `36.4 to 57.0 %`."""
+    if share is None or not trials:
+        return _DASH
+    low, high = wilson_bounds(share, trials)
+    return f"{100 * low:.1f} to {100 * high:.1f}\u00a0%"
 
 
 def visible_text(text: str) -> str:

@@ -56,14 +56,14 @@ def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
 
 
 def listed(html: str) -> list[list[str]]:
-    rows = re.findall(r'<tr data-href="[^"]*">(.*?)</tr>', html, re.S)
+    rows = re.findall(r'<tr data-href="[^"]*"[^>]*>(.*?)</tr>', html, re.S)
     return [[unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall("<td.*?</td>", row)] for row in rows]
 
 
 def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_same_charts(inspector: Served) -> None:
     html = inspector.page("/")
     # The import in one run's folder is none of its own.
-    got = sorted((row[1], row[4], row[5], row[6]) for row in listed(html))
+    got = sorted((row[2], row[5], row[6], row[8]) for row in listed(html))
     assert got == [("a", "2", "50.0\u00a0%", "16"), (ODD, "3", "37.5\u00a0%", "24")]
     assert "must be a readable SQLite" in unescape(html)
     found = charts(html)
@@ -80,7 +80,7 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
         html = server.page(f"/?all=1&show={RUN}&show=import-1")
-        assert [row[1].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
+        assert [row[2].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
         assert f"quickstart-001 {RUN}" in charts(html)["Reward"]
         assert server.ask("/").status == 200
 
@@ -92,7 +92,7 @@ def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
         store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
     after = inspector.page("/")
     assert charts(after)["Reward"]["a"][-1] == [3, 1.0]
-    assert [row[6] for row in listed(after) if row[1] == "a"] == ["24"]
+    assert [row[8] for row in listed(after) if row[2] == "a"] == ["24"]
 
 
 def test_every_link_of_a_run_stays_with_it(inspector: Served, runs: Path) -> None:
