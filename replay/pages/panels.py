@@ -127,9 +127,9 @@ FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
 """The questions that the first screen of a run's page answers, each by a tile and a panel."""
 DEMONSTRATIONS = "Is it learning what was demonstrated?"
+BY_NAME = "Metrics by name"
 OF_USES = "How did its uses go?"
 """The group of panels of a trajectory's page."""
-_OF_A_USE = ("drift_mean", "token_gap_max", "clip_fraction", "advantage", "weight")
 _SOME_RUNS = "One by one"
 """The group of panels that are left out if they have no curve."""
 
@@ -153,10 +153,10 @@ def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
 
 
 def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
-    """Make the panels of the updates that used a trajectory. Quantities that no update measured are left out."""
+    """Make the panels of the updates by which a run, the last that did so, used a trajectory."""
     metrics: dict[str, list[tuple[int, float]]] = {}
-    for use in uses:
-        for name in _OF_A_USE:
+    for use in (each for each in uses if each["run"] == uses[-1]["run"]):
+        for name in (spec["curves"] for spec in _listed()[OF_USES]):
             if use[name] is not None:
                 metrics.setdefault(f"actor/{use['stream']}/{name}", []).append((use["iteration"], use[name]))
     panels = [_panel(spec, metrics, {}) for spec in _listed()[OF_USES]]
@@ -166,7 +166,7 @@ def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
 def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
     """Make a panel of each named metric."""
     curves = [Curve(name, finite(metrics, name), "ink") for name in names]
-    return {"Metrics by name": [Panel(f"Metric {curve.label}", "As it was logged.", [curve]) for curve in curves]}
+    return {BY_NAME: [Panel(f"Metric {curve.label}", "As it was logged.", [curve]) for curve in curves]}
 
 
 def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
@@ -294,7 +294,7 @@ def compare_runs(runs: Mapping[str, PanelGroups], places: Sequence[int]) -> Pane
                     before = panels.get(title) or replace(panel, title=title, curves=())
                     panels[title] = replace(before, curves=[*before.curves, mine])
     shown = {
-        question: [panel for panel in panels.values() if any(curve.points for curve in panel.curves)]
+        question: [each for each in panels.values() if question == BY_NAME or any(curve.points for curve in each.curves)]
         for question, panels in found.items()
     }
     return {question: panels for question, panels in shown.items() if panels}

@@ -43,11 +43,9 @@ def environment() -> Environment:
 
 
 def interval(share: float | None, trials: float | None) -> str:
-    """Write the 95 % interval of a share of independent trials, as `36.4 to 57.0 %`."""
-    if share is None or not trials:
-        return _DASH
-    low, high = wilson_bounds(share, trials)
-    return f"{100 * low:.1f} to {100 * high:.1f}\u00a0%"
+    """Write the 95 % interval of a share of so many trials. A share or a number that is not known becomes a dash."""
+    ends = wilson_bounds(share, trials) if share is not None and trials else ()
+    return " to ".join(f"{100 * end:.1f}\u00a0%" for end in ends) or _DASH
 
 
 def visible_text(text: str) -> str:

@@ -1,7 +1,6 @@
 """The pages about a buffer's rows: their list and distributions, the tasks, and failures beside successes."""
 
 import json
-from collections import Counter
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -39,7 +38,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
     return {
         **vars(query),
         **found,
-        "run_names": _names(source),
+        "run_names": questions.run_names(source.store),
         "mistakes": mistakes,
         "kept": kept,
         "command": list_command(source, query),
@@ -58,14 +57,13 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
         return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
 
     listed = address("buffer", **kept, where=chosen)
-    return {**vars(query), **found, "listed": listed, "toggled": toggled, "run_names": _names(source)}
-
-
-def _names(source: OpenBuffer) -> dict[str, str]:
-    """Return a different name for each run. Runs that share a name are told apart by the beginning of their id."""
-    names = questions.run_names(source.store)
-    times = Counter(names.values())
-    return {run: name if times[name] == 1 else f"{name} ({run[:10]})" for run, name in names.items()}
+    return {
+        **vars(query),
+        **found,
+        "listed": listed,
+        "toggled": toggled,
+        "run_names": questions.run_names(source.store),
+    }
 
 
 def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:

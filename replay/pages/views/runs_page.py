@@ -75,7 +75,8 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
     own, over = list(dict.fromkeys(read_parameters(request, "metric"))), read_choice(request, "over", AMOUNTS)
     shown = _chosen(lines, marked)
     names = _shortest_names(shown)
-    merged = merged_to(max((line["iteration"] for line in shown), default=1))
+    newest = max((line["iteration"] for line in shown), default=1)
+    merged = merged_to(newest)
 
     def curves(store: ReplayStore, run: str) -> QueryResult:
         config = store.run(run).config
@@ -83,6 +84,7 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
         return {
             "groups": {**groups, **panel_groups(panel_series(store, run, merged), config)},
             "config": _flat(dict(config)),
+            "logged": list(questions.metric_series(store, run, within=range(newest - _RECENT, newest + 1))),
             "spent": None if over == AMOUNTS[0] else spent(store, run, over),
         }
 
@@ -106,31 +108,19 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
             "spent": {name: each["spent"] for name, each in zip(names, found, strict=True)},
         },
         "amounts": AMOUNTS,
-        "logged": sorted({name for line in shown for name in ask(line, "logged", partial(_logged, line["iteration"]))}),
+        "logged": sorted({name for each in found for name in each["logged"]}),
         "names": names,
         "differences": _differences(shown, ask) if len(marked) > 1 else None,
     }
 
 
 def _places(marks: Sequence[str | None], configs: Sequence[QueryResult]) -> list[int]:
-    """Return the number of each run's curve. Runs with the same mark share one, and so do different seeds of a setting.
-
-    Of runs of one setting and seed, each has a curve of its own.
-    """
-    keys: list[object] = []
-    repeated = Counter[object]()
-    for mark, config in zip(marks, configs, strict=True):
-        setting = json.dumps({name: config[name] for name in sorted(config.keys() - _NOT_SETTINGS)})
-        seed = setting, config.get("run.seed")
-        keys.append(mark or (setting, repeated[seed]))
-        repeated[seed] += 1
+    """Return the number of each run's curve. Runs of one mark share one; without a mark, seeds of one setting do."""
+    settings = (json.dumps({name: each[name] for name in sorted(each.keys() - _NOT_SETTINGS)}) for each in configs)
+    known = zip(marks, settings, configs, strict=True)
+    keys = [mark or (setting if "run.seed" in config else at) for at, (mark, setting, config) in enumerate(known)]
     order = list(dict.fromkeys(keys))
     return [order.index(key) for key in keys]
-
-
-def _logged(newest: int, store: ReplayStore, run: str) -> list[str]:
-    """Return the names of the metrics that a run's newest iterations logged."""
-    return list(questions.metric_series(store, run, within=range(newest - _RECENT, newest + 1)))
 
 
 def _chosen(lines: Sequence[QueryResult], marked: Sequence[str]) -> list[QueryResult]:
@@ -187,33 +177,19 @@ def _compare_tasks(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
         key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash),
     )
     shared, listed = [rows[hash] for hash in several if all(rows[hash])], several[:_TASKS]
-    first_to_try = {hash: next(at for at, one in enumerate(rows[hash]) if one) for hash in listed}
-    prompts: dict[str, str | None] = {}
-    for at, line in enumerate(shown):
-        hashes = [hash for hash in listed if first_to_try[hash] == at]
-        prompts |= ask(line, f"prompts {hashes}", partial(task_prompts, hashes=hashes)) if hashes else {}
-    return {
-        "tasks": len(several),
-        "shared": len(shared),
-        "means": [
-            {name: fmean(row[at][name] for row in shared) for name in _TASK_MEANS} if shared else None
-            for at in range(len(shown))
-        ],
-        "rows": [
-            {
-                "hash": hash,
-                "prompt": prompts[hash],
-                "href": _task_address(shown[first_to_try[hash]], hash),
-                "runs": rows[hash],
-            }
-            for hash in listed
-        ],
-    }
-
-
-def _task_address(line: QueryResult, hash: str) -> str:
-    place = ("in", line["folder"]) if "folder" in line else ()
-    return address(*place, "tasks", hash, run=line["run"])
+    prompts = [ask(line, f"prompts {listed}", partial(task_prompts, hashes=listed)) for line in shown]
+    tasks = []
+    for hash in listed:
+        line, prompt = next(
+            (line, each[hash]) for line, each, one in zip(shown, prompts, rows[hash], strict=True) if one
+        )
+        place = ("in", line["folder"]) if "folder" in line else ()
+        href = address(*place, "tasks", hash, run=line["run"])
+        tasks.append({"hash": hash, "prompt": prompt, "href": href, "runs": rows[hash]})
+    means = [
+        {name: fmean(row[at][name] for row in shared) for name in _TASK_MEANS if shared} for at in range(len(shown))
+    ]
+    return {"tasks": len(several), "shared": len(shared), "means": means, "rows": tasks}
 
 
 def _side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:

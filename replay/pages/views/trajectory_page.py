@@ -13,7 +13,6 @@ from replay.pages.conversation_text import find_spans, shown_message, style_of
 from replay.pages.page import Page
 from replay.pages.panels import plain_groups, use_panels
 from replay.questions import CodecOf, QueryResult
-from replay.records import ELIGIBLE
 
 _TURNS = 60
 """Turns of a conversation on one page."""
@@ -62,21 +61,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "segment": segment,
         "token": read_number(request, "token", -1, least=-1),
         "here": lambda **changes: address("trajectories", id, **changes),
-        **(_life(found) if view == "updates" or not record else {}),
+        **(plain_groups(use_panels(found["uses"]), merged=1) if view == "updates" or not record else {}),
         **(_conversation(found, read_number(request, "turn", 0)) if record and view == "conversation" else {}),
         "styles": {name: style_of(name) for own in names for name in (own, f"{own}(discard)")},
     }
-
-
-def _life(found: QueryResult) -> QueryResult:
-    """Return the charts of a row's uses by the run that used it last, from its sampling to the newest iteration."""
-    uses, row = found["uses"], found["record"] or found["reclaimed"]
-    mine = [use for use in uses if use["run"] == uses[-1]["run"]]
-    marks = []
-    if row and mine and mine[0]["run"] == row["run"]:
-        drawable = [(found["newest_iteration"], "can be drawn")] if found["state"] == ELIGIBLE else []
-        marks = [(row["iteration"], "sampled"), *drawable]
-    return {**plain_groups(use_panels(mine), merged=1), "marks": marks}
 
 
 def _conversation(found: QueryResult, turn: int) -> QueryResult:
