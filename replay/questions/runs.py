@@ -226,16 +226,16 @@ def spent(store: ReplayStore, run: str, amount: str) -> list[tuple[int, float]]:
     """
     if amount == "hours":
         logged = metric_series(store, run, names=(_SECONDS, "time/evaluation"))
-        return [(at, seconds / 3600) for points in logged.values() for at, seconds in points]
+        return [(at, seconds / 3600) for points in logged.values() if _SECONDS in logged for at, seconds in points]
     number = sa.func.count if amount == "episodes" else sa.func.sum
-    row, gone, born = schema.trajectories.c, schema.reclaimed.c, groups.c
+    row, gone, place = schema.trajectories.c, schema.reclaimed.c, groups.c
     stored = sa.select(row.iteration, number(row.num_action_tokens)).where(
         row.run == run, row.source != HINDSIGHT, row.state != ORPHANED
     )
-    evicted = sa.select(born.iteration, number(gone.num_action_tokens)).where(
-        born.run == run, born.id == gone.group, gone.source != HINDSIGHT, ~gone.state_reason.contains(ORPHANED)
+    evicted = sa.select(place.iteration, number(gone.num_action_tokens)).where(
+        place.run == run, place.id == gone.group, gone.source != HINDSIGHT, ~gone.state_reason.contains(ORPHANED)
     )
-    both = stored.group_by(row.iteration).union_all(evicted.group_by(born.iteration))
+    both = stored.group_by(row.iteration).union_all(evicted.group_by(place.iteration))
     with store.reading() as connection:
         return [(at, int(count)) for at, count in connection.execute(both)]
 
