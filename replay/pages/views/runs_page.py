@@ -35,7 +35,7 @@ _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
 _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
 """Most runs in one chart. Each colour is used for a solid and a dashed line."""
-_TASKS = 50
+_TASKS = 20
 _TASK_MEANS = ("first_success", "latest_success", "best_success")
 _NOT_SETTINGS = {"run.seed", "run.name", "run.folder"}
 _RECENT = 16
