@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from replay.questions.runs import wilson_bounds
+
 CONFIDENCE = 0.95
-_Z = 1.959963984540054
-"""The normal distribution's 97.5 % quantile."""
 _RESAMPLES = 10_000
 _AT_ONCE = 1 << 20
 """Largest number of drawn task numbers in memory."""
@@ -26,17 +26,10 @@ class Estimate:
 def wilson(successes: float, trials: int) -> Estimate:
     """A proportion of independent trials with Wilson's score interval (Wilson 1927), which is valid near 0 and 1, too.
 
-    Centre (p + z^2 / 2n) / (1 + z^2 / n), half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n).
     The interval is wider than necessary where a trial is a share of several samples instead of 0 or 1.
     """
-    p = successes / trials
-    scale = 1.0 + _Z**2 / trials
-    centre = (p + _Z**2 / (2 * trials)) / scale
-    half = _Z * math.sqrt(p * (1.0 - p) / trials + _Z**2 / (4 * trials**2)) / scale
-    # With no success, or with successes alone, the bound on that side is the value itself, up to rounding.
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == trials else centre + half
-    return Estimate(p, low, high, "wilson")
+    share = successes / trials
+    return Estimate(share, *wilson_bounds(share, trials), "wilson")
 
 
 def bootstrap(task_values: Sequence[float], *, seed: int) -> Estimate:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from replay.questions.runs import STOPS, Metrics, Series, finite
+from replay.questions.runs import STOPS, Metrics, Series, finite, wilson_bounds
 from replay.records import ESS_BY_AGE, WHOLE_ENDS, age_order
 from replay.records import stored_setting as stored
 
@@ -29,6 +29,8 @@ class Curve:
     """The name of the colour in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
     dashed: bool = False
     marker: Literal["circle", "square"] = "circle"
+    band: Sequence[tuple[int, float, float]] = ()
+    """(iteration, low, high) of the 95 % interval, which is shaded."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def number(value: float, *, percent: bool = False) -> str:
     if percent:
         rounded = f"{100 * value:.3g}"
         return f"{100 * value:.5g} %" if rounded == "100" else f"{rounded} %"
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+    if abs(value) < 1e-12:
+        return "0"  # an error of rounding
+    if not 1e-3 <= abs(value) < 1e6:
         return f"{value:.2g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
@@ -90,7 +94,7 @@ def plain_groups(groups: PanelGroups, *, merged: int, replayed: bool = False) ->
 def plain_panel(panel: Panel, merged: int = 1, replayed: bool = False) -> dict[str, Any]:
     return {
         **vars(panel),
-        "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
+        "key": re.sub(r"[^a-z0-9]+", "-", panel.title.lower()),
         "axis": vars(panel.axis),
         "merged": merged,
         "curves": [{**vars(curve), "absent": _why_absent(curve, replayed)} for curve in panel.curves],
@@ -126,6 +130,9 @@ FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
 """The questions that the first screen of a run's page answers, each by a tile and a panel."""
 DEMONSTRATIONS = "Is it learning what was demonstrated?"
+BY_NAME = "Metrics by name"
+OF_USES = "How did its uses go?"
+"""The group of panels of a trajectory's page."""
 _SOME_RUNS = "One by one"
 """The group of panels that are left out if they have no point."""
 TOOLS, COST = "What did tools do?", "What did it cost?"
@@ -145,7 +152,7 @@ def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
 
     Rows that were imported or recorded have only the panels with a curve.
     """
-    listed = {question: specs for question, specs in _listed().items() if question not in (TOOLS, COST)}
+    listed = {question: specs for question, specs in _listed().items() if question not in (TOOLS, COST, OF_USES)}
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in listed.items()}
     some, demonstrations = measured_panels(groups.pop(_SOME_RUNS)), groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
@@ -174,6 +181,23 @@ def question_panels(question: str, lines: Sequence[Mapping[str, Any]], more: Met
     return measured_panels([_panel(spec, {**found, **more}, {}) for spec in _listed()[question]])
 
 
+def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
+    """Make the panels of the updates by which a run, the last that did so, used a trajectory."""
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for use in (each for each in uses if each["run"] == uses[-1]["run"]):
+        for name in (spec["curves"] for spec in _listed()[OF_USES]):
+            if use[name] is not None:
+                metrics.setdefault(f"actor/{use['stream']}/{name}", []).append((use["iteration"], use[name]))
+    panels = [_panel(spec, metrics, {}) for spec in _listed()[OF_USES]]
+    return {OF_USES: measured_panels(panels)}
+
+
+def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
+    """Make a panel of each named metric."""
+    curves = [Curve(name, finite(metrics, name), "ink") for name in names]
+    return {BY_NAME: [Panel(f"Metric {curve.label}", "As it was logged.", [curve]) for curve in curves]}
+
+
 def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
     steps = _curves(spec.get("steps", {}), metrics)
     panel = Panel(
@@ -193,10 +217,15 @@ def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> li
             Curve("fresh", finite(metrics, f"actor/fresh/{spec}"), "fresh"),
             Curve("replay", finite(metrics, f"actor/replay/{spec}"), "replay", marker="square"),
         ]
-    return [
-        Curve(label, finite(metrics, keys["metric"]), **{key: keys[key] for key in keys if key != "metric"})
-        for label, keys in spec.items()
-    ]
+    return [_curve(label, keys, metrics) for label, keys in spec.items()]
+
+
+def _curve(label: str, keys: Mapping[str, Any], metrics: Metrics) -> Curve:
+    """Make a curve. A share `of` episodes, which another metric counts, has an interval as of one iteration's."""
+    points, look = finite(metrics, keys["metric"]), {key: keys[key] for key in keys.keys() - {"metric", "of"}}
+    counts = dict(finite(metrics, keys["of"])) if "of" in keys else {}
+    known = [(at, share, counts[at]) for at, share in points if counts.get(at) and 0 <= share <= 1]
+    return Curve(label, points, **look, band=[(at, *wilson_bounds(share, count)) for at, share, count in known])
 
 
 def _policy_loss(panel: Panel, metrics: Metrics, config: Config) -> Panel:
@@ -276,25 +305,30 @@ _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
 """The functions that complete panels, by their name in `made_by`."""
 
 
-def compare_runs(runs: Mapping[str, PanelGroups]) -> PanelGroups:
+def compare_runs(runs: Mapping[str, PanelGroups], places: Sequence[int]) -> PanelGroups:
     """Make panels that compare runs. `runs` has the panels of each run, by its name.
+
+    Runs of one place have the same look, and scripts draw the mean and the range of their curves.
 
     Each solid curve of a run's page becomes a panel with a curve for each run. Dashed curves, which are limits and
     plans, and bars are left out.
     """
     found: dict[str, dict[str, Panel]] = {}
-    for place, (name, groups) in enumerate(runs.items()):
+    for place, (name, groups) in zip(places, runs.items(), strict=True):
         for question, of_run in groups.items():
             panels = found.setdefault(question, {})
             for panel in (panel for panel in of_run if panel.kind == "lines"):
                 solid = [curve for curve in panel.curves if curve.role in _STREAMS and not curve.dashed]
                 for curve in solid:
                     title = panel.title if len(solid) == 1 else f"{panel.title}, {curve.label}"
-                    mine = Curve(name, curve.points, f"s{place % COLOURS}", dashed=place >= COLOURS)
+                    role, dashed = f"s{place % COLOURS}", place >= COLOURS
+                    mine = replace(curve, label=name, role=role, dashed=dashed, marker="circle")
                     before = panels.get(title) or replace(panel, title=title, curves=())
                     panels[title] = replace(before, curves=[*before.curves, mine])
     shown = {
-        question: [panel for panel in panels.values() if any(curve.points for curve in panel.curves)]
+        question: [
+            each for each in panels.values() if question == BY_NAME or any(curve.points for curve in each.curves)
+        ]
         for question, panels in found.items()
     }
     return {question: panels for question, panels in shown.items() if panels}

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from context.wording import error_counts, visible
 from replay.pages.addresses import address
 from replay.pages.panels import number
+from replay.questions.runs import wilson_bounds
 
 _DASH = "\u2013"
 
@@ -34,10 +35,17 @@ def environment() -> Environment:
         "short": lambda id, length=10: id[:length],
         "error_counts": error_counts,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
+        "interval": interval,
         "signed": partial(digits, sign="+"),
     }
     templates.globals |= {"address": address, "saved": False}
     return templates
+
+
+def interval(share: float | None, trials: float | None) -> str:
+    """Write the 95 % interval of a share of so many trials. A share or a number that is not known becomes a dash."""
+    ends = wilson_bounds(share, trials) if share is not None and trials else ()
+    return " to ".join(f"{100 * end:.1f}\u00a0%" for end in ends) or _DASH
 
 
 def visible_text(text: str) -> str:

@@ -14,28 +14,34 @@ import sqlalchemy as sa
 
 from replay.locate import DATABASE, LOCK
 from replay.questions.filters.query import QueryResult
-from replay.records import RunRecord, stored_setting
+from replay.records import HINDSIGHT, ORPHANED, RunRecord, stored_setting
 from replay.storage.format import schema
 from replay.storage.format.schema import metrics
 from replay.store import ReplayStore
 
 _SUCCESS = "eval/success"
+_Z = 1.959963984540054
+"""The normal distribution's 97.5 % quantile."""
 _BY_ITERATION = (metrics, schema.iterations, schema.groups)
 
 
 def runs(store: ReplayStore) -> list[QueryResult]:
-    """List all runs with their newest iteration, their last held-out success, and their number of stored rows."""
+    """List all runs with their newest iteration, their last held-out success on so many `evaluated` tasks, and their
+    number of stored rows."""
     run = schema.runs.c
     newest = sa.select(sa.func.max(schema.iterations.c.iteration)).where(schema.iterations.c.run == run.id)
     stored = sa.select(sa.func.count()).where(schema.trajectories.c.run == run.id)
-    evaluated = sa.select(metrics.c.value).where(
-        metrics.c.run == run.id, metrics.c.name == _SUCCESS, metrics.c.value.is_not(None)
-    )
+
+    def newest_value(name: str) -> sa.ScalarSelect[Any]:
+        known = (metrics.c.run == run.id) & (metrics.c.name == name) & metrics.c.value.is_not(None)
+        return sa.select(metrics.c.value).where(known).order_by(metrics.c.iteration.desc()).limit(1).scalar_subquery()
+
     query = sa.select(
         run.id,
         run.name,
         sa.func.coalesce(newest.scalar_subquery(), 0).label("iterations"),
-        evaluated.order_by(metrics.c.iteration.desc()).limit(1).scalar_subquery().label("success"),
+        newest_value(_SUCCESS).label("success"),
+        newest_value("eval/tasks").label("evaluated"),
         stored.scalar_subquery().label("trajectories"),
         run.code_version,
     )
@@ -217,6 +223,44 @@ def whole_points(within: range, merged: int) -> range:
 def finite(metrics: Metrics, name: str) -> Series:
     """Return the finite points of a metric. There are none if the metric was never logged."""
     return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
+
+
+def wilson_bounds(share: float, trials: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of independent trials (Wilson 1927), which is valid near 0 and 1, too.
+
+    Centre (p + z^2 / 2n) / (1 + z^2 / n), half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n).
+    """
+    scale = 1.0 + _Z**2 / trials
+    centre = (share + _Z**2 / (2 * trials)) / scale
+    half = _Z * math.sqrt(share * (1.0 - share) / trials + _Z**2 / (4 * trials**2)) / scale
+    # With no success, or with successes alone, the bound on that side is the value itself, up to rounding.
+    return 0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half
+
+
+AMOUNTS = ("iterations", "episodes", "generated tokens", "hours")
+"""The amounts over which curves are compared."""
+
+
+def spent(store: ReplayStore, run: str, amount: str) -> list[tuple[int, float]]:
+    """Return points (iteration, amount that it took) of a run's episodes, sampled tokens or hours.
+
+    An iteration may have several points. Rows that a resume undid and hindsight do not count. Hours are those of
+    iterations and evaluations, as logged.
+    """
+    if amount == "hours":
+        logged = metric_series(store, run, names=(_SECONDS, "time/evaluation"))
+        return [(at, seconds / 3600) for points in logged.values() if _SECONDS in logged for at, seconds in points]
+    number = sa.func.count if amount == "episodes" else sa.func.sum
+    row, gone, place = schema.trajectories.c, schema.reclaimed.c, schema.groups.c
+    stored = sa.select(row.iteration, number(row.num_action_tokens)).where(
+        row.run == run, row.source != HINDSIGHT, row.state != ORPHANED
+    )
+    evicted = sa.select(place.iteration, number(gone.num_action_tokens)).where(
+        place.run == run, place.id == gone.group, gone.source != HINDSIGHT, ~gone.state_reason.contains(ORPHANED)
+    )
+    both = stored.group_by(row.iteration).union_all(evicted.group_by(place.iteration))
+    with store.reading() as connection:
+        return [(at, int(count)) for at, count in connection.execute(both)]
 
 
 def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:

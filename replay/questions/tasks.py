@@ -209,6 +209,12 @@ def task_success(store: ReplayStore, run: str) -> dict[str, QueryResult]:
         return _task_outcomes(connection, run)
 
 
+def task_prompts(store: ReplayStore, run: str, hashes: Sequence[str]) -> dict[str, str | None]:
+    """Return the short prompt of each task's newest stored attempt in a run, by its hash. None: there is none."""
+    with store.reading() as connection:
+        return {row["hash"]: row["prompt"] for row in _add_names(connection, [{"hash": hash} for hash in hashes], run)}
+
+
 def _sort_key(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[Any, ...]:
     """Return the key that sorts a row. Unknown values come last in both directions."""
     sign = 1 if ascending else -1

@@ -97,6 +97,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
 _MOST_CHILDREN = 20
 _NOTHING: QueryResult = {
     **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
+    "newest_iteration": None,
     **{name: [] for name in ("authors", "members", "segments", "messages", "requests", "labels")},
 }
 
@@ -173,12 +174,14 @@ def _surroundings(connection: sa.Connection, found: Trajectory) -> QueryResult:
 def _collection_facts(
     connection: sa.Connection, id: str, run: str, iteration: int, task: str, kept: Any
 ) -> QueryResult:
-    """Return a row's task and staleness. `kept` has the columns of the table that the row is in."""
+    """Return a row's task, its staleness and its run's newest iteration. `kept` has the columns of the row's table."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
+    last = sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run).scalar_subquery()
     collected = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
     age = sa.select(publishes_since(newest.scalar_subquery(), kept)).where(kept.id == id).scalar_subquery()
-    staleness, committed = connection.execute(sa.select(age, collected)).one()
+    staleness, committed, newest_iteration = connection.execute(sa.select(age, collected, last)).one()
     return {
+        "newest_iteration": newest_iteration,
         "iteration_committed": bool(committed),
         "task": _row_of(connection, tasks.c.hash, task),
         "staleness": staleness,

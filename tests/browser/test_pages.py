@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -99,3 +100,34 @@ def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_addres
         page.get_by_role("link", name="Runs").click()
         page.wait_for_url(f"{server.address}/*")
         page.close()  # before its server ends
+
+
+def test_runs_are_drawn_as_one_over_what_they_spent(page: Page, server: Served, run_folder: Path) -> None:
+    database = run_folder / "replay.sqlite"
+    ((run,),) = rows(database, f"select id from runs where id <> '{OTHER}'")
+    entropy = [
+        [
+            value
+            for (value,) in rows(database, f"select value from metrics where run = '{each}' and name = 'actor/entropy'")
+        ]
+        for each in (run, OTHER)
+    ]
+    episodes = [
+        rows(database, f"select count(*) from trajectories where run = '{each}' and iteration < 2")[0][0]
+        for each in (run, OTHER)
+    ]
+    both = [f"{name}={each}" for name in ("show", "one") for each in (run, OTHER)]
+    page.goto(f"{server.address}/?all=1&{'&'.join(both)}&over=episodes&smooth=2&metric=actor/entropy")
+    panel = page.locator("#panel-metric-actor-entropy")
+    panel.locator("summary").click()
+    values = [row.split("\t") for row in panel.locator("tbody tr").all_inner_texts()]
+    # As far as both go: two iterations. A point is the mean of two, and the band their smallest and largest.
+    assert len(values) == 2
+    assert float(values[1][0]) == pytest.approx(sum(episodes) / 2, abs=0.01)
+    means = sorted((each[0] + each[1]) / 2 for each in entropy)
+    shown = [float(word) for word in re.findall(r"[0-9.]+", values[0][1])]
+    assert shown == pytest.approx([sum(means) / 2, *means], rel=0.01)
+    page.get_by_label("curves over").select_option("hours")
+    page.get_by_role("button", name="Compare the marked").click()
+    page.wait_for_url("**over=hours*")
+    assert "smooth=2" in page.url and "metric=actor%2Fentropy" in page.url

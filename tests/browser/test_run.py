@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -127,6 +127,46 @@ def test_a_report_is_drawn_from_its_file_alone(watch: Callable[[], Watched], run
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert page.evaluate(FAINT) == []
     assert watched.requests == [path.as_uri()]
+    watched.requests.clear()
+
+
+PRINTED = """() => {
+  const cut = (e) => e.getBoundingClientRect().right > innerWidth + 1 || e.scrollWidth > e.clientWidth + 1;
+  const isBox = (e) => e.checkVisibility() && getComputedStyle(e).display !== "inline";
+  const shown = [...document.querySelectorAll("main *")].filter(isBox);
+  const cards = [...document.querySelectorAll(".panel, .tile")];
+  const canvas = document.querySelector("#panel-success canvas");
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return {
+    cut: shown.filter(cut).map((e) => e.outerHTML.slice(0, 80)),
+    split: cards.filter((e) => getComputedStyle(e).breakInside !== "avoid").length,
+    ink: pixels.filter((value, at) => at % 4 === 0 && value < 60 && pixels[at + 2] < 60 && pixels[at + 3] > 200).length,
+  };
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_is_whole_and_legible_on_paper(
+    watch: Callable[[], Watched], run_folder: Path, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+    with closing(ReplayStore.open(run_folder / "replay.sqlite", read_only=True)) as store:
+        path = report_run(store, tmp_path / "report.html", run=run)
+    watched = watch()
+    page = watched.page
+    page.emulate_media(color_scheme=scheme)
+    page.goto(path.as_uri())
+    page.locator(".chart canvas").nth(9).wait_for()
+    widths = "[...document.querySelectorAll('canvas')].map((e) => e.width)"
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.widths = {widths}; }})")
+    page.pdf(format="A4")
+    assert set(page.evaluate("widths")) == {315}  # two cards beside each other between the margins of A4
+    page.emulate_media(media="print", color_scheme=scheme)
+    page.set_viewport_size({"width": 703, "height": 1000})
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    found = page.evaluate(PRINTED)
+    assert (found["cut"], found["split"]) == ([], 0)
+    assert found["ink"] > 50, "the held-out curve must be dark on paper"
     watched.requests.clear()
 
 

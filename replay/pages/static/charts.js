@@ -4,8 +4,10 @@
 //
 // `data-key` names one of the charts in the element `charts`, which holds JSON. A chart is what
 // replay.pages.charts makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
+// `data-marks` holds places on the horizontal axis with their names, as [[3, "sampled"]].
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`; "zoom" tells them of a stretch that is looked at, or of none.
+// `update`; "zoom" tells them of a stretch that is looked at, or of none. A page may change
+// charts before they are drawn (see runs.js): `over` is what their horizontal axis counts, `shaded` what their bands mean.
 
 /* global uPlot */
 
@@ -38,6 +40,18 @@ function columns(chart) {
     return column;
   });
   return { places, values };
+}
+
+// The lower and the upper end of each curve's band, which are columns of their own behind all curves.
+function bandsOf(chart) {
+  return chart.kind === "bars" ? [] : chart.curves.flatMap((curve, index) => curve.band?.length ? [{ curve, index }] : []);
+}
+
+function bandColumns(chart, places) {
+  return bandsOf(chart).flatMap(({ curve }) => {
+    const ends = new Map(curve.band.map(([at, ...both]) => [at, both]));
+    return [0, 1].map((end) => places.map((place) => ends.get(place)?.[end] ?? null));
+  });
 }
 
 function stacked(chart, values) {
@@ -82,7 +96,8 @@ function series(chart) {
       paths: marks(curve.marker), fill: () => colour(curve.role), width: 0,
     },
   });
-  if (chart.kind !== "bars") return chart.curves.map(lines);
+  const edge = { width: 0, spanGaps: true, points: { show: false } };
+  if (chart.kind !== "bars") return [...chart.curves.map(lines), ...bandsOf(chart).flatMap(() => [edge, edge])];
   const bars = [...chart.curves].reverse().map((curve) => ({
     label: curve.label, fill: () => colour(curve.role), width: 0,
     points: { show: false }, paths: uPlot.paths.bars({ size: [0.82, 56], gap: 0 }),
@@ -92,8 +107,19 @@ function series(chart) {
   return bars;
 }
 
-function underlay(chart) {
+function bands(chart) {
+  return bandsOf(chart).map(({ curve }, index) => {
+    const low = 1 + chart.curves.length + 2 * index;
+    return { series: [low + 1, low], fill: () => `color-mix(in srgb, ${colour(curve.role)} 16%, transparent)` };
+  });
+}
+
+function underlay(chart, marks) {
   return (u) => {
+    for (const [place] of marks) {
+      const x = u.valToPos(place, "x", true);
+      stroke(u, colour("soft"), 1, [3, 3], (path) => { path.moveTo(x, u.bbox.top); path.lineTo(x, u.bbox.top + u.bbox.height); });
+    }
     if (chart.axis.reference == null) return;
     const y = u.valToPos(chart.axis.reference, "y", true);
     if (y < u.bbox.top || y > u.bbox.top + u.bbox.height) return;
@@ -143,6 +169,7 @@ function stroke(u, style, width, dash, trace) {
 class Drawn {
   constructor(element) {
     this.element = element;
+    this.marks = JSON.parse(element.dataset.marks ?? "[]");
     this.canvas = document.createElement("div");
     this.canvas.className = "chart-canvas";
     this.legend = document.createElement("ul");
@@ -162,10 +189,10 @@ class Drawn {
     const { places, values } = columns(chart);
     this.places = places;
     this.raw = values;
-    const shape = JSON.stringify([chart.kind, isLogarithmic(chart), curvesOf(chart).map((c) => [c.label, c.role, c.points.length > 0])]);
+    const shape = JSON.stringify([chart.kind, isLogarithmic(chart), curvesOf(chart).map((c) => [c.label, c.role, c.points.length > 0, c.band?.length > 0])]);
     this.element.classList.toggle("chart-empty", !places.length);
     if (!places.length) return this.showMissing(chart);
-    const data = [places, ...(chart.kind === "bars" ? stacked(chart, values) : values)];
+    const data = [places, ...(chart.kind === "bars" ? stacked(chart, values) : [...values, ...bandColumns(chart, places)])];
     if (this.plot && shape === this.shape) {
       const zoomed = this.zoomed();
       this.plot.setData(data, false);
@@ -196,12 +223,14 @@ class Drawn {
   options() {
     // Read again on each drawing: update() replaces the chart, the plot stays.
     const self = this, axis = this.chart.axis, log = isLogarithmic(this.chart);
-    const ink = { stroke: () => colour("soft"), font: "12px system-ui, sans-serif", ticks: { show: false } };
+    const font = "12px system-ui, sans-serif";
+    const ink = { stroke: () => colour("soft"), font, labelFont: font, ticks: { show: false } };
     return {
       ...this.size(),
       padding: [8, 18, 0, 0],
       legend: { show: false },
       series: [{}, ...series(this.chart)],
+      bands: bands(this.chart),
       scales: {
         x: { time: false, range: () => self.zoom ?? self.extent() },
         y: log
@@ -210,8 +239,9 @@ class Drawn {
       },
       axes: [
         {
-          ...ink, size: 24, gap: 4, space: 46, grid: { show: false }, incrs: wholeSteps,
-          values: (u, splits) => splits.map((split) => Number.isInteger(split) ? self.place(split) : ""),
+          ...ink, size: 22, gap: 4, space: 46, grid: { show: false }, label: self.over(), labelSize: 16, labelGap: 0,
+          ...(self.overIterations() ? { incrs: wholeSteps } : {}),
+          values: (u, splits) => self.overIterations() ? splits.map((split) => Number.isInteger(split) ? self.place(split) : "") : tickTexts(splits),
         },
         {
           ...ink, gap: 6, space: 34, grid: { stroke: () => colour("grid"), width: 1 },
@@ -227,7 +257,7 @@ class Drawn {
         y: false,
       },
       hooks: {
-        drawAxes: [(u) => underlay(self.chart)(u)],
+        drawAxes: [(u) => underlay(self.chart, self.marks)(u)],
         draw: [(u) => overlay(self.chart)(u)],
         setCursor: [(u) => self.tell(u.cursor.idx)],
         setSelect: [(u) => { if (u.select.width > 0) self.zoomTo([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); }],
@@ -243,13 +273,26 @@ class Drawn {
     if (this.plot && this.canvas.clientWidth) this.plot.setSize(this.size());
   }
 
+  over() {
+    return this.chart.over ?? "iterations";
+  }
+
+  overIterations() {
+    return this.over() === "iterations";
+  }
+
   place(at) {
-    return at.toLocaleString("en-US");
+    return at.toLocaleString("en-US", { maximumFractionDigits: 2 });
+  }
+
+  // A place with the name of what it counts.
+  named(text) {
+    return this.overIterations() ? `iteration ${text}` : `${text} ${this.over()}`;
   }
 
   // All places that a point stands for; what came before training is a point of its own.
   placesOf(at) {
-    const { merged = 1 } = this.chart;
+    const merged = this.overIterations() ? this.chart.merged ?? 1 : 1;
     return merged > 1 && at > 0 ? `${this.place(at)}\u2013${this.place(at + merged - 1)}` : this.place(at);
   }
 
@@ -258,10 +301,11 @@ class Drawn {
     let low = Infinity, high = -Infinity;
     for (const each of drawn.values()) {
       if (!each.places.length) continue;
-      low = Math.min(low, each.places[0]);
-      high = Math.max(high, each.places.at(-1));
+      const ends = [each.places[0], each.places.at(-1), ...each.marks.map(([place]) => place)];
+      low = Math.min(low, ...ends);
+      high = Math.max(high, ...ends);
     }
-    const room = Math.max(0.5, 0.015 * (high - low));
+    const room = Math.max([...drawn.values()].every((each) => each.overIterations()) ? 0.5 : 1e-3, 0.015 * (high - low));
     return [low - room, high + room];
   }
 
@@ -312,29 +356,41 @@ class Drawn {
         item.title = curve.absent ?? "";
         return item;
       }
-      const value = last ? curve.points.at(-1)[1] : this.raw[index][at];
-      const number = Object.assign(document.createElement("b"), { textContent: formatted(value, chart.axis.percent) });
+      const number = Object.assign(document.createElement("b"), { textContent: this.text(curve, index, last ? null : at) });
       item.append(swatch(curve, chart), `${visibleText(curve.label)} `, number);
       return item;
     });
     const where = document.createElement("li");
     where.className = "where";
     if (!last) {
-      const name = `iteration ${this.placesOf(this.places[at])}`, link = this.link(this.places[at]);
+      const name = this.named(this.placesOf(this.places[at])), link = this.link(this.places[at]);
       where.append(link ? Object.assign(document.createElement("a"), { href: link, textContent: name }) : name);
     } else where.textContent = chart.axis.unit;
-    this.legend.replaceChildren(where, ...items);
+    const notes = this.marks.map(([place, name]) => `${name}: ${this.named(this.place(place))}`);
+    if (bandsOf(chart).length) notes.push(`shaded: ${chart.shaded ?? "95 % interval, of the episodes of one iteration"}`);
+    const noted = notes.map((textContent) => Object.assign(document.createElement("li"), { className: "absent", textContent }));
+    this.legend.replaceChildren(where, ...items, ...noted);
+  }
+
+  // A curve's value at a place, or its newest; curves over other amounts have places of their own, so the one before counts.
+  text(curve, index, at) {
+    const points = curve.points, { percent } = this.chart.axis;
+    const point = at === null ? points.at(-1)
+      : this.overIterations() ? [this.places[at], this.raw[index][at]] : points.findLast(([place]) => place <= this.places[at]);
+    const ends = curve.band?.find(([place]) => place === point?.[0]);
+    const value = formatted(point?.[1], percent);
+    return ends && ends[1] < ends[2] ? `${value} (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : value;
   }
 
   fillTable() {
     if (!this.values.open) return;
     const curves = curvesOf(this.chart), table = document.createElement("table");
-    table.createTHead().insertRow().append(...["iteration", ...curves.map((curve) => visibleText(curve.label))].map(heading));
+    table.createTHead().insertRow().append(...[this.overIterations() ? "iteration" : this.over(), ...curves.map((curve) => visibleText(curve.label))].map(heading));
     const body = table.createTBody();
     for (let at = this.places.length - 1; at >= 0; at--) {
       const row = body.insertRow();
       row.insertCell().textContent = this.placesOf(this.places[at]);
-      for (const column of this.raw) row.insertCell().textContent = formatted(column[at], this.chart.axis.percent);
+      curves.forEach((curve, index) => { row.insertCell().textContent = this.text(curve, index, at); });
     }
     const box = document.createElement("div");
     box.className = "chart-table";
@@ -409,5 +465,16 @@ function recolour() {
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+
+// Paper is white, and has its own width: curves are drawn anew in the colours and with the text sizes of the page on it.
+const paperWidth = 315;
+function printing(isOnPaper) {
+  document.documentElement.classList.toggle("on-paper", isOnPaper);
+  for (const each of drawn.values()) each.plot?.setSize(isOnPaper ? { ...each.size(), width: paperWidth } : each.size());
+  recolour();
+}
+
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
 // Numbers are painted first: nobody waits for curves to read them.
 if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll));

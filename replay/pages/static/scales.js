@@ -7,7 +7,8 @@ export function formatted(value, percent = false) {
     return `${rounded === "100" ? digits(100 * value, 5) : rounded}\u00a0%`;
   }
   const size = Math.abs(value);
-  if (size !== 0 && !(size >= 1e-3 && size < 1e6)) return digits(value, 2);
+  if (size < 1e-12) return "0"; // an error of rounding
+  if (!(size >= 1e-3 && size < 1e6)) return digits(value, 2);
   return size >= 1000 ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : digits(value, 3);
 }
 

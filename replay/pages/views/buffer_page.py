@@ -49,6 +49,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "searched": None if found["searched"] is None else found["searched"] + earlier["searched"],
         "found": len(found["rows"]) + earlier["found"],
         "goes_on": not found["complete"] and not before,
+        "run_names": questions.run_names(source.store),
         "mistakes": mistakes,
         "kept": kept,
         "command": list_command(source, query),
@@ -67,7 +68,13 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
         return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
 
     listed = address("buffer", **kept, where=chosen)
-    return {**vars(query), **found, "listed": listed, "toggled": toggled}
+    return {
+        **vars(query),
+        **found,
+        "listed": listed,
+        "toggled": toggled,
+        "run_names": questions.run_names(source.store),
+    }
 
 
 def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:

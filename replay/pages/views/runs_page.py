@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -18,12 +20,13 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
 from replay.open_buffer import OpenBuffer, open_buffer
-from replay.pages.addresses import BadQuery, address, read_parameter, read_parameters
+from replay.pages.addresses import BadQuery, address, read_choice, read_number, read_parameter, read_parameters
 from replay.pages.page import Page
-from replay.pages.panels import COLOURS, Config, compare_runs, panel_groups, plain_groups
+from replay.pages.panels import COLOURS, compare_runs, metric_panels, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult
-from replay.questions.runs import LIVE, Metrics, merged_to
+from replay.questions.runs import AMOUNTS, LIVE, merged_to, spent
+from replay.questions.tasks import task_prompts
 from replay.store import ReplayStore
 
 Answer = TypeVar("Answer")
@@ -32,7 +35,12 @@ _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
 _Marks = tuple[tuple[int, int], ...]
 MOST = 2 * COLOURS
 """Most runs in one chart. Each colour is used for a solid and a dashed line."""
-_TASKS = 50
+_TASKS = 20
+_TASK_MEANS = ("first_success", "latest_success", "best_success")
+_NOT_SETTINGS = {"run.seed", "run.name", "run.folder"}
+_RECENT = 16
+"""Newest iterations whose metrics are offered by name."""
+_MOST_SMOOTHED = 1000
 _AT_FIRST = COLOURS
 """Number of runs that are shown if none is marked."""
 
@@ -64,15 +72,27 @@ def list_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
 
 def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) -> QueryResult:
     marked = list(dict.fromkeys(read_parameters(request, "show")))
+    own, over = list(dict.fromkeys(read_parameters(request, "metric"))), read_choice(request, "over", AMOUNTS)
     shown = _chosen(lines, marked)
     names = _shortest_names(shown)
-    merged = merged_to(max((line["iteration"] for line in shown), default=1))
+    newest = max((line["iteration"] for line in shown), default=1)
+    merged = merged_to(newest)
 
-    def curves(store: ReplayStore, run: str) -> tuple[Metrics, Config]:
-        return panel_series(store, run, merged), store.run(run).config
+    def curves(store: ReplayStore, run: str) -> QueryResult:
+        config = store.run(run).config
+        groups = metric_panels(questions.metric_series(store, run, names=own, merged=merged) if own else {}, own)
+        return {
+            "groups": {**groups, **panel_groups(panel_series(store, run, merged), config)},
+            "config": _flat(dict(config)),
+            "logged": list(questions.metric_series(store, run, within=range(newest - _RECENT, newest + 1))),
+            "spent": None if over == AMOUNTS[0] else spent(store, run, over),
+        }
 
-    series = (ask(line, f"curves of {merged}", curves) for line in shown)
-    groups = compare_runs({name: panel_groups(*each) for name, each in zip(names, series, strict=True)})
+    found = [ask(line, f"curves {[merged, over, own]}", curves) for line in shown]
+    apart, as_one = read_parameter(request, "seeds") == "apart", read_parameters(request, "one")
+    marks = ["one" if line["key"] in as_one else line["key"] if apart else None for line in shown]
+    places = _places(marks, [each["config"] for each in found])
+    groups = compare_runs({name: each["groups"] for name, each in zip(names, found, strict=True)}, places)
     return {
         "runs": lines,
         "folder": place,
@@ -80,10 +100,27 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
         "most": MOST,
         "merged": merged,
         **plain_groups(groups, merged=merged),
-        "looks": {line["key"]: (f"s{at % COLOURS}", at >= COLOURS) for at, line in enumerate(shown)},
+        "looks": {line["key"]: (f"s{at % COLOURS}", at >= COLOURS) for at, line in zip(places, shown, strict=True)},
+        "asked": {"one": as_one, "over": over, "apart": apart, "metrics": own},
+        "reading": {
+            "over": over,
+            "smooth": read_number(request, "smooth", 1, least=1, most=_MOST_SMOOTHED),
+            "spent": {name: each["spent"] for name, each in zip(names, found, strict=True)},
+        },
+        "amounts": AMOUNTS,
+        "logged": sorted({name for each in found for name in each["logged"]}),
         "names": names,
         "differences": _differences(shown, ask) if len(marked) > 1 else None,
     }
+
+
+def _places(marks: Sequence[str | None], configs: Sequence[QueryResult]) -> list[int]:
+    """Return the number of each run's curve. Runs of one mark share one; without a mark, seeds of one setting do."""
+    settings = (json.dumps({name: each[name] for name in sorted(each.keys() - _NOT_SETTINGS)}) for each in configs)
+    known = zip(marks, settings, configs, strict=True)
+    keys = [mark or (setting if "run.seed" in config else at) for at, (mark, setting, config) in enumerate(known)]
+    order = list(dict.fromkeys(keys))
+    return [order.index(key) for key in keys]
 
 
 def _chosen(lines: Sequence[QueryResult], marked: Sequence[str]) -> list[QueryResult]:
@@ -110,14 +147,13 @@ def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
 def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
     """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
     facts = [ask(line, "facts", _run_facts) for line in shown]
-    tasks = [ask(line, "tasks", questions.task_success) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
         name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
         for name, rows in found.items()
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {**different, "same_numbers": same, "tasks": _compare_success(tasks, _TASKS)}
+    return {**different, "same_numbers": same, "tasks": _compare_tasks(shown, ask)}
 
 
 def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
@@ -127,17 +163,33 @@ def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
     return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
 
 
-def _compare_success(each: Sequence[QueryResult], limit: int) -> QueryResult:
-    """Compare the answers of `questions.task_success` for several runs.
+def _compare_tasks(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
+    """Compare the success of the tasks that at least two runs tried.
 
-    `tasks` counts the tasks that at least two runs tried. `rows` has the first `limit` of them by hash, with one entry
-    a run (None: not tried). Tasks whose latest success differs most come first.
+    `tasks` counts them. `rows` has the first `_TASKS` of them, with a prompt, an address, and one entry a run (None:
+    not tried). Tasks whose latest success differs most come first. `means` has each run's means over the `shared`
+    tasks, which all runs tried.
     """
-    rows = _side_by_side(each)
+    rows = _side_by_side([ask(line, "tasks", questions.task_success) for line in shown])
     latest = {hash: [one["latest_success"] for one in row if one] for hash, row in rows.items()}
-    shared = [hash for hash in rows if len(latest[hash]) > 1]
-    shared.sort(key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash))
-    return {"tasks": len(shared), "rows": {hash: rows[hash] for hash in shared[:limit]}}
+    several = sorted(
+        (hash for hash in rows if len(latest[hash]) > 1),
+        key=lambda hash: (min(latest[hash]) - max(latest[hash]), hash),
+    )
+    shared, listed = [rows[hash] for hash in several if all(rows[hash])], several[:_TASKS]
+    prompts = [ask(line, f"prompts {listed}", partial(task_prompts, hashes=listed)) for line in shown]
+    tasks = []
+    for hash in listed:
+        line, prompt = next(
+            (line, each[hash]) for line, each, one in zip(shown, prompts, rows[hash], strict=True) if one
+        )
+        place = ("in", line["folder"]) if "folder" in line else ()
+        href = address(*place, "tasks", hash, run=line["run"])
+        tasks.append({"hash": hash, "prompt": prompt, "href": href, "runs": rows[hash]})
+    means = [
+        {name: fmean(row[at][name] for row in shared) for name in _TASK_MEANS if shared} for at in range(len(shown))
+    ]
+    return {"tasks": len(several), "shared": len(shared), "means": means, "rows": tasks}
 
 
 def _side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
@@ -168,8 +220,9 @@ def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
         if run in (None, row["id"]):
             record = buffer.store.run(row["id"])
             progress = questions.progress(buffer.store, record, own_folder(buffer.folder, record.id))
-            reached = {name: progress[name] for name in ("state", "iteration")} | {"of": progress["iterations"]}
-            known = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
+            made = max(row["iterations"], progress["iteration"])  # only metrics count the updates of sft
+            reached = {"state": progress["state"], "iteration": made, "of": progress["iterations"]}
+            known = {name: row[name] for name in ("name", "success", "evaluated", "trajectories", "code_version")}
             lines.append({"run": record.id, **known, **reached, "problem": None})
     return lines
 

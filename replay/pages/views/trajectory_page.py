@@ -11,6 +11,7 @@ from replay.pages.addresses import address, read_choice, read_number, read_param
 from replay.pages.commands import rescore_command
 from replay.pages.conversation_text import find_spans, shown_message, style_of
 from replay.pages.page import Page
+from replay.pages.panels import plain_groups, use_panels
 from replay.questions import CodecOf, QueryResult
 
 _TURNS = 60
@@ -60,6 +61,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "segment": segment,
         "token": read_number(request, "token", -1, least=-1),
         "here": lambda **changes: address("trajectories", id, **changes),
+        **(plain_groups(use_panels(found["uses"]), merged=1) if view == "updates" or not record else {}),
         **(_conversation(found, read_number(request, "turn", 0)) if record and view == "conversation" else {}),
         "styles": {name: style_of(name) for own in names for name in (own, f"{own}(discard)")},
     }

@@ -204,8 +204,18 @@ class Counted(dict[str, list[tuple[int, float]]]):
         return self.setdefault(name, [(1, float(len(self)))])
 
 
+def test_shares_of_a_known_number_of_episodes_have_an_interval() -> None:
+    metrics = {"eval/success": series(0.0, 0.8, 0.5), "eval/tasks": series(10.0, 10.0)}
+    success = panel_groups(metrics, {})["Is it learning?"][0]
+    # Wilson: of none of 10, z^2 / (10 + z^2); of 8 of 10 with centre 0.7166, and half its width 0.2264.
+    (_, low, high), (_, from_, to) = success.curves[1].band
+    assert (low, high) == (0.0, pytest.approx(3.841459 / 13.841459))
+    assert (from_, to) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+
+
 def test_numbers_and_durations_are_short() -> None:
     shown = {0.0: "0", 0.0333333: "0.0333", 1234567.0: "1.2e+06", 12345.0: "12,345", -0.00002: "-2e-05", 96.0: "96"}
+    shown[8.2e-17] = "0"  # an error of rounding
     assert {value: number(value) for value in shown} == shown
     shares = {0.9609: "96.1 %", 1.0: "100 %", 0.99983: "99.983 %"}  # whole only when nothing is missing
     assert {value: number(value, percent=True) for value in shares} == shares

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from replay.open_buffer import open_buffer
 from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
+from replay.storage.format import schema
 from tests.fakes.records import RUN, a_run, iterate, new_store, put, sql, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.serving import Served, charts_of, page_addresses, served, words_of
@@ -56,14 +58,14 @@ def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
 
 
 def listed(html: str) -> list[list[str]]:
-    rows = re.findall(r'<tr data-href="[^"]*">(.*?)</tr>', html, re.S)
+    rows = re.findall(r'<tr data-href="[^"]*"[^>]*>(.*?)</tr>', html, re.S)
     return [[unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall("<td.*?</td>", row)] for row in rows]
 
 
 def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_same_charts(inspector: Served) -> None:
     html = inspector.page("/")
     # The import in one run's folder is none of its own.
-    got = sorted((row[1], row[4], row[5], row[6]) for row in listed(html))
+    got = sorted((row[2], row[5], row[6], row[8]) for row in listed(html))
     assert got == [("a", "2", "50.0\u00a0%", "16"), (ODD, "3", "37.5\u00a0%", "24")]
     assert "must be a readable SQLite" in unescape(html)
     found = charts(html)
@@ -73,16 +75,74 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     both = inspector.page(address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
     assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
-    # The only task: groups of each iteration have 2 and 1 successes of 4.
-    assert re.search(r"Tasks.* task-1 [25.%→ 0]+best 50.0 % [25.%→ 0]+best 50.0 % 1 of 1 tasks", words_of(both))
+    # The only task: groups of each iteration have 2 and 1 successes of 4. Its question is what it begins with.
+    assert "mean over the 1 that all tried 50.0 % 50.0 % task-1 Where is the key? 50.0 % 50.0 % 1 of 1" in words_of(
+        both
+    )
 
 
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
         html = server.page(f"/?all=1&show={RUN}&show=import-1")
-        assert [row[1].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
+        assert [row[2].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
         assert f"quickstart-001 {RUN}" in charts(html)["Reward"]
         assert server.ask("/").status == 200
+
+
+def reading_of(html: str) -> dict[str, Any]:
+    """What the page's script needs to draw curves over another amount."""
+    (text,) = re.findall(r'<script type="application/json" id="reading">(.*?)</script>', html)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("amount", "spent"),
+    [
+        ("episodes", [[1, 7], [2, 1], [2, 7]]),
+        ("generated tokens", [[1, 21], [2, 3], [2, 21]]),
+        ("hours", [[1, 0.5], [2, 0.25], [1, 1.0]]),
+    ],
+)
+def test_curves_can_be_drawn_over_what_runs_spent(
+    inspector: Served, runs: Path, amount: str, spent: list[list[float]]
+) -> None:
+    """Iterations of 8 rows of 3 sampled tokens; a row of the first is undone, one of the second evicted."""
+    with closing(new_store(runs / "a" / "replay.sqlite")) as store:
+        for iteration, seconds in ((1, 1800.0), (2, 900.0)):
+            store.add_metrics(RUN, iteration, {"time/iteration": seconds})
+        store.add_metrics(RUN, 1, {"time/evaluation": 3600.0})
+        ((undone,), (evicted,)) = sql(
+            runs / "a" / "replay.sqlite", "select min(id) from trajectories group by iteration"
+        )
+        store.forget(schema.trajectories.c.id == evicted, dry_run=False)
+        sql(runs / "a" / "replay.sqlite", "update trajectories set state = 'orphaned' where id = ?", undone)
+    found = reading_of(inspector.page(address(show=[f"a:{RUN}"], over=amount, smooth=4)))
+    assert (found["over"], found["smooth"], sorted(found["spent"]["a"])) == (amount, 4, sorted(spent))
+
+
+def test_seeds_of_one_setting_and_marked_runs_look_like_one(inspector: Served, runs: Path) -> None:
+    for number, name in enumerate(("a", ODD)):
+        config = json.dumps({"run": {"seed": number}, "replay": {"fraction": 0.5}})
+        sql(runs / name / "replay.sqlite", "update runs set config = ?", config)
+
+    def roles(**asked: object) -> set[str]:
+        curves = charts_of(inspector.page(address(**asked)))["reward"]["curves"]
+        return {curve["role"] for curve in curves}
+
+    assert roles() == {"s0"}
+    assert roles(seeds="apart") == {"s0", "s1"}
+    sql(runs / "a" / "replay.sqlite", "update runs set config = ?", json.dumps({"run": {"seed": 0}}))
+    assert roles() == {"s0", "s1"}
+    assert roles(one=[f"a:{RUN}", f"{ODD}:{RUN}"]) == {"s0"}
+
+
+def test_any_logged_metric_is_a_panel_of_its_own(inspector: Served) -> None:
+    html = inspector.page(address(metric=["batch/replay", "nobody/logged"]))
+    found = charts(html)
+    assert found["Metric batch/replay"]["a"] == [[1, 2.0], [2, 2.0]]
+    assert found["Metric nobody/logged"] == {"a": [], ODD: []}
+    assert '<option value="rollout/reward">' in html
 
 
 def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
@@ -92,7 +152,7 @@ def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
         store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
     after = inspector.page("/")
     assert charts(after)["Reward"]["a"][-1] == [3, 1.0]
-    assert [row[6] for row in listed(after) if row[1] == "a"] == ["24"]
+    assert [row[8] for row in listed(after) if row[2] == "a"] == ["24"]
 
 
 def test_every_link_of_a_run_stays_with_it(inspector: Served, runs: Path) -> None:

@@ -21,7 +21,7 @@ from replay.pages.views.trajectory_page import codec_of, unread
 from replay.storage.format import schema
 from tests.fakes.random_agents import planned_session
 from tests.fakes.records import RUN, add_run, iterate, new_store, planned_row, put, session_row, sql, trajectory
-from tests.replay.pages.serving import Served, inspecting
+from tests.replay.pages.serving import Served, charts_of, inspecting
 from tests.replay.questions.test_summary import FIRST, THEN
 
 SPLIT = Segment(FIRST), Segment(THEN, "strategy_rewrite")
@@ -149,11 +149,22 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
 
 
 def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
-    drawn = [id for iteration in range(1, 4) for id in iterate(file_store, iteration, count=3)]
+    at = [(iteration, id) for iteration in range(1, 4) for id in iterate(file_store, iteration, count=3)]
+    drawn = [id for _, id in at]
     with inspecting(file_store) as server:
         shown = server.ask(address("trajectories", drawn[0], view="updates")).text
+        words = server.words(address("trajectories", drawn[0], view="updates"))
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
+    times = [iteration for iteration, id in at if id == drawn[0]]
+    life = (
+        f"Sampled in iteration 1 by policy 0; used by {1 + len(times)} updates, in iterations 1 to {times[-1]}; it can"
+    )
+    assert f"{life} still be drawn after iteration 3, the newest." in words
+    fresh, replayed = charts_of(shown)["drift-of-the-row"]["curves"]
+    assert (fresh["points"], replayed["points"]) == ([[1, 1.1]], [[iteration, 1.1] for iteration in times])
+    assert charts_of(shown)["weight-of-the-row"]["curves"][0]["points"] == [[1, 1.0]]
+    assert 'data-marks="[[1, &#34;sampled&#34;], [3, &#34;can still be drawn&#34;]]"' in shown
 
 
 def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: ReplayStore) -> None:
