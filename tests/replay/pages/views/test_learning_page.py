@@ -48,7 +48,7 @@ def test_replayed_shows_its_share_what_followed_and_the_largest_gaps(inspector: 
     points = {curve["label"]: curve["points"] for curve in panel["curves"]}
     assert points["of the rows"] == [[1, 0.0], [2, pytest.approx(5 / 13)], [3, pytest.approx(5 / 13)]]
     text = inspector.words(target)
-    assert "some of the group yes 1 0.0 % +0.000" in text
+    assert "some of the group yes 1 0.0 % 0.0 % to 79.3 % +0.000" in text
     assert "none of the group no 1 100.0 % +1.000" in text
     assert "1.500" in text and "No row is scored yet." in text
 
