@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from decimal import Decimal
-from itertools import takewhile, zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,8 @@ from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array
 from replay.open_buffer import OpenBuffer, open_buffer
 from replay.questions.filters import conditions
 from replay.questions.filters.query import run_is, staleness
-from replay.questions.trajectory import questions_of
+from replay.questions.tasks import task_questions
+from replay.questions.tools import paired_calls
 from replay.storage.format.column_types import to_storable
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
@@ -178,7 +179,7 @@ class Buffer:
         def batches() -> Iterator[pyarrow.RecordBatch]:
             for batch in rows:
                 with self._buffer.store.reading() as connection:
-                    found = questions_of(connection, batch.column("task").to_pylist())
+                    found = task_questions(connection, batch.column("task").to_pylist())
                 yield batch.append_column("question", pa.array(map(to_storable, found), pa.string()))
 
         return ArrowRows(rows.schema.append(pa.field("question", pa.string())), batches)
@@ -296,16 +297,14 @@ def _column_array(name: str, values: Sequence[Any]) -> Any:
 
 
 def _calls(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a conversation. The answers follow a call's message, in the order of its calls."""
-    for position, message in enumerate(said):
-        answers = takewhile(lambda answer: answer.role == "tool", said[position + 1 :])
-        for number, (call, answer) in enumerate(zip_longest(message.tool_calls, answers)):
-            if call is None:
-                break
-            texts = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    numbers = Counter[int]()
+    for position, call, answer in paired_calls(said):
+        if call is not None:
+            texts: dict[str, Any] = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
             texts |= {"answer": answer and answer.content, "error_kind": answer and answer.error_kind}
-            place = {"trajectory": id, "position": position, "number": number}
+            place = {"trajectory": id, "position": position, "number": numbers[position]}
             yield place | {name: to_storable(text) for name, text in texts.items()}
+            numbers[position] += 1
 
 
 def _messages(connection: sa.Connection, ids: Sequence[str]) -> Iterator[dict[str, Any]]:

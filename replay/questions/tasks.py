@@ -8,10 +8,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from context.messages import Message
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, run_is
 from replay.questions.summary import mean, total
-from replay.questions.trajectory import NONE, excerpts_of, opening
+from replay.questions.trajectory import opening, question_in, shorten_conversations
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
 from replay.storage.format import schema
@@ -280,18 +281,33 @@ def _tried_tasks(connection: sa.Connection, run: str | None) -> dict[str, QueryR
     return found
 
 
+def task_questions(connection: sa.Connection, hashes: Sequence[str]) -> list[str | None]:
+    """Return the question of each task. None: its newest attempt has no messages."""
+    said = _newest_conversations(connection, hashes, None)
+    asked = (question_in(said.get(hash) or ()) for hash in hashes)
+    return [None if message is None else message.content for message in asked]
+
+
 def _add_names(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
     """Add the environment of each task, and the prompt of its newest stored attempt."""
     hashes = [row["hash"] for row in rows]
     environments = {row.hash: row.environment for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
+    said = _newest_conversations(connection, hashes, run)
+    for row, short in zip(rows, shorten_conversations([said.get(hash) for hash in hashes]), strict=True):
+        row |= {"environment": environments.get(row["hash"]), "prompt": short["prompt"]}
+    return list(rows)
+
+
+def _newest_conversations(
+    connection: sa.Connection, hashes: Sequence[str], run: str | None
+) -> dict[str, Sequence[Message] | None]:
+    """Return the messages of each task's newest stored attempt, by hash."""
     place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")
-    newest: dict[str, str] = {}
+    found: dict[str, Sequence[Message] | None] = {}
     for chunk in chunked(hashes):
         mine = sa.select(_rows.task, _rows.id, place).where(_TRIED, _rows.task.in_(chunk), run_is(run, _rows.run))
-        ranked = mine.subquery().c
-        newest |= dict(map(tuple, connection.execute(sa.select(ranked.task, ranked.id).where(ranked.place == 1))))
-    said = excerpts_of(connection, list(newest.values()))
-    for row in rows:
-        row["environment"] = environments.get(row["hash"])
-        row["prompt"] = said.get(newest.get(row["hash"], ""), NONE)["prompt"]
-    return list(rows)
+        newest = mine.subquery().c
+        query = sa.select(newest.task, messages.c.num_messages, messages.c.said, messages.c.checksum)
+        query = query.join(messages, messages.c.trajectory == newest.id).where(newest.place == 1)
+        found |= {task: readable_messages(*said) for task, *said in connection.execute(query)}
+    return found

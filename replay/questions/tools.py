@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -88,22 +89,34 @@ def _read(
             yield row.trajectory, iteration if iteration < 1 else iteration - (iteration - 1) % merged, success, said
 
 
+def paired_calls(said: Sequence[Message]) -> Iterator[tuple[int, ToolCall | None, Message | None]]:
+    """Yield each call of a conversation with the place of its message and its answer. None: there is no answer.
+
+    An answer is of the call with its id; without ids, of the first call that has none. An answer without a call, which
+    is None then, is to a call that could not be read.
+    """
+    for place, message in enumerate(said):
+        answers = list(takewhile(lambda answer: answer.role == "tool", said[place + 1 :]))
+        if message.role == "tool":
+            continue
+        for call in message.tool_calls:
+            answer = next((each for each in answers if each.tool_call_id == call.id), None)
+            if answer is not None:
+                answers.remove(answer)
+            yield place, call, answer
+        yield from ((place, None, answer) for answer in answers)
+
+
 def _calls_of(episode: str, point: int, success: bool, said: Sequence[Message]) -> Iterator[_Call]:
-    """Yield the answered calls of an episode. An answer is of the call with its id; without ids, of the first call."""
-    waiting: list[ToolCall] = []
+    """Yield the answered calls of an episode."""
     seen = set[str]()
-    for message in said:
-        if message.tool_calls and message.author != INITIALIZATION:
-            waiting = list(message.tool_calls)
-        elif message.role == "tool":
-            call = next((each for each in waiting if each.id == message.tool_call_id), None)
-            name, key = UNREADABLE, None
-            if call is not None:
-                waiting.remove(call)
-                name, key = call.name, repr((call.name, sorted(call.arguments.items())))
-            if call is not None or message.error_kind is not None:
-                yield _Call(episode, point, success, name, message.error_kind, repeated=key in seen)
-            seen.update([key] if key else [])
+    for place, call, answer in paired_calls(said):
+        if answer is None or said[place].author == INITIALIZATION or (call is None and answer.error_kind is None):
+            continue
+        name = UNREADABLE if call is None else call.name
+        key = None if call is None else repr((call.name, sorted(call.arguments.items())))
+        yield _Call(episode, point, success, name, answer.error_kind, repeated=key in seen)
+        seen.update([key] if key else [])
 
 
 def _errors(calls: Iterable[_Call]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import difference_names, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.rows import chunked, known, readable_messages
+from replay.storage.format.rows import known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
 from replay.storage.read import author_table, load
@@ -339,21 +339,6 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     return dict(zip(said, shorten_conversations([*said.values()]), strict=True))
 
 
-def questions_of(connection: sa.Connection, hashes: Sequence[str]) -> list[str | None]:
-    """Return the question of each task, from the messages of one of its attempts. None: they are not stored."""
-    rows = schema.trajectories
-    columns = (rows.c.task, messages.c.num_messages, messages.c.said, messages.c.checksum)
-    one = sa.select(sa.func.max(rows.c.id)).join_from(rows, messages)
-    found: dict[str, str | None] = {}
-    for chunk in chunked(hashes):
-        ids = one.where(rows.c.task.in_(chunk)).group_by(rows.c.task)
-        query = sa.select(*columns).join_from(rows, messages).where(rows.c.id.in_(ids))
-        for task, *conversation in connection.execute(query):
-            prompt = _prompt(readable_messages(*conversation) or ())
-            found[task] = None if prompt is None else prompt.content
-    return [found.get(task) for task in hashes]
-
-
 def shorten_conversations(conversations: Sequence[Sequence[Message] | None]) -> list[QueryResult]:
     """Return the short prompt and answer of each conversation of a list; None can't be read.
 
@@ -381,13 +366,14 @@ def _common_opening(one: str, other: str) -> str:
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _prompt(conversation: Iterable[Message]) -> Message | None:
+def question_in(conversation: Iterable[Message]) -> Message | None:
+    """Return the last user message before the policy's first reply; without one, the last message before it."""
     asked = list(opening(conversation))
     return next(reversed([message for message in asked if message.role == "user"] or asked), None)
 
 
 def _prompt_and_answer(conversation: Sequence[Message]) -> tuple[str | None, str | None]:
-    prompt = _prompt(conversation)
+    prompt = question_in(conversation)
     reply = next(filter(_is_reply, reversed(conversation)), None)
     question = None if prompt is None else _spaced(prompt.content)
     return question, None if reply is None else excerpt(_spaced(_answer(reply)), MOST_SHORT)

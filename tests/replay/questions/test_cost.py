@@ -88,7 +88,7 @@ def test_tools_count_calls_errors_repeats_and_success_with_each(store: ReplaySto
     add, look = ToolCall("add", {"n": 1}, "a"), ToolCall("look", {"at": "x"}, "b")
     talks = {
         "row-0": [call(add, look), answer("b", "raised"), answer("a"), call(add), answer("a")],
-        "row-1": [answer(error="malformed"), call(replace(add, id=None)), answer()],
+        "row-1": [call(), answer(error="malformed"), call(replace(add, id=None)), answer()],
         "row-2": [call(look)],
     }
     for number, (id, talk) in enumerate(talks.items()):

@@ -49,7 +49,7 @@ def test_replayed_shows_its_share_what_followed_and_the_largest_gaps(inspector: 
     assert points["of the rows"] == [[1, 0.0], [2, pytest.approx(5 / 13)], [3, pytest.approx(5 / 13)]]
     text = inspector.words(target)
     assert "some of the group yes 1 0.0 % 0.0 % to 79.3 % +0.000" in text
-    assert "none of the group no 1 100.0 % +1.000" in text
+    assert "none of the group no 1 100.0 % 20.7 % to 100.0 % +1.000" in text
     assert "1.500" in text and "No row is scored yet." in text
 
 
