@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from decimal import Decimal
+from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +20,7 @@ from context.wording import excerpt, suggest
 from replay.errors import CorruptTrajectory, ReplayError, shortened
 from replay.frames.arrow_rows import ArrowRows, arrow, schema_of, selected_batches, typed_array
 from replay.frames.token_columns import TOKEN_COLUMNS, TokenReader, column_array, in_chunks, list_arrays, token_type
-from replay.open_buffer import OpenBuffer, open_buffer
+from replay.open_buffer import OpenBuffer, find_run, open_buffer
 from replay.questions.filters import conditions
 from replay.questions.filters.query import run_is, staleness
 from replay.questions.tasks import task_questions
@@ -201,8 +202,13 @@ class Buffer:
         return self._view("v_metrics", "run", "iteration", "name")
 
     def ask(self, question: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Call a function of `replay.questions` with this buffer's store and run, and return its answer."""
-        return question(self._buffer.store, self._buffer.own_run, *arguments, **more)
+        """Call a function of `replay.questions` with this buffer's store and run, and return its answer.
+
+        A question about one run is asked about the only run with an iteration if none was named. Raises ReplayError.
+        """
+        takes_all = signature(question).parameters["run"].default is None
+        run = self._buffer.own_run if takes_all else find_run(self._buffer, None)
+        return question(self._buffer.store, run, *arguments, **more)
 
     def sql(self, query: str, **parameters: Any) -> ArrowRows:
         """Run one query and return all its rows. docs/schema.md has the views. Raises ReplayError.
