@@ -8,11 +8,12 @@ import numpy as np
 from benchmarks._rows import RUN, make_trajectory
 from context.messages import Message
 from replay import ReplayStore, TaskRecord, Trajectory
-from replay.records import FRESH, REPLAY, DrawRecord, group_of
+from replay.records import FRESH, REPLAY, DrawRecord, HeldOutEpisode, group_of
 from tests.fakes.records import add_run, iteration_record, measured, policy
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8
 TASKS = [TaskRecord(f"{index * 0x9E3779B1 % 2**32:08x}", "lookup_chain", {"hops": index % 5}) for index in range(400)]
+HELD_OUT, EVALUATIONS = 256, 10
 _SHAPES = 200
 _METRICS = ("reward_mean", "success_rate", "pg_loss", "ratio_mean", "drift_mean", "ess", "clip_fraction", "staleness")
 
@@ -32,6 +33,7 @@ def fill(store: ReplayStore, rows: int, random: np.random.Generator) -> None:
             own = [row.id for row in fresh]
             _update(store, run, iteration, [*own, *drawn], random)
             ids += own
+        _evaluate(store, run, shapes, random)
 
 
 def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], random: np.random.Generator) -> None:
@@ -78,6 +80,32 @@ def _collected(run: str, iteration: int, shapes: Sequence[Trajectory], random: n
             )
             rows.append(replace(shape, record=record))
     return rows
+
+
+def _evaluate(store: ReplayStore, run: str, shapes: Sequence[Trajectory], random: np.random.Generator) -> None:
+    for iteration in range(100, 100 * (EVALUATIONS + 1), 100):
+        episodes = []
+        for number, task in enumerate(TASKS[:HELD_OUT]):
+            shape = shapes[int(random.integers(len(shapes)))]
+            success = bool(random.random() < iteration / 2000)
+            episodes.append(
+                HeldOutEpisode(
+                    run=run,
+                    iteration=iteration,
+                    number=number,
+                    task=task.hash,
+                    environment="lookup_chain",
+                    environment_version="1",
+                    reward=float(success),
+                    success=success,
+                    stop_reason=shape.record.stop_reason,
+                    error_kinds=None,
+                    num_turns=shape.record.num_turns,
+                    num_tool_calls=shape.record.num_tool_calls,
+                    messages=shape.messages,
+                )
+            )
+        store.keep_held_out(run, episodes, evaluations=EVALUATIONS)
 
 
 def _shape(random: np.random.Generator) -> Trajectory:

@@ -1,5 +1,6 @@
 """The effect of replay: its share of updates, the success of tasks after it, and the tokens that drifted most."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import fmean
@@ -12,11 +13,10 @@ from replay.questions.filters.query import QueryResult, run_is
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import draws, groups, token_scores
+from replay.storage.format.schema import draws, groups, reclaimed, token_scores, trajectories
 from replay.storage.format.views import COUNTS_AS_ATTEMPTS
 from replay.storage.read import load
 from replay.storage.statements import selected
-from replay.storage.tombstones import with_collected
 from replay.store import ReplayStore
 
 _REPLAYED = sa.func.count().filter(draws.c.stream == REPLAY).label("replayed")
@@ -61,7 +61,8 @@ def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
     changes: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for task, of_task in attempts.items():
         for earlier, later in pairwise(of_task):
-            replayed = any(earlier.iteration <= at < later.iteration for at in replays.get(task, ()))
+            between = [bisect_left(replays.get(task, ()), at) for at in (earlier.iteration, later.iteration)]
+            replayed = between[0] < between[1]
             change = later.success - earlier.success, later.reward - earlier.reward
             changes.setdefault((earlier.how_many_succeeded, replayed), []).append(change)
     return [
@@ -97,11 +98,14 @@ def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
 
 
 def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
-    """Return the iterations whose updates replayed each task, by its hash."""
+    """Return the iterations whose updates replayed each task, by its hash, in order."""
     used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
-    query = sa.select(groups.c.task, draws.c.iteration).select_from(with_collected(draws, draws.c.trajectory))
+    place, drawn = draws.c.iteration.label("iteration"), draws.c.trajectory
+    stored = sa.select(trajectories.c.task, place).join_from(draws, trajectories, trajectories.c.id == drawn)
+    gone = sa.select(groups.c.task, place).join_from(reclaimed, groups, groups.c.id == reclaimed.c.group)
+    gone = gone.join(draws, drawn == reclaimed.c.id)
     found: dict[str, list[int]] = {}
-    for task, iteration in connection.execute(query.where(used, groups.c.task.is_not(None)).distinct()):
+    for task, iteration in connection.execute(sa.union_all(stored.where(used), gone.where(used)).order_by("iteration")):
         found.setdefault(task, []).append(iteration)
     return found
 

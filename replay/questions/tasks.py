@@ -227,7 +227,7 @@ def _sort_key(row: Mapping[str, Any], sort: TaskSort, ascending: bool) -> tuple[
 
 _COLUMNS = {TaskSort.drift: ("row_drift_mean", "token_gap_max"), TaskSort.last: ("latest_iteration", "attempts")}
 """Columns of the orders that are not named like their column. Ties go to the most tried task."""
-_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "row_drift_mean": None, "token_gap_max": None}
+_UNREPLAYED: QueryResult = {"replayed": 0, "row_drift_mean": None, "token_gap_max": None}
 _MOST_POINTS = 32
 """Most iterations of a task's course. The newest ones are kept."""
 
@@ -262,9 +262,7 @@ def _task_outcomes(connection: sa.Connection, run: str | None) -> dict[str, Quer
 
 
 def _tried_tasks(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
-    """Return every task that was tried, by its hash, with its stored rows and its replays."""
-    eligible = sa.select(_rows.task.label("hash"), sa.func.count().label("eligible"))
-    eligible = eligible.where(_rows.state == ELIGIBLE, run_is(run, _rows.run)).group_by(_rows.task)
+    """Return every task that was tried, by its hash, with the replays of its rows."""
     used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
     drawn = sa.select(
         groups.c.task.label("hash"),
@@ -273,12 +271,8 @@ def _tried_tasks(connection: sa.Connection, run: str | None) -> dict[str, QueryR
         sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
-    found = {hash: {**_UNTRIED, **row} for hash, row in _task_outcomes(connection, run).items()}
-    for query in (eligible, drawn):
-        for row in connection.execute(query).mappings():
-            if row["hash"] in found:
-                found[row["hash"]] |= row
-    return found
+    replays = {row["hash"]: row for row in connection.execute(drawn).mappings()}
+    return {hash: {**row, **replays.get(hash, _UNREPLAYED)} for hash, row in _task_outcomes(connection, run).items()}
 
 
 def task_questions(connection: sa.Connection, hashes: Sequence[str]) -> list[str | None]:
@@ -301,13 +295,15 @@ def _add_names(connection: sa.Connection, rows: Sequence[QueryResult], run: str 
 def _newest_conversations(
     connection: sa.Connection, hashes: Sequence[str], run: str | None
 ) -> dict[str, Sequence[Message] | None]:
-    """Return the messages of each task's newest stored attempt, by hash."""
-    place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")
+    """Return the messages of an attempt of each task's newest group that has stored rows, by hash."""
+    stored = sa.exists().where(_rows.group == groups.c.id, _TRIED)
+    newest = sa.select(groups.c.id).where(groups.c.task == tasks.c.hash, run_is(run, groups.c.run), stored)
+    newest = newest.order_by(groups.c.iteration.desc(), groups.c.id).limit(1)
+    columns = (messages.c.num_messages, messages.c.said, messages.c.checksum)
     found: dict[str, Sequence[Message] | None] = {}
     for chunk in chunked(hashes):
-        mine = sa.select(_rows.task, _rows.id, place).where(_TRIED, _rows.task.in_(chunk), run_is(run, _rows.run))
-        newest = mine.subquery().c
-        query = sa.select(newest.task, messages.c.num_messages, messages.c.said, messages.c.checksum)
-        query = query.join(messages, messages.c.trajectory == newest.id).where(newest.place == 1)
+        of = sa.select(newest.scalar_subquery()).where(tasks.c.hash.in_(chunk))
+        one = sa.select(sa.func.min(_rows.id)).where(_rows.group.in_(of), _TRIED).group_by(_rows.task)
+        query = sa.select(_rows.task, *columns).join_from(schema.trajectories, messages).where(_rows.id.in_(one))
         found |= {task: readable_messages(*said) for task, *said in connection.execute(query)}
     return found

@@ -293,7 +293,6 @@ _TASKS: dict[str, Cell] = {
     "groups": "num_groups",
     "no signal": "groups_without_signal",
     "last": "latest_iteration",
-    "stored": "eligible",
     "replayed": "replayed",
     "drift": ("row_drift_mean", 3),
     "gap": ("token_gap_max", 2),

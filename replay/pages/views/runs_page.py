@@ -50,15 +50,31 @@ Ask = Callable[[QueryResult, str, Callable[[ReplayStore, str], Any]], Any]
 
 def list_database_runs(source: OpenBuffer, request: Request) -> QueryResult | Response:
     """Show all runs of a database. If there is only one, its page is shown instead."""
-    lines = run_lines(source)
+    lines, ask = _runs_of_database(source)
     if len(lines) == 1 and read_parameter(request, "all") is None:
         return RedirectResponse(address("runs", lines[0]["run"]), 303)
-    named = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in lines]
-    return _shown(named, request, lambda line, _, asked: asked(source.store, line["run"]), place=source.store.url)
+    return _shown(lines, ask, request, place=source.store.url)
 
 
 def list_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
-    named = [
+    return _shown(*_runs_of_folder(source), request, place=str(source.folder))
+
+
+def compare_database_runs(source: OpenBuffer, request: Request) -> QueryResult:
+    return _differences(*_runs_of_database(source), request)
+
+
+def compare_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
+    return _differences(*_runs_of_folder(source), request)
+
+
+def _runs_of_database(source: OpenBuffer) -> tuple[list[QueryResult], Ask]:
+    lines = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in run_lines(source)]
+    return lines, lambda line, _, asked: asked(source.store, line["run"])
+
+
+def _runs_of_folder(source: OpenedRuns) -> tuple[list[QueryResult], Ask]:
+    lines = [
         {**line, "key": f"{line['folder']}:{line['run']}", "href": address("in", line["folder"], "runs", line["run"])}
         for line in source.lines()
     ]
@@ -67,10 +83,10 @@ def list_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
         run = line["run"]
         return source.ask(line["folder"], (name, run), lambda buffer: asked(buffer.store, run))
 
-    return _shown(named, request, ask, place=str(source.folder))
+    return lines, ask
 
 
-def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) -> QueryResult:
+def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) -> QueryResult:
     marked = list(dict.fromkeys(read_parameters(request, "show")))
     own, over = list(dict.fromkeys(read_parameters(request, "metric"))), read_choice(request, "over", AMOUNTS)
     shown = _chosen(lines, marked)
@@ -110,7 +126,7 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
         "amounts": AMOUNTS,
         "logged": sorted({name for each in found for name in each["logged"]}),
         "names": names,
-        "differences": _differences(shown, ask) if len(marked) > 1 else None,
+        "differences": address("differences", show=marked) if len(marked) > 1 else None,
     }
 
 
@@ -144,8 +160,9 @@ def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
     ]
 
 
-def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
+def _differences(lines: Sequence[QueryResult], ask: Ask, request: Request) -> QueryResult:
     """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
+    shown = _chosen(lines, list(dict.fromkeys(read_parameters(request, "show"))))
     facts = [ask(line, "facts", _run_facts) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
@@ -153,7 +170,12 @@ def _differences(shown: Sequence[QueryResult], ask: Ask) -> QueryResult:
         for name, rows in found.items()
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {**different, "same_numbers": same, "tasks": _compare_tasks(shown, ask)}
+    return {
+        **different,
+        "names": _shortest_names(shown),
+        "same_numbers": same,
+        "tasks": _compare_tasks(shown, ask),
+    }
 
 
 def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
@@ -276,3 +298,5 @@ class OpenedRuns:
 
 DATABASE_RUNS: Page[OpenBuffer] = Page("/", "runs.html", list_database_runs, tab="runs")
 FOLDER_RUNS: Page[OpenedRuns] = Page("/", "runs.html", list_folder_runs, tab="runs")
+DATABASE_DIFFERENCES: Page[OpenBuffer] = Page("/differences", "differences.html", compare_database_runs, tab="runs")
+FOLDER_DIFFERENCES: Page[OpenedRuns] = Page("/differences", "differences.html", compare_folder_runs, tab="runs")

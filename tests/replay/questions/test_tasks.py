@@ -92,7 +92,7 @@ def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> Non
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)
-            for name in ("attempts", "successes", "eligible", "latest_iteration"):
+            for name in ("attempts", "successes", "latest_iteration"):
                 assert row[name] == whole[name], (run, row["hash"], name)
 
 
@@ -133,7 +133,7 @@ def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location
         set_state(with_gone, undone, "orphaned")
     for _ in range(2):  # while the undone rows are there, and once they are evicted
         (row,) = questions.task_list(with_gone, RUN)["rows"]
-        assert (row["attempts"], row["successes"], row["eligible"]) == (16, 6, 8)
+        assert (row["attempts"], row["successes"]) == (16, 6)
         whole = questions.task(with_gone, row["hash"], RUN)
         assert [whole[name] for name in ("attempts", "successes", "eligible")] == [16, 6, 8]
         assert row["replayed"] == replayed
@@ -147,10 +147,10 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     assert printed[0] == "4 tasks tried, 2 never solved"
     assert printed[2].split() == [
         *("task", "attempts", "solved", "success", "first", "latest", "best", "trend", "groups", "no", "signal"),
-        *("last", "stored", "replayed", "drift", "gap", "prompt"),
+        *("last", "replayed", "drift", "gap", "prompt"),
     ]
     shares = ["0.0", "%"] * 4
-    assert printed[3].split()[:17] == ["hard", "3", "0", *shares, "-", "1", "0", "2", "3", "2"]
+    assert printed[3].split()[:16] == ["hard", "3", "0", *shares, "-", "1", "0", "2", "2"]
     assert printed[3].endswith("'Where is the key?'")
     assert printed[-1] == "2 more: add --limit 4"
     assert json.loads(ask("tasks", where, "--json").stdout) == questions.task_list(store, limit=20)

@@ -72,7 +72,9 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     assert found["Success, held-out"] == {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]}
     assert found["Reward"] == {"a": [[1, 0.5], [2, 0.5]], ODD: [[1, 0.5], [2, 0.5], [3, 0.5]]}
     assert charts(inspector.page(f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
-    both = inspector.page(address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
+    marked = [f"a:{RUN}", f"{ODD}:{RUN}"]
+    both = inspector.page(address("differences", show=marked))
+    assert address("differences", show=marked) in unescape(inspector.page(address(show=marked)))
     assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
     # The only task: groups of each iteration have 2 and 1 successes of 4. Its question is what it begins with.
