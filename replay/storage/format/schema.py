@@ -12,7 +12,7 @@ from replay import records
 from replay.storage.collecting.ticket_records import PlannedBatch, TicketRecord
 from replay.storage.format.column_types import ExactText, column_types, types_in
 
-REVISION = "0022"
+REVISION = "0023"
 """Four digits. A newer agentloop has a greater number."""
 
 
