@@ -20,7 +20,7 @@ OWN_EPISODES = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
 _LEFT_EPISODES = _left.state_reason.not_like(f"%{ORPHANED}%") & (_left.source != HINDSIGHT)
 _DISTRIBUTIONS = ("num_action_tokens", "reward", "num_turns")
 _FEW_REWARDS = 7
-_SECONDS = ("time/iteration", "time/evaluation")
+_SECONDS = ("time/warm_up", "time/iteration", "time/evaluation")
 _FETCHED = 200
 """Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
 
@@ -31,8 +31,8 @@ def cost(
     """Return what the episodes of a run cost, in `total` and in `iterations`. A line merges `merged` iterations.
 
     - `generated_tokens`: sampled tokens of the episodes, evicted ones included, those that a resume undid left out.
-    - `trained_tokens`: sampled tokens of the rows in updates, each as often as updates used it.
-    - `seconds`: of iterations and evaluations. None: not logged.
+    - `trained_tokens`: sampled tokens of the rows in updates, each as often as updates used it. None: there is no draw.
+    - `seconds`: of the warm-up, iterations and evaluations. None: not logged.
     - `money`: hours x `price_hour`, the price of all machines, + millions of generated tokens x `price_million`. None:
       there is no price, or the hours are not known.
 
@@ -48,7 +48,8 @@ def cost(
     merged = merged_to(int(values[0].max(initial=1)))
 
     def line(part: npt.NDArray[np.float64], within: range | None = None) -> QueryResult:
-        spent: QueryResult = {"generated_tokens": int(part[2].sum()), "trained_tokens": _sum(trained, within) or 0}
+        spent: QueryResult = {"generated_tokens": int(part[2].sum())}
+        spent["trained_tokens"] = (_sum(trained, within) or 0) if trained else None
         spent["seconds"] = _sum(seconds, within)
         spent["money"] = _money(spent, price_hour, price_million)
         counts = {"episode": part.shape[1], "success": int(part[1].sum())}

@@ -22,7 +22,8 @@ def outliers(store: ReplayStore, run: str, *, limit: int = 20) -> QueryResult:
     """List episodes of a run that stand out. Read them: they may have found a loophole of the reward.
 
     `far` has rewards whose `gap` to the mean of their task's `others` is at least 3 standard deviations of all rewards
-    of the run, if there are 3 others. The largest gaps come first. `short` has successes with less than half of the
+    of the run, if there are 3 others. The largest gaps come first. Where rewards have two values only, as 0 and 1, none
+    is far. `short` has successes with less than half of the
     sampled tokens of every success of earlier iterations (`shortest_before`), if there were 20.
     """
     with store.reading() as connection:
@@ -30,6 +31,9 @@ def outliers(store: ReplayStore, run: str, *, limit: int = 20) -> QueryResult:
 
 
 def _far(connection: sa.Connection, run: str, limit: int) -> list[QueryResult]:
+    mine = (_rows.run == run) & OWN_EPISODES
+    if len(connection.scalars(sa.select(_rows.reward).where(mine).distinct().limit(3)).all()) < 3:
+        return []
     size, mean, std = groups.c.size, groups.c.reward_mean, groups.c.reward_std
     number, total = (sa.func.sum(each, type_=sa.Double) for each in (size * 1.0, size * mean))
     squares = sa.func.sum(size * (mean * mean + std * std), type_=sa.Double)
@@ -44,7 +48,7 @@ def _far(connection: sa.Connection, run: str, limit: int) -> list[QueryResult]:
     query = sa.select(*_FACTS, groups.c.task, sa.cast(others, sa.BigInteger).label("others"), gap.label("gap"))
     query = query.join_from(trajectories, groups, groups.c.id == _rows.group)
     query = query.join(of_task.task.table, of_task.task == groups.c.task)
-    query = query.where(_rows.run == run, OWN_EPISODES, others >= _LEAST_OTHERS, gap * gap >= _FAR**2 * variance)
+    query = query.where(mine, others >= _LEAST_OTHERS, gap * gap >= _FAR**2 * variance)
     # Without any spread, a gap is what rounding left.
     query = query.where(sa.literal(variance > 1e-12))
     return [

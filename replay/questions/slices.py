@@ -29,7 +29,7 @@ from replay.store import ReplayStore
 
 _rows, _episodes = schema.trajectories.c, schema.held_out.c
 _MOST_VALUES = 24
-_COLUMNS = 12
+_COLUMNS = 8
 _Tried = Sequence[tuple[Any, ...]]
 """(key, iteration, episodes, successes); the key is a task, or the stop reason of the episodes."""
 
@@ -45,15 +45,15 @@ class _Field:
     is_of_task: bool = True
 
     def grid(self, starts: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Count episodes and successes [rows, columns, 2]. `starts` are the columns' first iterations."""
-        tried = np.array([(self.place[key], *counts) for key, *counts in self.tried if key in self.place])
-        grid = np.zeros((len(self.rows), len(starts), 2), np.int64)
+        """Count episodes, successes and groups [rows, columns, 3]. `starts` are the columns' first iterations."""
+        tried = np.array([(self.place[key], *counts, 1) for key, *counts in self.tried if key in self.place])
+        grid = np.zeros((len(self.rows), len(starts), 3), np.int64)
         np.add.at(grid, (tried[:, 0], np.searchsorted(starts, tried[:, 1], side="right") - 1), tried[:, 2:])
         return grid
 
     def spread(self) -> float:
         """Return the variance of success between the rows, weighted by their episodes."""
-        episodes, successes = self.grid([0])[:, 0].T
+        episodes, successes, _ = self.grid([0])[:, 0].T
         rates = successes / np.maximum(episodes, 1)
         return float(np.average((rates - successes.sum() / episodes.sum()) ** 2, weights=episodes))
 
@@ -64,7 +64,9 @@ def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *,
     `fields` names those that tell episodes apart: fields of the tasks' payloads (`info.level` is within an object) and
     the environment, then the stop reason, each time the one whose values differ most in success first. `by` is one of
     them; None: the first. Attempts are counted as in `questions.task`; those by stop reason are of stored rows.
-    `unknown` counts the episodes without a value. `held_out` asks about the kept evaluations, each in its own column.
+    `groups` counts how often a row's tasks were tried: an interval should take these as trials, because the attempts of
+    a group are alike. `of_tasks` says that `by` is no stop reason. `unknown` counts the episodes without a value.
+    `held_out` asks about the kept evaluations, each in its own column.
     """
     with store.reading() as connection:
         fields = {field.name: field for field in _fields(connection, run, held_out)}
@@ -81,11 +83,12 @@ def slices(store: ReplayStore, run: str | None = None, by: str | None = None, *,
         if of_row.any()
     ]
     unknown = sum(count for key, _, count, _ in field.tried if key not in field.place)
-    return {**answer, "by": field.name, "columns": columns, "rows": rows, "unknown": unknown}
+    answer |= {"by": field.name, "of_tasks": field.is_of_task}
+    return {**answer, "columns": columns, "rows": rows, "unknown": unknown}
 
 
 def _counted_in(cell: npt.NDArray[np.int64]) -> QueryResult:
-    return dict(zip(("episodes", "successes"), cell.tolist(), strict=True))
+    return dict(zip(("episodes", "successes", "groups"), cell.tolist(), strict=True))
 
 
 def held_out_row(store: ReplayStore, run: str, by: str, value: str) -> sa.ColumnElement[bool]:

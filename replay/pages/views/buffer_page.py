@@ -10,6 +10,7 @@ from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_parameters, read_path_part
 from replay.pages.commands import list_command
 from replay.pages.page import Page, run_of
+from replay.pages.panels import COLOURS, Axis, Curve, Panel, plain_groups
 from replay.questions import Query, QueryResult, Sort, TaskSort
 from replay.questions.filters import WrongFilter, conditions
 from replay.questions.outcomes import outcomes
@@ -145,7 +146,27 @@ def kinds(source: OpenBuffer, request: Request) -> QueryResult:
         return address("runs", run, "held-out", iteration=last, by=found["by"], value=row["value"])
 
     unsolved = unsolved_held_out(source.store, run) if held_out and run else None
-    return {**found, "here": here, "episodes_at": episodes, "unsolved": unsolved}
+    shown = {
+        "here": here,
+        "episodes_at": episodes,
+        "unsolved": unsolved,
+        "run_names": questions.run_names(source.store),
+    }
+    return {**found, **shown, **plain_groups({"": [_success_by_value(found)]}, merged=1)}
+
+
+def _success_by_value(found: QueryResult) -> Panel:
+    """Make the panel of the values with most episodes, with a point in the middle of each column."""
+    most = sorted(found["rows"], key=lambda row: row["episodes"], reverse=True)[:COLOURS]
+    curves = []
+    for place, row in enumerate(row for row in found["rows"] if row in most):
+        cells = zip(found["columns"], row["cells"], strict=True)
+        points = [
+            ((first + last) // 2, of["successes"] / of["episodes"]) for (first, last), of in cells if of["episodes"]
+        ]
+        curves.append(Curve(row["value"], points, f"s{place}"))
+    how = "The values with most episodes; the number of episodes behind a point is in the table."
+    return Panel("Success by value", how, curves, Axis("share of episodes", percent=True, whole=True))
 
 
 PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")

@@ -54,7 +54,8 @@ def test_cost_includes_evicted_episodes_whose_turns_are_not_known(store: ReplayS
 
 def test_outliers_are_rewards_far_from_their_tasks_others_and_much_shorter_successes(store: ReplayStore) -> None:
     for number in range(24):
-        row = trajectory(f"row-{number:02}", segments=said([9] * 30), slot=number, reward=50.0 if number == 5 else 1.0)
+        reward = {5: 50.0, 7: 0.5}.get(number, 1.0)
+        row = trajectory(f"row-{number:02}", segments=said([9] * 30), slot=number, reward=reward)
         put(store, replace(row, record=replace(row.record, group=f"g{number}")), size=1, reward_std=0.0,
             reward_mean=row.record.reward)  # fmt: skip
     for number, length in ((24, 14), (25, 15)):
@@ -62,9 +63,16 @@ def test_outliers_are_rewards_far_from_their_tasks_others_and_much_shorter_succe
         put(store, trajectory(id, segments=said([9] * length), group=id, iteration=2, task="other"))
     found = outliers(store, RUN)
     ((id, others, gap),) = [(row["id"], row["others"], row["gap"]) for row in found["far"]]
-    assert (id, others, gap) == ("row-05", 23, pytest.approx(49.0))
+    assert (id, others, gap) == ("row-05", 23, pytest.approx(50.0 - 22.5 / 23))
     # 14 of 30 tokens are less than half, 15 are not.
     assert [(row["id"], row["shortest_before"]) for row in found["short"]] == [("row-24", 30)]
+
+
+def test_rare_success_among_rewards_of_two_values_is_no_outlier(store: ReplayStore) -> None:
+    for number in range(24):
+        row, reward = trajectory(f"row-{number}", group=f"g{number}", slot=number), float(number == 5)
+        put(store, replace(row, record=replace(row.record, reward=reward)), size=1, reward_std=0.0, reward_mean=reward)
+    assert outliers(store, RUN)["far"] == []
 
 
 def test_duplicates_are_rows_with_the_same_token_ids(store: ReplayStore) -> None:

@@ -48,8 +48,8 @@ def test_fields_whose_values_repeat_are_offered_and_the_one_that_decides_most_is
     found = slices(store, RUN)
     # Each task has a `name` of its own, and all have one size, one environment and one stop reason.
     assert (found["fields"], found["by"], found["unknown"]) == (["hops", "info.level", "long"], "hops", 0)
-    assert found["columns"][:2] == [(1, 3), (4, 6)] and found["columns"][-1] == (25, 26)
-    assert cells(store) == {"2": ["12/12"] * 8 + ["8/8"], "3": ["0/12"] * 4 + ["4/12"] + ["6/12"] * 3 + ["4/8"]}
+    assert found["columns"][:2] == [(1, 4), (5, 8)] and found["columns"][-1] == (25, 26)
+    assert cells(store) == {"2": ["16/16"] * 6 + ["8/8"], "3": ["0/16"] * 3 + ["6/16", "8/16", "8/16", "4/8"]}
     with pytest.raises(ReplayError, match="by must name a field that tells episodes apart, got 'size'. There is hops"):
         slices(store, RUN, "size")
 
