@@ -2,7 +2,7 @@
 
 from context.authors import Author, AuthorTable, default_authors
 from context.conversation_file import read_conversation, read_message
-from context.manager import ContextManager, PrefixError
+from context.manager import ContextManager
 from context.messages import Message, ToolCall
 from context.parse import HermesParser, ReactParser, Reply, ReplyParser, choose_parser
 from context.templates.chat_template import ChatTemplate, RenderError
@@ -21,7 +21,6 @@ __all__ = [
     "HermesParser",
     "Message",
     "ModelFiles",
-    "PrefixError",
     "ReactParser",
     "RenderError",
     "Renderer",

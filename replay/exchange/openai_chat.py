@@ -129,7 +129,6 @@ def record_conversation(
     max_tokens: int,
     parser: ReplyParser | None = None,
     strategy: Strategy | None = None,
-    strict: bool = False,
 ) -> ContextManager:
     """The context of an episode in which the policy gave the replies of a conversation. Replies of weight 0 are shown,
     not trained.
@@ -140,9 +139,7 @@ def record_conversation(
     conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
     given = KnownReply()
     shown = {turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained}
-    context = ContextManager(
-        renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown, strict=strict
-    )
+    context = ContextManager(renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown)
     context.begin(conversation.opening, conversation.tools)
     for reply, answers in conversation.turns:
         given.message = reply.message

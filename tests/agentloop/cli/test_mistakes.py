@@ -14,11 +14,9 @@ import pytest
 from agentloop.cli.main import main
 from agentloop.config.config_file import to_plain
 from agentloop.training.train import train
-from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 from tests.fakes.shell import Shell
 
-PONDERING = f"{ENVIRONMENTS / 'parity.py'}:Pondering"
 RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
 
 MINE = """
@@ -129,13 +127,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (
         training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
-    ),
-    (
-        training(
-            *("context.strict=true", "context.strategy=linear_think", "evaluation.tasks=8"),
-            f"context.parser={PONDERING}",
-        ),
-        "context.strict must hold for every prompt, got the strategy linear_think, which",
     ),
     # what a run left
     (
