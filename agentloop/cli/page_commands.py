@@ -3,13 +3,17 @@
 import secrets
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from agentloop.cli.replay.common import Run, RunId, fail, opened
-from replay.locate import is_folder_of_runs
+from replay.exchange import import_file
+from replay.exchange.files import JSONL, PARQUET
+from replay.locate import DATABASE, is_folder_of_runs
 from replay.open_buffer import find_run, open_buffer
+from replay.store import ReplayStore
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -31,7 +35,8 @@ def inspect(
 ) -> None:
     """Show a buffer and its runs in a browser, live: on this machine, without a model.
 
-    RUN may be a folder of runs: all of them in one list, their curves in the same charts, and the pages of each.
+    RUN may be a folder of runs: all of them in one list, their curves in the same charts, and the pages of each. It may
+    also be a file that `replay export` wrote.
     """
     try:
         from replay.pages.app import create_app, create_folder_app
@@ -46,9 +51,19 @@ def inspect(
             runs = stack.enter_context(closing(OpenedRuns(Path(run))))
             app, shown = create_folder_app(runs, token=token, host=host), run
         else:
-            source = stack.enter_context(open_buffer(run))
+            is_file = run is not None and run.endswith((PARQUET, *JSONL))
+            source = stack.enter_context(open_buffer(_imported(run, stack) if run and is_file else run))
             app, shown = create_app(source, token=token, host=host), source.store.url
         serve(app, shown, host=host, port=port, token=token, browser=browser)
+
+
+def _imported(file: str, stack: ExitStack) -> str:
+    """A database with the rows of a file, which is deleted with the stack."""
+    database = Path(stack.enter_context(TemporaryDirectory()), DATABASE)
+    with closing(ReplayStore.create(database)) as store:
+        rows = import_file(store, Path(file), name=None).inserted
+    print(f"{file}: {rows:,} rows in a temporary database, in which labels and saved views last until Ctrl-C")
+    return str(database)
 
 
 @app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")

@@ -1,5 +1,6 @@
 """`agentloop report | inspect`: the page of a run as one file, and all pages in a browser."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from context.authors import default_authors
+from replay.exchange import export_file
+from replay.questions.filters import condition
 from replay.records import RunRecord
 from replay.store import ReplayStore
 from tests.fakes.processes import AGENTLOOP
+from tests.fakes.records import iterated
 from tests.fakes.shell import Shell
 from tests.replay.pages.serving import Served
 
@@ -70,3 +74,21 @@ def test_inspect_prints_an_address_whose_token_becomes_a_cookie_and_ends_without
         inspector.send_signal(signal.SIGINT)
         _, errors = inspector.communicate(timeout=20)
     assert errors == ""
+
+
+@pytest.mark.slow
+def test_inspect_shows_a_file_of_rows_in_a_database_that_goes_with_it(tmp_path: Path) -> None:
+    with closing(iterated(tmp_path / "replay.sqlite")) as store:
+        export_file(store, tmp_path / "rows.parquet", where=condition("success"))
+    command = [AGENTLOOP, "inspect", tmp_path / "rows.parquet", "--no-browser", "--port", "0"]
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    inspector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=temporary)
+    try:
+        assert inspector.stdout
+        first, second = inspector.stdout.readline(), inspector.stdout.readline()
+        assert first.startswith(f"{tmp_path}/rows.parquet: 9 rows in a temporary database")
+        assert Served(int(urlsplit(second.split()[-1]).port or 0)).page("/buffer").count("<tr data-href") == 9
+    finally:
+        inspector.send_signal(signal.SIGINT)
+        _, errors = inspector.communicate(timeout=20)
+    assert (errors, [path.name for path in tmp_path.glob("tmp*")]) == ("", [])
