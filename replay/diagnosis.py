@@ -15,7 +15,7 @@ _FEW_SUCCESSES = 1 / 3
 """With fewer successes per batch, the run is limited by successes."""
 _MUCH = 0.3
 """A share above this limits the run."""
-_TOO_FAST, _ALIKE, _NO_SIGNAL = "learning rate", "equal groups", "equal rewards"
+TOO_FAST, _ALIKE, NO_SIGNAL = "learning rate", "equal groups", "equal rewards"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
@@ -75,12 +75,12 @@ def trouble(metrics: Metrics, config: Mapping[str, Any], *, at_end: bool = False
         rate = stored_setting(config, "optimizer.learning_rate", float)
         setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 10:g}"
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
-        return Regime(_TOO_FAST, f"{sign}. {remedy}")
+        return Regime(TOO_FAST, f"{sign}. {remedy}")
     if len(skipped) >= (1 if at_end else _NEWEST) and not steps and all(count > 0 for _, count in skipped):
         during = "1 iteration" if len(skipped) == 1 else f"{len(skipped)} iterations"
         sign = f"no update has changed the policy in {during}: attempts at a task had equal rewards"
         remedy = "Check the rewards (agentloop env check), or take tasks that are solved sometimes"
-        return Regime(_NO_SIGNAL, f"{sign}. {remedy}: docs/reading-a-run.md.")
+        return Regime(NO_SIGNAL, f"{sign}. {remedy}: docs/reading-a-run.md.")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
     if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and _SOME < solved < _MOST:
         sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"

@@ -74,7 +74,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result)
+        closing_words(result, next_run(config, overrides or [], settings, result))
     raise typer.Exit(result.exit_code)
 
 
@@ -94,14 +94,45 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
     return resumed_run_folder(config_to_resume(config, overrides), config).config
 
 
-def closing_words(result: TrainResult) -> None:
+def next_run(
+    config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
+) -> tuple[list[str], str] | None:
+    """A command to try after this run, with its reason; None after a resume by the run's folder."""
+    if config.is_dir():
+        return None
+    from replay.diagnosis import NO_SIGNAL, TOO_FAST
+
+    other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+    command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
+    if TOO_FAST in result.troubles:
+        rate = settings.optimizer.learning_rate / 10
+        setting, why = f"optimizer.learning_rate={rate:g}", "success fell: the learning rate is probably too high"
+    elif NO_SIGNAL in result.troubles and result.success_after:
+        return [program(), "env", "check", str(config)], "all rewards were equal: check them"
+    elif result.success_after == 0.0:
+        data = settings.sft.data or "DEMONSTRATIONS.jsonl"
+        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: train on demonstrations first"
+    key = setting.partition("=")[0]
+    kept = [given for given in overrides if given.partition("=")[0] != key]
+    sets = [word for each in (*kept, setting) for word in ("--set", each)]
+    return [program(), command, str(config), *sets], why
+
+
+def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None) -> None:
     print(f"held-out success: {result.held_out_success}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
+    hints = [
+        (f"{replay} stats {folder}", "what is in the buffer, and what was drawn from it"),
+        (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
+    ]
+    width = max(len(words) for words, _ in hints)  # the last one can be long
+    if next_run is not None and not result.exit_code:
+        hints.append((shlex.join(next_run[0]), next_run[1]))
     print("try next:")
-    print(f"  {replay} stats {folder}  # what is in the buffer, and what was drawn from it")
-    print(f"  {replay} ls {folder} --failed  # pick one, then: {replay} show ID {folder}")
+    for words, meaning in hints:
+        print(f"  {words:<{width}}  # {meaning}")
     print(f"ended after iteration {result.iterations}: {result.why_ended}")
 
 

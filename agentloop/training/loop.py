@@ -51,7 +51,7 @@ class Loop:
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
         self._saved_best = state.best_name
-        self._settings, self._troubles = components.folder.stored_config(), set[str]()
+        self._settings, self.troubles = components.folder.stored_config(), set[str]()
         self._shortfalls: set[str] = set()
         """Reasons that were shown, without their numbers."""
         self.pace = Pace(self.config, iteration=state.iteration)
@@ -114,8 +114,8 @@ class Loop:
     def note_trouble(self, *, at_end: bool = False) -> None:
         """Show the present sign of trouble, `at_end` also one that was shown before."""
         found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings, at_end=at_end)
-        if found is not None and (at_end or found.limit not in self._troubles):
-            self._troubles.add(found.limit)
+        if found is not None and (at_end or found.limit not in self.troubles):
+            self.troubles.add(found.limit)
             self._display.note(found.text)
 
     def collect(self, planned: IterationPlan) -> Collected:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -105,7 +106,7 @@ def train(
                 result = _result(folder, loop.state, report, stop)
                 loop.note_trouble(at_end=True)
                 _show_end(loop, result.why_ended)
-    return result
+    return replace(result, troubles=tuple(sorted(loop.troubles)))
 
 
 def _result(folder: RunFolder, state: LoopState, report: Path, stop: StopRequest | None = None) -> TrainResult:

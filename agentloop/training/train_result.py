@@ -35,6 +35,8 @@ class TrainResult(os.PathLike[str]):
     held_out_tasks: int
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
+    troubles: tuple[str, ...] = ()
+    """Signs of trouble, by the names of their limits in `replay.diagnosis`."""
     best: int | None = None
     """Iteration of the policy with the best held-out success."""
     why_ended: str = ""

@@ -17,7 +17,8 @@ import typer
 from agentloop import TrainResult
 from agentloop.cli.main import LateCommand, app
 from agentloop.cli.options import program
-from agentloop.cli.run_commands import closing_words
+from agentloop.cli.run_commands import closing_words, next_run
+from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.display import with_interval
 from tests.fakes.records import new_store
@@ -148,6 +149,7 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
         "report": "runs/small-001/report.html",
         "evaluated_after": 3,
         "held_out_tasks": 8,
+        "troubles": [],
         "best": max(zip(evaluations, (0, 2, 3), strict=True))[1],
         "why_ended": "all iterations are made",
         "exit_code": 0,
@@ -176,20 +178,37 @@ def test_stdout_is_json_alone_and_stderr_plain_lines(
 def test_train_says_when_its_success_was_measured(last: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/a-001")
     result = TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0, why_ended="of patience")
-    closing_words(result)
+    closing_words(result, None)
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == (f"held-out success: {words}", "ended after iteration 6: of patience")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "troubles", "command", "setting"),
+    [
+        (0.0, 0.0, (), "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.05, 0.0, (), "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.375, 0.0, ("learning rate",), "train", "optimizer.learning_rate=0.00015"),
+        (0.375, 0.325, (), "train", "replay.fraction=0.5"),
+    ],
+)
+def test_advice_fits_a_run(before: float, after: float, troubles: tuple[str, ...], command: str, setting: str) -> None:
+    folder = Path("runs/a-001")
+    result = TrainResult(folder, 6, before, after, folder / "report.html", 6, 40, 0, troubles)
+    found = next_run(Path("a.yaml"), ["run.seed=1"], RunConfig(), result)
+    assert found is not None
+    assert found[0][1:] == [command, "a.yaml", "--set", "run.seed=1", "--set", setting]
+
+
 @pytest.mark.slow
-def test_train_ends_with_success_and_two_commands_that_work(
+def test_train_ends_with_success_and_three_commands_that_work(
     config_file: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}")
     sets = ["--set", "run.iterations=1", "--set", "environment.options={}"]
     code, output, _ = shell.type(["train", config_file, *sets], tmp_path)
     assert code == 0
-    *_, success, model, folder, title, stats, failed, why = output.splitlines()
+    *_, success, model, folder, title, stats, failed, train, why = output.splitlines()
     before, after = rows(tmp_path / "runs/small-001/replay.sqlite", _EVALUATIONS)
     assert success == f"held-out success: {with_interval(before[0], 8)} -> {with_interval(after[0], 8)}"
     assert model == "trained model: runs/small-001/model"
@@ -197,8 +216,10 @@ def test_train_ends_with_success_and_two_commands_that_work(
     assert title == "try next:"
     assert shlex.split(stats, comments=True) == ["agentloop", "replay", "stats", "runs/small-001"]
     assert shlex.split(failed, comments=True) == ["agentloop", "replay", "ls", "runs/small-001", "--failed"]
+    again = ["agentloop", "train", str(config_file), *sets, "--set", "replay.fraction=0.5"]
+    assert shlex.split(train, comments=True) == again
     assert why == "ended after iteration 1: all iterations are made"
-    for hint in (stats, failed):
+    for hint in (stats, failed, train):
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
 
