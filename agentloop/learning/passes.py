@@ -66,14 +66,13 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
                 )
             record = trajectory.record
             truncated = record.top_p < 1.0 or record.top_k > 0
-            if not truncated or math.isnan(record.mean_behavior_log_prob) or section.allow_truncated_sampling:
+            if not truncated or math.isnan(record.mean_behavior_log_prob):
                 continue
             if section.needs_behavior or (weighs_kl and section.anchor == "behavior"):
                 raise TruncatedSampling(
                     f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
-                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set "
-                    f"loss.{stream}.allow_truncated_sampling: true; a new run can have loss.{stream}.anchor: old "
-                    "without a correction."
+                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Remove it from the buffer; a new "
+                    f"run can have loss.{stream}.anchor: old without a correction."
                 )
 
 

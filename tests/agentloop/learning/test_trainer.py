@@ -274,7 +274,6 @@ TOP_P = {"top_p": 0.9}
         ("uull", {"top_k": 50}, CORRECTED, {}, "trajectory drawn must be sampled from the whole dis"),
         ("uull", TOP_P, {"objective": "luffy"}, CHARGED, "trajectory drawn must be sampled from the whole dis"),
         ("uull", TOP_P, {"anchor": "old"}, CHARGED, None),
-        ("uull", TOP_P, {"allow_truncated_sampling": True}, {}, None),
         ("uull", TOP_P, {"objective": "luffy"}, {}, None),
         ("uxx", {**TOP_P, "mean_behavior_log_prob": math.nan}, {"missing_log_probs": "recompute"}, {}, None),
     ],
