@@ -211,7 +211,7 @@ def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     left = {"payloads of tasks of others": found.shared_tasks, "trajectories with the same content": found.copies}
     stays = "left" if done else "would leave"
     lines = [f"{stays}: {len(ids):,} {kind}: {', '.join(ids[:5])}" for kind, ids in left.items() if ids]
-    lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)")
+    lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay show ID)")
     if not done:
         return "\n".join([f"would remove {what}", *lines, _DRY])
     server = ", a server's backups and archived write-ahead logs" if on_server else ""
