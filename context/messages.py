@@ -203,5 +203,28 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def call_facts(calls: Sequence[ToolCall]) -> str:
+    """One text for equal calls, whatever their ids. Empty: there are no calls."""
+    return canonical_json([[call.name, _with_whole_numbers(dict(call.arguments))] for call in calls]) if calls else ""
+
+
+def are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
+    """True if the `given` calls are the policy's calls `said`. Ids and added arguments may differ."""
+    cut = [
+        replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
+        for one, call in zip(given, said, strict=False)
+    ]
+    return len(given) == len(said) and call_facts(cut) == call_facts(said)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """The value with whole numbers in one form: programs write 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(inner) for name, inner in value.items()}
+    return [_with_whole_numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
 def messages_hash(messages: Sequence[Message]) -> str:
     return content_hash([to_template(message) for message in messages])
