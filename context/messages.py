@@ -46,8 +46,8 @@ class Message:
 def check_message(message: Any) -> None:
     if not isinstance(message, Message):
         raise ValueError(
-            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
-            "conversation as OpenAI writes it with read_conversation."
+            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read "
+            "one as OpenAI writes it with read_message."
         )
 
 

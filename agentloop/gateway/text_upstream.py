@@ -15,9 +15,9 @@ from agentloop.gateway.chat_completions import openai_calls
 from agentloop.gateway.request_fields import wrong
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
-from context.conversation_file import read_message
 from context.conversation_tree import Prompt
 from context.messages import calls_named_by_ids
+from context.openai_messages import read_message
 from context.templates.rendering.conversation_writer import Rendering
 
 _WHOLE = {"stop", "tool_calls"}

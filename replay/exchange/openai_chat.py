@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from context.conversation_file import check_tools, read_message
 from context.manager import ContextManager
 from context.messages import Message
+from context.openai_messages import check_tools, read_message
 from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
