@@ -4,7 +4,7 @@ import pytest
 
 from context import ContextManager, Message, Renderer, TokenCodec, choose_parser, default_authors, loss_mask
 from context.authors import HISTORY
-from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
+from context.strategies import ClipToolResults, SlidingWindow, Strategy
 from context.tokens.codec import Control, Piece
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
@@ -32,24 +32,6 @@ def test_template_that_drops_thinking_begins_a_new_segment() -> None:
     # Shown again: what was said, as content of the author `history`, without the thinking.
     assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
     assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
-
-
-REWRITING = {
-    "linear_think": LinearThink(),
-    "sliding_window": SlidingWindow(200),
-    "clip_tool_results": ClipToolResults(200, keep_chars=0),
-    "self_clip": SelfClip(200, max_answer_tokens=20),
-    "memory": Memory(200, max_summary_tokens=20),
-}
-LONG = Turn([42, 43], "", None, {"key": "pearl"}, "blah " * 10)
-
-
-@pytest.mark.parametrize("name", REWRITING)
-def test_strategy_that_rewrites_begins_a_new_segment(name: str) -> None:
-    episode = started(REWRITING[name])
-    episode.play([CALLING] * 2 if name == "linear_think" else [LONG] * 9, tool_role=True)
-    begun = episode.context.segments()[1]
-    assert begun.reason == ("fork" if name in ("self_clip", "memory") else "strategy_rewrite")
 
 
 def test_strategy_that_changes_only_the_unseen_goes_on_in_its_segment() -> None:
