@@ -10,7 +10,7 @@ from context import default_authors, load_model_files, loss_mask, read_message, 
 
 
 def training_row(model: str, conversation: str) -> dict[str, Any]:
-    """`model`: a folder or hub id with a chat template; `conversation`: a JSON file of messages and tools."""
+    """`model`: a folder with a chat template; `conversation`: a JSON file of messages and tools."""
     authors = default_authors()
     given = json.loads(Path(conversation).read_text(encoding="utf-8"))
     messages = [read_message(number, row) for number, row in enumerate(given["messages"])]
