@@ -35,13 +35,6 @@ _SPELLED = re.compile(
     r"|\[/?\w*[A-Z]{3}\w*\]|\[\|\w+\|\]"  # [INST], [gMASK], [|endofturn|]
 )
 _FALLBACK_SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
-_CONVERSIONS = {
-    "tokenizer.model": "Convert it with transformers and sentencepiece: "
-    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json.",
-    "tekken.json": "Convert it with transformers and mistral-common: transformers.integrations.mistral "
-    "convert_tekken_tokenizer('tekken.json').save_pretrained(FOLDER) writes tokenizer.json.",
-}
-"""Files that hold a vocabulary in another format, each with the way to write tokenizer.json from it."""
 _Row = Mapping[str, Any]
 _SAID, _THOUGHT = "pearl-0417", "coral-0815"
 _ASKED: _Row = {"role": "user", "content": "x"}
@@ -273,10 +266,9 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        found = next((name for name in _CONVERSIONS if (folder / name).is_file()), None)
         raise RenderError(
-            f"model folder must hold tokenizer.json, got {found or 'none'} in {str(folder)!r}. "
-            f"{_CONVERSIONS.get(str(found), 'Copy it there from the model.')}"
+            f"model folder must hold tokenizer.json, got none in {str(folder)!r}. Copy it there from the model, or make "
+            "it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
     text = _read(path)
     try:

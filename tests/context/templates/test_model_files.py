@@ -97,15 +97,6 @@ def test_broken_folder_is_refused_in_one_line(folder: Path, name: str, content: 
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("tokenizer.model", r"save_pretrained\(FOLDER\)"), ("tekken.json", "convert_tekken_tokenizer")]
-)
-def test_folder_with_another_tokenizer_says_how_to_convert_it(folder: Path, name: str, remedy: str) -> None:
-    (folder / "tokenizer.json").rename(folder / name)
-    with pytest.raises(RenderError, match=rf"must hold tokenizer\.json, got {name} in .*{remedy}"):
-        load_model_files(folder)
-
-
 NO_NAME = r"context\.template must be one of hermes, llama3, mistral, or the path"
 GIVEN = [
     *(("chatml", given, NO_NAME) for given in ("hermez", "missing.jinja", "", "/dev/null")),
