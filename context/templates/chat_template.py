@@ -116,10 +116,6 @@ class ChatTemplate:
         for name in self.args:
             if name in _GIVEN or name in self._special_tokens:
                 raise RenderError(f"template_args must not name what the renderer gives, got {name!r}. Remove it.")
-        try:
-            content_hash(self.args)
-        except (TypeError, ValueError):
-            raise RenderError(f"template_args must hold JSON values, got {str(self.args)[:80]}.") from None
         read = _variables(self.source + (self.tool_use or "")) if self.args else set()
         if unread := [name for name in self.args if name not in read]:
             known = ", ".join(sorted(read - _GIVEN - self._special_tokens.keys())) or "none"
