@@ -267,8 +267,8 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RenderError(
-            f"model folder must hold tokenizer.json, got none in {str(folder)!r}. Copy it there from the model, or make "
-            "it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            f"model folder must hold tokenizer.json, got none in {str(folder)!r}. Copy it from the model, or make it "
+            "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
     text = _read(path)
     try:
