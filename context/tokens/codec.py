@@ -14,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from context.wording import storable
 
+_STAND_IN = "?"
 _SENTENCEPIECE_SPACE = "\u2581"
 _OTHER = "[other]"
 
@@ -142,12 +143,18 @@ class TokenCodec:
     def _untrusted(self, text: str, *, opens: bool) -> Encoding:
         tokenizer = self._text if opens else self._text_inside
         encoding = _encoded(tokenizer, text)
-        token = next((token for token in encoding.ids if token in self.added_ids), None)
-        if token is not None:
-            raise ValueError(
-                f"tokenizer must not write control tokens from content, got id {token} "
-                f"({self._full.id_to_token(token)!r}). This tokenizer can't be used safely."
-            )
+        found = [place for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in self.added_ids]
+        if found:  # the unknown token is a control token too: the characters that it stands for become others
+            characters = list(text)
+            for first, end in found:
+                characters[first:end] = _STAND_IN * (end - first)
+            encoding = tokenizer.encode("".join(characters), add_special_tokens=False)
+            token = next((token for token in encoding.ids if token in self.added_ids), None)
+            if token is not None:
+                raise ValueError(
+                    f"tokenizer must not write control tokens from content, got id {token} "
+                    f"({self._full.id_to_token(token)!r}). This tokenizer can't be used safely."
+                )
         return encoding
 
     def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:

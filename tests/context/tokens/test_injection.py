@@ -208,7 +208,7 @@ def test_names_that_spell_a_control_token_are_refused_everywhere(name: str) -> N
 
 def test_control_id_from_content_is_an_error_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = TokenCodec(family("chatml").tokenizer.to_str())
-    mark = codec.encode_text("?")
+    mark = codec.encode_text("?")  # what stands in for characters that would be control tokens
     monkeypatch.setattr(codec, "added_ids", frozenset(mark))
     with pytest.raises(ValueError, match=f"must not write control tokens from content, got id {mark[0]} "):
         codec.encode_text("a?")
