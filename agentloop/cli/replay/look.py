@@ -313,7 +313,7 @@ _TASKS: dict[str, Cell] = {
 
 @app.command(epilog="Example: agentloop replay lineage 12")
 def lineage(
-    iteration: Annotated[int, typer.Argument(metavar="ITERATION", min=0)],
+    iteration: Annotated[int, typer.Argument(metavar="ITERATION", min=0, help="Its number, from 1 on.")],
     run: Run = None,
     run_id: RunId = None,
     as_json: AsJson = False,
