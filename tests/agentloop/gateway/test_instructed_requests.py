@@ -3,12 +3,13 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentloop.gateway import anthropic_messages, chat_completions
-from agentloop.gateway.agent_request import AgentReply, AgentRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.records import Completion, GenerationFailed
 from context import Message
@@ -118,3 +119,10 @@ def test_row_has_the_tokens_that_the_engine_sampled_until_a_stop(seed: int) -> N
 def test_engine_that_goes_on_behind_a_stop_gives_no_reply() -> None:
     with pytest.raises(GenerationFailed, match="the engine must end a reply at its stop, got more tokens"):
         answered("At sea. END And more.", stop=("END",))
+
+
+def test_instructions_are_refused_by_name_where_the_run_says_so() -> None:
+    strict = replace(POLICY, unsupported="refuse")
+    with pytest.raises(BadRequest, match=r"^response_format must be left out where gateway\.unsupported is refuse"):
+        answered("At sea.", policy=strict, instructed=("response_format",))
+    answered("At sea.", policy=strict)
