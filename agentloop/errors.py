@@ -52,14 +52,6 @@ class UserCodeLate(UserCodeFailed):
     """A call of the user's code did not end within its time."""
 
 
-class UnknownAnchor(UserError, ValueError):
-    """A token would be trained against a log-prob that was never stored."""
-
-
-class TruncatedSampling(UserError, ValueError):
-    """A stored log-prob of top-p or top-k sampling would enter a ratio."""
-
-
 _MOST_CHARACTERS = 300
 
 

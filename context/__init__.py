@@ -1,9 +1,9 @@
 """The text that the model saw and who wrote it: exact tokens, their authors, and the masks that follow."""
 
 from context.authors import Author, AuthorTable, default_authors
-from context.conversation_file import read_conversation, read_message
-from context.manager import ContextManager, PrefixError
+from context.manager import ContextManager
 from context.messages import Message, ToolCall
+from context.openai_messages import read_message
 from context.parse import HermesParser, ReactParser, Reply, ReplyParser, choose_parser
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.model_files import ModelFiles, load_model_files
@@ -21,7 +21,6 @@ __all__ = [
     "HermesParser",
     "Message",
     "ModelFiles",
-    "PrefixError",
     "ReactParser",
     "RenderError",
     "Renderer",
@@ -35,7 +34,6 @@ __all__ = [
     "default_authors",
     "load_model_files",
     "loss_mask",
-    "read_conversation",
     "read_message",
     "response_mask",
 ]

@@ -16,20 +16,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from context.authors import HISTORY, INITIALIZATION
-from context.messages import Message, ToolCall, canonical_json, content_hash, numbered_calls
+from context.messages import Message, ToolCall, are_like, call_facts, content_hash, numbered_calls
 from context.parse import Reply, ReplyParser
 from context.templates.render import Renderer
 from context.templates.rendering.conversation_writer import Rendering
 from context.tokens.loss_mask import behind_the_end, mark_untrained
-from context.tokens.session_nodes import (
-    Fork,
-    Node,
-    Place,
-    Status,
-    path_of,
-    shared_beginnings,
-    tokens_of,
-)
+from context.tokens.session_nodes import Fork, Node, Place, Status, path_of, shared_beginnings, tokens_of
 from context.tokens.token_sequence import TokenSequence
 from context.tokens.training_sequence import sampled_tokens
 
@@ -193,7 +185,9 @@ class ConversationTree:
         renderer = self._renderer
         sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
         sampled = mark_untrained(sampled, behind_the_end(token_ids, renderer.end_ids), renderer.authors)
-        reply = self._parse(prompt, token_ids)
+        said, ended = self._said_by(tuple(token_ids), prompt.stop)
+        parser = self._parser(prompt.rendering.tools)
+        reply = parser.parse(prompt.rendering.opened_thought + said.text, stopped=ended)
         if self._renderer.template.needs_call_ids:
             first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
             calls = numbered_calls(reply.message.tool_calls, first)
@@ -231,7 +225,7 @@ class ConversationTree:
     def call_ids(self, number: int) -> list[str]:
         """The ids by which the agent knows the calls of a node's reply, even where the model's format has none."""
         calls = self.nodes[number].messages[-1].tool_calls
-        return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
+        return [call.id or f"call_{number}_{place}" for place, call in enumerate(calls)]
 
     def _read_messages(self, messages: Sequence[Message], stop: _Stop) -> tuple[tuple[Message, ...], _Beginning]:
         """The messages as the template needs them, and their longest beginning that the tree already has.
@@ -270,9 +264,9 @@ class ConversationTree:
 
         def rank(number: int) -> tuple[bool, bool, int]:
             as_given = self.call_ids(number) == [call.id for call in given]
-            return _facts(given) == _facts(self.nodes[number].messages[-1].tool_calls), as_given, number
+            return call_facts(given) == call_facts(self.nodes[number].messages[-1].tool_calls), as_given, number
 
-        like = [number for number in nodes if _are_like(given, self.nodes[number].messages[-1].tool_calls)]
+        like = [number for number in nodes if are_like(given, self.nodes[number].messages[-1].tool_calls)]
         return self.nodes[max(like, key=rank)].messages[-1].tool_calls if like else None
 
     def _find_id(self, given: str | None) -> str | None:
@@ -345,10 +339,6 @@ class ConversationTree:
         place = Place(at, len(path), said, node.place.tools, None)
         return Prompt(TokenSequence.concatenate([path, rest]), given, place, grown, stop, len(self.nodes), None, at)
 
-    def _parse(self, prompt: Prompt, token_ids: Sequence[int]) -> Reply:
-        said, ended = self._said_by(tuple(token_ids), prompt.stop)
-        return self._parser(prompt.rendering.tools).parse(prompt.rendering.opened_thought + said.text, stopped=ended)
-
     def _make_node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
@@ -380,11 +370,8 @@ class ConversationTree:
         self._ids |= {call.id for message in node.messages for call in message.tool_calls if call.id is not None}
 
 
-_GIVEN_ID = "call_"
-
-
 def _key(message: Message) -> _Key:
-    calls = _facts(message.tool_calls)
+    calls = call_facts(message.tool_calls)
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
 
 
@@ -406,28 +393,6 @@ def _as_shown(message: Message, here: _Beginning | None, following: Message | No
     meant = [own, *(key for key in alike if key._replace(content=own.content) == own)]
     best = max(meant, key=lambda key: (key in known and behind in known[key].next, key in known))
     return replace(message, content=best.content)
-
-
-def _facts(calls: Sequence[ToolCall]) -> str:
-    return canonical_json([[call.name, _alike(dict(call.arguments))] for call in calls]) if calls else ""
-
-
-def _are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
-    """True if the `given` calls are the policy's calls `said`. Ids and added arguments may differ."""
-    cut = [
-        replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
-        for one, call in zip(given, said, strict=False)
-    ]
-    return len(given) == len(said) and _facts(cut) == _facts(said)
-
-
-def _alike(value: Any) -> Any:
-    """The value with whole numbers in one form: programs write 1.0 as 1."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _alike(inner) for name, inner in value.items()}
-    return [_alike(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _sampled_ids(node: Node) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from context.authors import HISTORY
 from context.messages import Message, admitted, numbered_calls, shown_messages
 from context.parse import Reply, ReplyParser
-from context.strategies import STRATEGIES, Linear, Strategy
+from context.strategies import Linear, Strategy
 from context.strategies.protocol import (
     CONTEXT_FULL,
     UNRENDERABLE,
@@ -33,10 +33,6 @@ from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
 from context.tokens.training_sequence import OpenSegment, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
-
-
-class PrefixError(RuntimeError):
-    """The next prompt would not extend what the policy had seen, and `strict` forbids it."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +62,13 @@ class ContextManager:
         max_tokens: int,
         strategy: Strategy | None = None,
         untrained_turns: Collection[int] = (),
-        strict: bool = False,
     ) -> None:
-        """With `strict`, a prompt that does not extend the one before raises PrefixError. Replies of `untrained_turns`,
-        which count from 0, are shown and not trained.
-        """
+        """Replies of `untrained_turns`, which count from 0, are shown and not trained."""
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
         self._strategy = strategy or Linear()
         self._untrained_turns = untrained_turns
-        self._strict = strict
         self._tools: _Tools = ()
         self._hint: str | None = None
         self._segments: list[OpenSegment] = []
@@ -327,10 +319,8 @@ class ContextManager:
         hinted = None
         if seen != plain:
             rendering, hinted = self._render(seen, tools)
-        opened = OpenSegment(trained, hinted, reason=reason)
-        self._check_strict(reason, opened.ids)
-        self._segments.append(opened)
-        self._current = opened
+        self._current = OpenSegment(trained, hinted, reason=reason)
+        self._segments.append(self._current)
         self._prompt = rendering
         if reason != "fork":
             self._shown = rendering
@@ -363,19 +353,3 @@ class ContextManager:
 
     def _is_action(self, author: str) -> bool:
         return self._renderer.authors.author(author).action
-
-    def _check_strict(self, reason: SegmentReason, now: Sequence[int]) -> None:
-        if not self._strict or self._current is None:
-            return
-        seen = self._current.ids
-        at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
-        was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
-        cause, advice = "a chat template that rewrites", "a template that only appends"
-        if reason != "template_rewrite":
-            names = {kind: name for name, kind in STRATEGIES.items()}
-            name = names.get(type(self._strategy), type(self._strategy).__name__)
-            cause, advice = f"the strategy {name}, which rewrites", "context.strategy: linear"
-        raise PrefixError(
-            f"context.strict must hold for every prompt, got {cause} token {at}: "
-            f"{was!r} was seen, {becomes!r} would be shown. Set context.strict: false; a new run can have {advice}."
-        )

@@ -46,8 +46,8 @@ class Message:
 def check_message(message: Any) -> None:
     if not isinstance(message, Message):
         raise ValueError(
-            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
-            "conversation as OpenAI writes it with read_conversation."
+            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read "
+            "one as OpenAI writes it with read_message."
         )
 
 
@@ -201,6 +201,29 @@ def canonical_json(value: Any) -> str:
 def content_hash(value: Any) -> str:
     """The sha256 of the canonical JSON. Lone surrogates hash as themselves."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def call_facts(calls: Sequence[ToolCall]) -> str:
+    """One text for equal calls, whatever their ids. Empty: there are no calls."""
+    return canonical_json([[call.name, _with_whole_numbers(dict(call.arguments))] for call in calls]) if calls else ""
+
+
+def are_like(given: Sequence[ToolCall], said: Sequence[ToolCall]) -> bool:
+    """True if the `given` calls are the policy's calls `said`. Ids and added arguments may differ."""
+    cut = [
+        replace(one, arguments={name: value for name, value in one.arguments.items() if name in call.arguments})
+        for one, call in zip(given, said, strict=False)
+    ]
+    return len(given) == len(said) and call_facts(cut) == call_facts(said)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """The value with whole numbers in one form: programs write 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(inner) for name, inner in value.items()}
+    return [_with_whole_numbers(inner) for inner in value] if isinstance(value, list) else value
 
 
 def messages_hash(messages: Sequence[Message]) -> str:

@@ -86,7 +86,7 @@ class ContentGone(ReplayError):
     def __init__(self, trajectory: str, reason: str | None) -> None:
         super().__init__(
             f"trajectory {trajectory} must still have its tokens, got an evicted one ({reason or 'no reason known'}). "
-            "See its numbers: agentloop replay lineage ID"
+            "See its numbers: agentloop replay show ID"
         )
 
 

@@ -22,7 +22,7 @@ NO_COMMANDS = {"must", "at", "that", "<>"}
 """Words behind the name of the program in sentences about it."""
 OPTIONS_OF_OTHERS = {
     *("--dtype", "--max-model-len", "--enable-lora", "--api-key", "--enable-scale-out", "--logprobs-mode"),
-    *("--tensor-parallel-size", "--nproc-per-node", "--repo-type", "--local-dir"),
+    *("--tensor-parallel-size", "--nproc-per-node", "--repo-type", "--local-dir", "--include"),
 }
 """Options of vLLM, torchrun and hf."""
 SECTIONS = "|".join(path[0] for path in schema_entries() if len(path) == 1)

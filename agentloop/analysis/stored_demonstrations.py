@@ -23,7 +23,6 @@ def write_demonstrations(
     file: Path,
     *,
     where: RowCondition,
-    limit: int | None = None,
     force: bool = False,
     unique: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -47,7 +46,7 @@ def write_demonstrations(
         return "\n".join(json.dumps(conversation_row(said, tools) | outcome) for said, tools in conversations).encode()
 
     asked = where & whole_with_known_tools(known)
-    written: dict[str, Any] = {"limit": limit, "force": force, "unique": unique, "progress": progress}
+    written: dict[str, Any] = {"force": force, "unique": unique, "progress": progress}
     tools_of = partial(offered_tools, environments)
     return export_file(store, file, where=asked, line_of=line_of, tools_of=tools_of, **written)
 

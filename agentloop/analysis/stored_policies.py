@@ -11,7 +11,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
-from agentloop.environments import Environment, RunEnvironments, Task, open_tasks
+from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.environments.task_source import TaskSource
 from agentloop.errors import UserError, needing
 from agentloop.models.adapters import load_policy
@@ -28,7 +28,6 @@ from agentloop.runs.display import showing_progress
 from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
-from context.messages import Message
 from replay.locate import BEST, best_policy, newest_run_folder, split_best
 
 
@@ -195,18 +194,11 @@ def named_weights(folder: RunFolder, policy: int | str | None) -> tuple[int, Pat
     return version, known[version]
 
 
-Respond = Callable[[Environment, Task, Sequence[Message]], str | None]
-"""Takes the place of `Environment.respond`."""
-
-
-def play_with(
-    model: str, environment: str | None, overrides: Sequence[str], *, task: int, respond: Respond | None = None
-) -> tuple[Episode, RunConfig]:
+def play_with(model: str, environment: str | None, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
     """Let a model play a task: `model` is a run's folder, for its newest policy, RUN:best, or a model's path or id.
 
     A run's own configuration is used, with the overrides over it, and its own environment where `environment` is None.
     Raises UserError for a model that can't be loaded.
-    With `respond`, this function answers the policy's replies, and the environment does not.
     """
     folder, _, saved = named_policy(model) if has_run(split_best(model)[0]) else (None, None, None)
     if environment is not None:
@@ -217,10 +209,6 @@ def play_with(
         raise UserError(f"--model must be given but for a run's folder, got none for {model!r}. Add --model RUN|MODEL.")
     seed_process(config)
     factory, source = open_tasks(config)
-    if respond is not None and any(one.agent for one in factory.all):
-        raise UserError("--as user must be given for an environment without an agent, got one with it. Leave it out.")
-    if respond is not None:
-        factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
     actors = sampling_actors(config, factory, first, saved=saved, note=open_display(stderr=True).note)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)

@@ -27,7 +27,7 @@ def check(
         Path,
         typer.Argument(
             metavar="MODEL_OR_TEMPLATE",
-            help="Model folder (tokenizer.json and a chat template), hub id, or a .jinja file.",
+            help="Model folder (tokenizer.json and a chat template), or a .jinja file.",
         ),
     ],
     template: Annotated[

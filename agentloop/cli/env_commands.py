@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from agentloop.cli.options import AsJson, Overrides, command_group
 from agentloop.cli.replay.common import Force
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
-from agentloop.environments import Environment, EnvironmentFactory, RunEnvironments, Task, TaskSource, open_tasks
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, TaskSource, open_tasks
 from agentloop.environments.check import respond_now, reward_now
 from agentloop.environments.row_environment import agent_function
 from agentloop.errors import UserError
@@ -70,37 +70,13 @@ def play(
     ] = None,
     overrides: Overrides = None,
     task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,
-    role: Annotated[
-        Literal["user"] | None,
-        typer.Option("--as", help="Answer the model yourself. An empty line ends the episode with its last reply."),
-    ] = None,
 ) -> None:
     """Let a model play one episode, and show what was said."""
     from agentloop.analysis.stored_policies import play_with
 
-    shown = 0
-
-    def show(messages: Sequence[Message]) -> None:
-        nonlocal shown
-        if messages[shown:]:
-            print(conversation_text(map(plain_message, messages[shown:])))
-        shown = len(messages)
-
-    def ask_person(instance: Environment, about: Task, messages: Sequence[Message]) -> str | None:
-        nonlocal shown
-        show(messages)
-        try:
-            said = input("user: ").strip()
-        except EOFError:
-            said = ""
-            print()
-        shown += bool(said)  # the person sees the line that was typed
-        return said or None
-
-    respond = None if role is None else ask_person
     where = None if model is None else environment
-    episode, config = play_with(model or environment, where, overrides or [], task=task, respond=respond)
-    show(episode.messages)
+    episode, config = play_with(model or environment, where, overrides or [], task=task)
+    print(conversation_text(map(plain_message, episode.messages)))
     reward = episode.environment_reward
     success = "a success" if reward >= config.rollout.success_reward else "no success"
     print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))

@@ -144,10 +144,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _refusal_types() -> tuple[type[Exception], ...]:
     """Exceptions of `replay` and `context` that the user can mend; imported once there is an error."""
-    from context import PrefixError, RenderError
+    from context import RenderError
     from replay.errors import ReplayError
 
-    return ReplayError, RenderError, PrefixError
+    return ReplayError, RenderError
 
 
 def _say(message: str) -> None:

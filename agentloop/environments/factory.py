@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -40,7 +40,6 @@ from agentloop.environments.tools.tool_schema import (
     schemas_of_task,
     tools_of,
     tools_of_task,
-    with_tools,
 )
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError, needing
@@ -93,11 +92,6 @@ class EnvironmentFactory:
     def with_version_of(self, source: str) -> EnvironmentFactory:
         """Give the environment the version that follows from a changed source."""
         return replace(self, version=f"{self.version}+{source[:8]}")
-
-    def answered_by(self, respond: Callable[[Environment, Task, Sequence[Message]], Any]) -> EnvironmentFactory:
-        """Let a function of the instance, its task and the messages take the place of `Environment.respond`."""
-        kind = type(self.environment.__name__, (self.environment,), {"respond": respond})
-        return replace(self, environment=with_tools(kind, tools_of(self.environment)))
 
     def defines(self, *methods: str) -> bool:
         """True if the class overrides all of these methods of `Environment`."""

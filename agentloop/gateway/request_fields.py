@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
-from context.conversation_file import read_message
 from context.conversation_tree import INSTRUCTION
 from context.messages import Message
+from context.openai_messages import read_message
 from context.templates.chat_template import RenderError
 from context.templates.rendering.contents import checked_name
 from context.wording import excerpt

@@ -15,9 +15,9 @@ from agentloop.gateway.chat_completions import openai_calls
 from agentloop.gateway.request_fields import wrong
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
-from context.conversation_file import read_message
 from context.conversation_tree import Prompt
 from context.messages import calls_named_by_ids
+from context.openai_messages import read_message
 from context.templates.rendering.conversation_writer import Rendering
 
 _WHOLE = {"stop", "tool_calls"}
@@ -52,7 +52,6 @@ class TextUpstream:
             message = read_message(0, written)
             if not (message.content.strip() or message.tool_calls):
                 raise RenderError("an empty one")
-            *_, message = self._renderer.template.with_call_ids((*prompt.rendering.given, message))
             ids = self._renderer.reply(prompt.rendering, message)
             is_cut = choice.finish_reason == "length" or len(ids) > most
             if message.tool_calls and is_cut:
@@ -82,7 +81,6 @@ class TextUpstream:
                 message = message if is_cut or not choice.message.tool_calls else read_message(0, written)
             except RenderError:
                 message = replace(message, content=message.content + json.dumps(written["tool_calls"]))
-            *_, message = self._renderer.template.with_call_ids((*prompt.given, message))
             ids = self._renderer.reply(prompt, message)
         except (OpenAIError, RenderError, AttributeError, TypeError, ValueError) as error:
             raise self._failure(error) from None

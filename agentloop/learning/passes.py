@@ -18,7 +18,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.loss import StreamLossSection
 from agentloop.config.sections.optimization import KlSection
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.errors import TruncatedSampling, UnknownAnchor
+from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, ScoredBatch
 from agentloop.learning.stream_losses import Losses
 from agentloop.learning.update_stats import UpdateTotals
@@ -59,21 +59,20 @@ def check_behavior(batch: Batch, parts: Mapping[str, StreamLossSection], kl: KlS
                 why, way = f"loss.{stream}.anchor is behavior", "anchor: old"
                 if section.anchor == "old":
                     why, way = f"loss.{stream}.correction.kind is {section.correction.kind}", "correction.kind: none"
-                raise UnknownAnchor(
+                raise UserError(
                     f"behavior_log_probs of trajectory {trajectory.id} must be known for every trained token when "
                     f"{why}, got {unknown[row]} unknown. Set loss.{stream}.missing_log_probs, or do not train on it; a "
                     f"new run can have loss.{stream}.{way}."
                 )
             record = trajectory.record
             truncated = record.top_p < 1.0 or record.top_k > 0
-            if not truncated or math.isnan(record.mean_behavior_log_prob) or section.allow_truncated_sampling:
+            if not truncated or math.isnan(record.mean_behavior_log_prob):
                 continue
             if section.needs_behavior or (weighs_kl and section.anchor == "behavior"):
-                raise TruncatedSampling(
+                raise UserError(
                     f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
-                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set "
-                    f"loss.{stream}.allow_truncated_sampling: true; a new run can have loss.{stream}.anchor: old "
-                    "without a correction."
+                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Remove it from the buffer; a new "
+                    f"run can have loss.{stream}.anchor: old without a correction."
                 )
 
 

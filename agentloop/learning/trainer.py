@@ -80,8 +80,8 @@ class Trainer:
         from the log-probs of the first step's passes, the update begins again with recomputed ones.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and UserError if a GPU's memory does not suffice. Before anything has changed, raises UnknownAnchor for a
-        trained token without the behavior log-prob that its ratio needs, and TruncatedSampling for top-p or top-k.
+        and UserError if a GPU's memory does not suffice. Before anything has changed, raises UserError for a trained
+        token without the behavior log-prob that its ratio needs, and for one that was sampled with top-p or top-k.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
         steps = _Steps(iteration, batch.replayed)

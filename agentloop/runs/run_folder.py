@@ -360,10 +360,9 @@ _MAY_CHANGE = frozenset(
         *("batch.micro_batch_tokens", "batch.layout", "engine", "gateway", "rollout.parallel"),
         # limits that stopped the run, and what becomes of a row, an episode or a step that would stop it
         *("rollout.episode_timeout_s", "rollout.tool_timeout_s", "reward.timeout_s", "reward.on_error"),
-        *("tasks.too_long", "context.max_tokens", "context.strict"),
+        *("tasks.too_long", "context.max_tokens"),
         *("replay.shortfall", "replay.allow_mismatch", "replay.max_quarantined"),
-        *("loss.fresh.missing_log_probs", "loss.fresh.allow_truncated_sampling"),
-        *("loss.replay.missing_log_probs", "loss.replay.allow_truncated_sampling"),
+        *("loss.fresh.missing_log_probs", "loss.replay.missing_log_probs"),
         # remedies for numbers that are not finite
         *("optimizer.learning_rate", "optimizer.on_bad_gradient", "sft.learning_rate"),
         *("critic.optimizer.learning_rate", "critic.optimizer.on_bad_gradient"),

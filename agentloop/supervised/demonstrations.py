@@ -87,7 +87,6 @@ def _sequences(
         max_tokens=section.max_tokens,
         parser=make_parser(section.parser, renderer.template, tools=conversation.tools) if named else None,
         strategy=strategy,
-        strict=section.strict,
     )
     sequences = [segment.tokens for segment in context.segments()]
     return [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]

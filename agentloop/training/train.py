@@ -40,7 +40,7 @@ from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.training.train_result import TrainResult
-from context import PrefixError, RenderError
+from context import RenderError
 from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.exchange.teacher import teaching_of
@@ -154,7 +154,7 @@ def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
     """Remove a new run that fails before its first checkpoint, unless a model was warmed up for it."""
     try:
         yield
-    except (UserError, RenderError, PrefixError, ReplayError) as error:
+    except (UserError, RenderError, ReplayError) as error:
         warmed_up = folder.config.model.path is None and (folder.start / COMPLETE).exists()
         if new and not warmed_up and not isinstance(error, (RunReplaced, DatabaseFailed)):
             remove_unbegun(folder)

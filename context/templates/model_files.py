@@ -28,8 +28,6 @@ BUILT_IN_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 }
 """The chat templates of this package by name, each with the control tokens that a vocabulary must have for it."""
 _FOLDER = Path(__file__).parent / "built_in"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "*.jinja")
 _JINJA = re.compile(r"\{[{%#]")
 _SPELLED = re.compile(
     r"</?[|｜]?[^\W\d][\w▁.-]*[|｜]?>"  # <s>, </think>, <|turn>, <turn|>
@@ -37,13 +35,6 @@ _SPELLED = re.compile(
     r"|\[/?\w*[A-Z]{3}\w*\]|\[\|\w+\|\]"  # [INST], [gMASK], [|endofturn|]
 )
 _FALLBACK_SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
-_CONVERSIONS = {
-    "tokenizer.model": "Convert it with transformers and sentencepiece: "
-    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json.",
-    "tekken.json": "Convert it with transformers and mistral-common: transformers.integrations.mistral "
-    "convert_tekken_tokenizer('tekken.json').save_pretrained(FOLDER) writes tokenizer.json.",
-}
-"""Files that hold a vocabulary in another format, each with the way to write tokenizer.json from it."""
 _Row = Mapping[str, Any]
 _SAID, _THOUGHT = "pearl-0417", "coral-0815"
 _ASKED: _Row = {"role": "user", "content": "x"}
@@ -73,17 +64,21 @@ class ModelFiles:
 def load_model_files(
     path: Path | str, *, template: str | None = None, template_args: Mapping[str, Any] | None = None
 ) -> ModelFiles:
-    """Reads a folder with tokenizer.json and a chat template, a model by its hub id, or a .jinja file.
+    """Reads a folder with tokenizer.json and a chat template, or a .jinja file.
 
-    From the hub only these files are downloaded, and nothing with HF_HUB_OFFLINE=1. A .jinja file alone gets a
-    tokenizer that is trained on its text, with every control token in the text. `template` replaces the folder's
-    template: the name of a built-in one, a path or a text. `template_args` are further variables of the template, such
-    as enable_thinking. Raises RenderError if there is no such model or template.
+    A .jinja file alone gets a tokenizer that is trained on its text, with every control token in the text. `template`
+    replaces the folder's template: the name of a built-in one, a path or a text. `template_args` are further variables
+    of the template, such as enable_thinking. Raises RenderError if there is no such model or template.
     """
     path = Path(path).expanduser()
     if path.suffix == ".jinja" and path.is_file() and template is None:
         return from_template(_read(path), template_args=template_args)
-    return _from_folder(path if path.is_dir() else _downloaded(str(path)), template, template_args)
+    if not path.is_dir():
+        raise RenderError(
+            f"MODEL_OR_TEMPLATE must be a model folder or a .jinja file, got {str(path)!r}. Check the path; a model of "
+            "the hub is downloaded by: hf download ID --include '*.json' '*.jinja' --local-dir FOLDER"
+        )
+    return _from_folder(path, template, template_args)
 
 
 def from_template(source: str, *, template_args: Mapping[str, Any] | None = None) -> ModelFiles:
@@ -225,22 +220,6 @@ def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, t
     return ""
 
 
-def _downloaded(name: str) -> Path:
-    """The folder in which huggingface_hub keeps a model's files."""
-    from huggingface_hub import is_offline_mode, snapshot_download  # here: `context` starts at once without
-
-    reason = "no such folder, and no hub id"
-    if _HUB_ID.fullmatch(name) and not name.endswith(".jinja"):
-        try:
-            return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES]))
-        except (OSError, ValueError) as error:
-            offline = "HF_HUB_OFFLINE is set, and the hub's cache has no such model"
-            reason = offline if is_offline_mode() else f"{type(error).__name__}: {error}".splitlines()[0][:150]
-    raise RenderError(
-        f"MODEL_OR_TEMPLATE must be a model folder, a hub id or a .jinja file, got {name!r} ({reason}). Check the path."
-    )
-
-
 def _from_folder(folder: Path, template: str | None, template_args: Mapping[str, Any] | None) -> ModelFiles:
     config = _json(folder / "tokenizer_config.json")
     named = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
@@ -287,10 +266,9 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        found = next((name for name in _CONVERSIONS if (folder / name).is_file()), None)
         raise RenderError(
-            f"model folder must hold tokenizer.json, got {found or 'none'} in {str(folder)!r}. "
-            f"{_CONVERSIONS.get(str(found), 'Copy it there from the model.')}"
+            f"model folder must hold tokenizer.json, got none in {str(folder)!r}. Copy it from the model, or make it "
+            "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
     text = _read(path)
     try:

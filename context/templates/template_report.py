@@ -45,17 +45,9 @@ class TemplateReport:
         return next((state for state in worst if state in states), "unsupported")
 
     def summary(self) -> str:
-        """One line: the state, the first message that is rewritten, and the first case that does not work."""
-        rewriting = [case for case in self.cases if case.state == "rewrites history"]
-        said: str = self.state
-        if rewriting:
-            found = f"{len(rewriting)} of {len(self.cases)} cases, first in {rewriting[0].name!r}"
-            said += f" in {found}: {rewriting[0].details[0]}"
-        odd = next((case for case in self.cases if case.details and case not in rewriting), None)
-        if odd is not None:
-            state = "unsupported, " if odd.state == "unsupported" else ""
-            said += f"; {odd.name!r}: {state}{odd.details[0].partition('. ')[0]}"
-        return said
+        """The state in one line, with the number of cases that have it."""
+        count = sum(case.state == self.state for case in self.cases)
+        return self.state if count == len(self.cases) else f"{self.state} in {count} of {len(self.cases)} cases"
 
 
 # (name, messages as `conversation` spells them, the thinking of its replies, whether there are tools)

@@ -77,6 +77,11 @@ class TokenCodec:
     def __init__(self, tokenizer_json: str, *, special: Iterable[str] = ()) -> None:
         """`special`: tokens that the model names (bos, eos, pad). They are never plain text."""
         given = json.loads(tokenizer_json)
+        if not isinstance(given["model"]["vocab"], dict):
+            raise ValueError(
+                f"tokenizer must number the words of its vocabulary, as BPE does, got {given['model'].get('type')}. "
+                "Use another model."
+            )
         description = _whole_text_rules_off(given)
         control = _control_tokens(description, frozenset(special))
         self.hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
@@ -190,16 +195,13 @@ def _control_tokens(description: _Description, special: Collection[str]) -> list
     Plain text is white space, the unknown token, and a single character that is not special. A token in `special`,
     which the model names, is always a control token.
     """
-    model = description["model"]
-    unknown = {model.get("unk_token")}
-    if isinstance(model["vocab"], list) and model.get("unk_id") is not None:
-        unknown.add(model["vocab"][model["unk_id"]][0])
+    unknown = description["model"].get("unk_token")
     rows = []
     for row in description["added_tokens"]:
         content = str(row["content"])
         blank = content.replace(_SENTENCEPIECE_SPACE, " ").isspace()
         letter = len(content) == 1 and not row.get("special")
-        if content in special or not (blank or letter or content in unknown):
+        if content in special or not (blank or letter or content == unknown):
             rows.append(row)
     return rows
 
@@ -211,15 +213,12 @@ def _without_control_tokens(description: _Description, control: Collection[int])
     """
     model = dict(description["model"])
     plain = [row for row in description["added_tokens"] if row["id"] not in control]
-    if isinstance(model["vocab"], dict):
-        removed = {token for token, token_id in model["vocab"].items() if token_id in control}
-        model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
-        # An added token outside the vocabulary would get another number. As an entry it keeps its id.
-        model["vocab"].update({row["content"]: row["id"] for row in plain})
-        if removed and "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
-    else:
-        model["vocab"] = _pieces_without(model["vocab"], plain, control)
+    removed = {token for token, token_id in model["vocab"].items() if token_id in control}
+    model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
+    # An added token outside the vocabulary would get another number. As an entry it keeps its id.
+    model["vocab"].update({row["content"]: row["id"] for row in plain})
+    if removed and "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
     return _tokenizer_of({**description, "added_tokens": plain, "model": model})
 
 
@@ -236,19 +235,6 @@ def _word_decoder(description: _Description) -> Tokenizer:
     word = f"{_SENTENCEPIECE_SPACE}x"
     model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
     return _tokenizer_of({**description, **parts, "added_tokens": [], "model": model})
-
-
-def _pieces_without(
-    vocabulary: Sequence[Sequence[Any]], plain: Sequence[Mapping[str, Any]], control: Collection[int]
-) -> list[list[Any]]:
-    """Remove control tokens from Unigram's pieces. The place of a piece, or of a plain added token, is its id."""
-    worst = min((score for _, score in vocabulary), default=0.0) - 100.0
-    size = max([len(vocabulary), *(row["id"] + 1 for row in plain)])
-    pieces = [list(row) for row in vocabulary] + [["", worst] for _ in range(size - len(vocabulary))]
-    for row in plain:
-        if row["id"] >= len(vocabulary):
-            pieces[row["id"]] = [row["content"], worst]
-    return [["", score] if place in control else [piece, score] for place, (piece, score) in enumerate(pieces)]
 
 
 def _each_part(description: _Description, kind: str, parts: str, change: Any) -> _Description:

@@ -22,7 +22,6 @@ def export_file(
     path: Path,
     *,
     where: sa.ColumnElement[bool] | None = None,
-    limit: int | None = None,
     force: bool = False,
     unique: bool = False,
     tools_of: Callable[[Bundle], Tools | None] = lambda row: row.tools,
@@ -32,17 +31,16 @@ def export_file(
     """Write rows to `path`, in the format of its ending. The file is written whole or not at all.
 
     Rows are ordered by run, iteration, slot and id. Orphaned, quarantined and evicted rows are left out and counted,
-    even if they became so during the export. Rows stored during the export may be in the file or not. `limit` keeps
-    the first rows that `where` chooses, and `unique` leaves out rows whose tokens are those of an earlier one.
-    `tools_of` returns what a row's policy was offered. `line_of` writes each row as another kind of line, which no
-    import reads.
+    even if they became so during the export. Rows stored during the export may be in the file or not. `unique` leaves
+    out rows whose tokens are those of an earlier one. `tools_of` returns what a row's policy was offered. `line_of`
+    writes each row as another kind of line, which no import reads.
     """
     as_parquet = is_parquet(path)
     if as_parquet and line_of is not None:
         raise ExchangeError(f"FILE must end in .jsonl or .jsonl.gz, got {str(path)!r}. Rename it.")
     report = ExportReport()
     with replaced(path, force=force) as target:
-        ids = exportable(store, report, sa.true() if where is None else where)[:limit]
+        ids = exportable(store, report, sa.true() if where is None else where)
         found = bundles(store, ids, report, progress, unique=unique)
         rows = (replace(row, tools=tools_of(row)) for row in found)
         parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)

@@ -2,16 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from context.conversation_file import check_tools, read_message
 from context.manager import ContextManager
 from context.messages import Message
+from context.openai_messages import check_tools, read_message
 from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
@@ -61,13 +60,6 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         return [*self.opening, *(said for reply, answers in self.turns for said in (reply.message, *answers))]
-
-    def with_messages(self, messages: Iterable[Message]) -> "Conversation":
-        """Return the same conversation with its messages replaced by `messages`, in order."""
-        given = iter(messages)
-        opening = tuple(islice(given, len(self.opening)))
-        turns = ((replace(reply, message=next(given)), tuple(islice(given, len(back)))) for reply, back in self.turns)
-        return replace(self, opening=opening, turns=tuple(turns))
 
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
@@ -129,7 +121,6 @@ def record_conversation(
     max_tokens: int,
     parser: ReplyParser | None = None,
     strategy: Strategy | None = None,
-    strict: bool = False,
 ) -> ContextManager:
     """The context of an episode in which the policy gave the replies of a conversation. Replies of weight 0 are shown,
     not trained.
@@ -137,12 +128,9 @@ def record_conversation(
     `parser` reads each reply back from its tokens; None: the template's own parser. Raises BadRow (TooLong if it is too
     long) and RenderError.
     """
-    conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
     given = KnownReply()
     shown = {turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained}
-    context = ContextManager(
-        renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown, strict=strict
-    )
+    context = ContextManager(renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown)
     context.begin(conversation.opening, conversation.tools)
     for reply, answers in conversation.turns:
         given.message = reply.message

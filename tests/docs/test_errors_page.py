@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "errors.md"
 PACKAGES = ("agentloop", "replay", "context")
 LISTED = frozenset(
     {"TrainingStopped", "RankLost", "GenerationFailed", "RunReplaced", "DatabaseRefused", "DatabaseFailed"}
-    | {"ConnectionLost", "BlobError", "BadRow", "ExchangeError", "PrefixError", "UnknownAnchor", "TruncatedSampling"}
+    | {"ConnectionLost", "BlobError", "BadRow", "ExchangeError"}
 )
 """Each message of these has a row; of others, those that a class has itself, and those that speak of `--resume`."""
 LIBRARY = ("Exception", "BaseException", "SystemExit", "ValueError", "RuntimeError")

@@ -9,8 +9,8 @@ import anthropic
 import openai
 
 from context import Message
-from context.conversation_file import read_message
 from context.messages import to_template
+from context.openai_messages import read_message
 
 Answer = tuple[str, Message]
 """The id of a reply, and what its client was given."""

@@ -42,7 +42,6 @@ def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
         "sp_legacy": _sentencepiece_legacy,
         "sp_first": partial(_metaspace, "first"),
         "sp_always": partial(_metaspace, "always"),
-        "unigram": _unigram,
     }
     return {
         **{kind: partial(_added, make) for kind, make in made.items()},
@@ -152,25 +151,6 @@ def _metaspace(scheme: str) -> str:
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme, split=False)]
     )
     return str(tokenizer.to_str())
-
-
-@cache
-def _unigram() -> str:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    trainer = trainers.UnigramTrainer(
-        vocab_size=400,
-        special_tokens=[UNK, BOS, EOS],
-        unk_token=UNK,
-        initial_alphabet=[_SPACE, *(chr(code) for code in range(33, 127))],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    described = json.loads(tokenizer.to_str())
-    described["model"]["vocab"] += [[piece, -20.0] for piece in _byte_pieces()]
-    described["model"]["byte_fallback"] = True
-    return json.dumps(described)
 
 
 def _byte_pieces() -> Sequence[str]:

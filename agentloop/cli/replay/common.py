@@ -39,7 +39,6 @@ Filter = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite FILE.")]
-MostRows = Annotated[int | None, typer.Option("--limit", min=1, help="Most rows, in the order of the file.")]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson
-from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
+from agentloop.cli.replay.common import Filter, Force, Run, app, fail, opened, run_folder_of, say, say_json
 from agentloop.config.sections.loss import ReplayLossSection
 from agentloop.errors import UserError
 from replay import questions
@@ -43,7 +43,6 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, a database file or a URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
     filter: Filter = None,
-    limit: MostRows = None,
     unique: Unique = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -59,7 +58,6 @@ def export(
             buffer.store,
             file,
             where=chosen(buffer.run, filter),
-            limit=limit,
             force=force,
             unique=unique,
             tools_of=partial(offered_tools, _environments(buffer, required=False)),
@@ -140,7 +138,6 @@ def demonstrations(
     filter: Annotated[
         str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
     ] = "success",
-    limit: MostRows = None,
     unique: Unique = False,
     force: Force = False,
 ) -> None:
@@ -157,7 +154,6 @@ def demonstrations(
             _environments(buffer),
             file,
             where=chosen(buffer.run, filter),
-            limit=limit,
             force=force,
             unique=unique,
             progress=partial(show, "write"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +89,8 @@ def show(
         id, run = run, id  # other commands have RUN first
     with opened(run) as buffer:
         answer = questions.trajectory(buffer.store, id)
+        for use in answer["uses"]:
+            use["held_by"] = _first_holding(buffer.folder, use["iteration"])
         if as_json:
             say_json(answer)
             return
@@ -98,7 +99,7 @@ def show(
             _print_tokens(buffer, answer["id"])
         else:
             say("its tokens are gone")
-        say("every update that used it:\n" + uses_text(answer["uses"]))
+        say("every update that used it:\n" + _uses_text(answer["uses"]))
 
 
 def _summary_text(answer: dict[str, Any]) -> str:
@@ -178,8 +179,15 @@ _USES: dict[str, Cell] = {
 }
 
 
-def uses_text(uses: Sequence[dict[str, Any]]) -> str:
-    return row_table(uses, _USES) if uses else "no update used it"
+def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
+    if not uses:
+        return "no update used it"
+    held = [
+        f"iteration {use['iteration']} made policy {use['makes_policy_version']}, in "
+        f"{use['held_by'] or 'no checkpoint that is still there'}"
+        for use in uses
+    ]
+    return "\n".join([row_table(uses, _USES), *held])
 
 
 def _print_tokens(buffer: OpenBuffer, id: str) -> None:
@@ -231,6 +239,8 @@ def _facts_text(answer: dict[str, Any]) -> str:
             ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
             ("log-probs", f"mean {means}", f"least {least}"),
         ]
+    if answer["children"]:
+        lines.append(("made from it", *answer["children"]))
     for label in answer["labels"]:
         note = [] if label["note"] is None else [repr(label["note"])]
         lines.append(("labelled", label["label"], *note, f"by {label['made_by']}", label["created_at"][:10]))
@@ -300,32 +310,18 @@ _TASKS: dict[str, Cell] = {
 }
 
 
-@app.command(epilog="Example: agentloop replay lineage 12, or: agentloop replay lineage 3f9a21")
+@app.command(epilog="Example: agentloop replay lineage 12")
 def lineage(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT",
-            help="A number: what that iteration learned from. A trajectory's id: what it came from and what learned "
-            "from it.",
-        ),
-    ],
+    iteration: Annotated[int, typer.Argument(metavar="ITERATION", min=0, help="Its number, from 1 on.")],
     run: Run = None,
     run_id: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which experience fed which update, and how far it had drifted when it did."""
+    """Which experience fed the update of an iteration, and how far it had drifted when it did."""
     with opened(run) as buffer:
-        if re.fullmatch(r"[0-9]{1,7}", what):
-            answer = questions.iteration(buffer.store, find_run(buffer, run_id), int(what))
-            answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
-            text = _iteration_text(answer)
-        else:
-            answer = questions.overview(buffer.store, what)
-            for use in answer["uses"]:
-                use["held_by"] = _first_holding(buffer.folder, use["iteration"])
-            text = _trajectory_text(answer)
-    say_json(answer) if as_json else say(text)
+        answer = questions.iteration(buffer.store, find_run(buffer, run_id), iteration)
+        answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
+    say_json(answer) if as_json else say(_iteration_text(answer))
 
 
 def _first_holding(folder: Path | None, iteration: int) -> str | None:
@@ -367,18 +363,6 @@ def _iteration_text(answer: dict[str, Any]) -> str:
 def _origin(row: dict[str, Any]) -> list[str]:
     """Write where a row came from: `source hindsight`, `from 3f9a...`."""
     return [f"source {row['source']}", *([f"from {row['parent']}"] if row["parent"] else [])]
-
-
-def _trajectory_text(answer: dict[str, Any]) -> str:
-    """Write the facts of a trajectory, and every update that used it. Facts of a corrupt row are not known."""
-    lines = [_facts_text(answer) if answer["group"] else f"{answer['id']}, {state_text(answer)}"]
-    if answer["children"]:
-        lines.append(f"made from it: {', '.join(map(visible, answer['children']))}")
-    lines += [*_requests(answer), "", "every update that used it:", uses_text(answer["uses"])]
-    for use in answer["uses"]:
-        held = use["held_by"] or "no checkpoint that is still there"
-        lines.append(f"iteration {use['iteration']} made policy {use['makes_policy_version']}, in {held}")
-    return "\n".join(lines)
 
 
 def _requests(answer: dict[str, Any]) -> list[str]:

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck
 
 
-Policy = Annotated[
-    str | None, typer.Option("--policy", metavar="VERSION|best", help="A policy version that is still there, or best.")
-]
-
-
 @app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")
 def verify(
     run: Run = None,
@@ -36,7 +31,6 @@ def verify(
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
     ] = False,
-    policy: Policy = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
     ] = 0.01,
@@ -53,8 +47,8 @@ def verify(
         if yes and found.corrupt:
             buffer.store.quarantine(found.corrupt)
         check = None
-        if log_probs or policy is not None:
-            check = _check_log_probs(buffer, filter, found, policy)
+        if log_probs:
+            check = _check_log_probs(buffer, filter, found)
     failed = found.corrupt_share > limit or bool(found.damage)
     failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
@@ -68,20 +62,21 @@ def verify(
     raise typer.Exit(1 if failed else 0)
 
 
-def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
+def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification) -> LogProbCheck:
     from agentloop.analysis.stored_log_probs import check_log_probs
-    from agentloop.analysis.stored_policies import named_weights, weights_of_run
+    from agentloop.analysis.stored_policies import weights_of_run
 
     folder = run_folder_of(buffer)
-    weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
-    return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
+    return check_log_probs(buffer.store, folder, weights_of_run(folder), filter=filter, skip=found.corrupt)
 
 
 @app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")
 def rescore(
     run: Run = None,
     filter: Filter = None,
-    policy: Policy = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="VERSION|best", help="A policy version that is still there, or best.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -211,7 +206,7 @@ def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     left = {"payloads of tasks of others": found.shared_tasks, "trajectories with the same content": found.copies}
     stays = "left" if done else "would leave"
     lines = [f"{stays}: {len(ids):,} {kind}: {', '.join(ids[:5])}" for kind, ids in left.items() if ids]
-    lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)")
+    lines.append(f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay show ID)")
     if not done:
         return "\n".join([f"would remove {what}", *lines, _DRY])
     server = ", a server's backups and archived write-ahead logs" if on_server else ""

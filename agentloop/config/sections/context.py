@@ -81,11 +81,6 @@ class ContextSection(ContextLength, Section):
         "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
     ] = Field("linear", description="How the next prompt shows the conversation; see docs/concepts.md.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the strategy, e.g. {budget: 2000}.")
-    strict: bool = Field(
-        False,
-        description="Stop the run where the chat template or the strategy rewrites history, instead of beginning a "
-        "new segment.",
-    )
     parser: str = Field(
         "auto",
         description=f"Parser of the tool calls in a reply: {', '.join(PARSERS)}, or `path/to/file.py:ClassName` of "

@@ -123,11 +123,6 @@ class StreamLossSection(Section):
         description="Trained tokens whose behavior log-prob is unknown. reject: an error where one is needed; luffy, "
         "bc: they get that objective, whose options may stand with it; recompute: old log-probs stand in.",
     )
-    allow_truncated_sampling: bool = Field(
-        False,
-        description="Form ratios with behavior log-probs of rows sampled with top_p or top_k, which are not those of "
-        "the whole distribution.",
-    )
     correction: Correction = Field(
         default_factory=NoCorrection,
         description="How the ratio old / behavior weighs the loss; needs anchor old. A kind with its options, or "

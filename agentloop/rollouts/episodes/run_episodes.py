@@ -224,5 +224,4 @@ def new_context(actors: Actors, config: RunConfig, task: Task) -> ContextManager
         actors.parser_for(task),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
-        strict=config.context.strict,
     )

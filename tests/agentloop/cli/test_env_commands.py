@@ -1,6 +1,5 @@
 """`agentloop env check | play | demonstrate`: an environment looked at without a model, and episodes in it."""
 
-import io
 import json
 from pathlib import Path
 
@@ -166,9 +165,7 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path, envir
     assert message in refusal and "--resume" not in refusal
 
 
-def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(
-    shell: Shell, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
     settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
     train(settings, display=SilentDisplay())
     config = tmp_path / functions(tmp_path, "right")
@@ -188,11 +185,6 @@ def test_model_and_newest_policy_play_in_an_environment_or_by_a_file(
     assert "--model must be given but for a run's folder, got none for" in shell.refusal(
         ["env", "play", PARITY], tmp_path
     )
-    # A person answers once, and ends the episode with Ctrl-D.
-    monkeypatch.setattr("sys.stdin", io.StringIO("Again!\n"))
-    as_user = ["--as", "user", "--set", "context.stop_strings=[e,a,o]"]
-    output = shell.type(["env", "play", PARITY, "--model", qwen2, *as_user], tmp_path)[1]
-    assert [output.count(line) for line in ("user: ", "assistant:", "answered: reward ")] == [3, 2, 1]
     config.write_text(config.read_text() + "context: {max_tokens: 16}\n")
     code, _, errors = shell.type(["env", "play", "train.yaml", "--model", qwen2], tmp_path)
     assert (code, errors.splitlines()[0].split(":")[0]) == (2, "computing on cpu")

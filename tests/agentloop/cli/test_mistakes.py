@@ -14,11 +14,9 @@ import pytest
 from agentloop.cli.main import main
 from agentloop.config.config_file import to_plain
 from agentloop.training.train import train
-from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 from tests.fakes.shell import Shell
 
-PONDERING = f"{ENVIRONMENTS / 'parity.py'}:Pondering"
 RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
 
 MINE = """
@@ -71,11 +69,8 @@ def _configured(**values: Any) -> Callable[[Path], None]:
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
-    "vast": _configured(hidden_size=10**15, intermediate_size=10**15),
-    "headless": _configured(num_attention_heads=0),
     "nested": lambda model: (model / "config.json").write_text("[" * 10**5),
     "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
-    "listed": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
     "elsewhere": lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
     "plain": lambda model: (model / "chat_template.jinja").unlink(),
@@ -115,11 +110,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "--config", "bare.yaml"], "--model must be given where model.path of bare.yaml is null, got neither"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
-    (training("model.path=vast"), f"{NO_MODEL}, got 'vast' (RuntimeError: Storage size calculation overflowed with"),
-    (training("model.path=headless"), f"{NO_MODEL}, got 'headless' (ZeroDivisionError: integer division"),
     (training("model.path=nested"), f"{NO_MODEL}, got 'nested' (RecursionError: maximum recursion depth exceeded"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
-    (training("model.path=listed"), f"{NO_MODEL}, got 'listed/model.safetensors.index.json' (TypeError: list indices"),
     (training("model.path=elsewhere"), "model.path must have its weights in .safetensors files of its own folder, got"),
     (training("model.path=blank"), "model.path must have a fast tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
@@ -129,13 +121,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (
         training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
-    ),
-    (
-        training(
-            *("context.strict=true", "context.strategy=linear_think", "evaluation.tasks=8"),
-            f"context.parser={PONDERING}",
-        ),
-        "context.strict must hold for every prompt, got the strategy linear_think, which",
     ),
     # what a run left
     (

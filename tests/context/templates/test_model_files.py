@@ -61,34 +61,12 @@ def test_arguments_are_the_templates(folder: Path) -> None:
         load_model_files(folder, template_args={"moood": "calm"})
 
 
-def test_model_of_the_hub_is_read_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    kept = tmp_path / "models--some--model"
-    (kept / "snapshots" / "c0ffee").mkdir(parents=True)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("c0ffee")
-    family("chatml").save(kept / "snapshots" / "c0ffee")
-    assert load_model_files("some/model").template.source == CHATML
-    assert load_model_files("some/model", template="hermes").template.source == template_source("hermes")
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ("no/model", "HF_HUB_OFFLINE is set, and the hub's cache has no such model"),
-        ("runs/x/model", "no such folder, and no hub id"),
-        ("my/template.jinja", "no such folder, and no hub id"),
-    ],
-)
-def test_what_is_no_model_is_refused_in_one_line(given: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+@pytest.mark.parametrize("given", ["no/model", "runs/x/model", "my/template.jinja"])
+def test_what_is_no_model_is_refused_in_one_line(given: str) -> None:
     with pytest.raises(RenderError) as refused:
         load_model_files(given)
-    assert str(refused.value) == (
-        f"MODEL_OR_TEMPLATE must be a model folder, a hub id or a .jinja file, got {given!r} ({reason}). "
-        "Check the path."
-    )
+    assert str(refused.value).startswith(f"MODEL_OR_TEMPLATE must be a model folder or a .jinja file, got {given!r}. ")
+    assert "\n" not in str(refused.value)
 
 
 TOKENIZER = json.loads(family("chatml").tokenizer.to_str())
@@ -117,15 +95,6 @@ def test_broken_folder_is_refused_in_one_line(folder: Path, name: str, content: 
     with pytest.raises(RenderError, match=complaint) as refusal:
         load_model_files(folder)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("tokenizer.model", r"save_pretrained\(FOLDER\)"), ("tekken.json", "convert_tekken_tokenizer")]
-)
-def test_folder_with_another_tokenizer_says_how_to_convert_it(folder: Path, name: str, remedy: str) -> None:
-    (folder / "tokenizer.json").rename(folder / name)
-    with pytest.raises(RenderError, match=rf"must hold tokenizer\.json, got {name} in .*{remedy}"):
-        load_model_files(folder)
 
 
 NO_NAME = r"context\.template must be one of hermes, llama3, mistral, or the path"

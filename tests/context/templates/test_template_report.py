@@ -55,27 +55,9 @@ def test_detail_names_the_message_and_what_becomes_of_it(source: str, case: str,
     ("name", "line"),
     [
         ("qwen2_5", "append-only"),
-        (
-            "qwen3",
-            "rewrites history in 3 of 12 cases, first in 'thinking, two user turns': "
-            "message 1 (assistant): its thinking is left out",
-        ),
-        (
-            "llama3",
-            "append-only; 'tools': unsupported, chat template must show every tool, got one that leaves lookup out of "
-            "a prompt with the roles [user]",
-        ),
-        (
-            "gemma",
-            "append-only; 'system message': unsupported, chat template must render messages with the roles [system, "
-            "user], got: TemplateError: System role not supported",
-        ),
-        (
-            "lfm2",
-            "append-only; 'tool results': can't be shown again once rewritten: chat template must show every call, got "
-            "one that leaves calls out",
-        ),
+        ("qwen3", "rewrites history in 3 of 12 cases"),
+        ("gemma", "append-only in 3 of 12 cases"),
     ],
 )
-def test_report_in_one_line_names_what_is_rewritten_and_what_does_not_work(name: str, line: str) -> None:
+def test_report_in_one_line_counts_the_cases(name: str, line: str) -> None:
     assert check_template(model(name)).summary() == line

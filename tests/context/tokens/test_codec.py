@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from context import Message
 from context.tokens.codec import TokenCodec
@@ -70,3 +70,8 @@ def test_no_kind_of_tokenizer_makes_a_control_token_of_a_text(kind: str) -> None
             assert codec.added_ids.isdisjoint(ids), (token, text)
             # These two change some letters themselves.
             assert codec.decode(ids).split() == text.split() or kind in ("nfkc", "unk_is_eos"), (token, text)
+
+
+def test_tokenizer_whose_words_have_no_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match="tokenizer must number the words of its vocabulary, as BPE does, got Unigram"):
+        TokenCodec(Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)).to_str())

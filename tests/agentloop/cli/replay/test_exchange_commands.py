@@ -36,13 +36,13 @@ def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: P
     file = tmp_path / "wins.parquet"
     # 2 iterations of 2 groups of 4, half and a quarter of them successes.
     assert ask("export", run, file, "--where", "success").output.startswith(f"6 rows in {file} (")
-    answer = json.loads(ask("export", run, file, "--limit", "3", "--force", "--json").output)
-    assert answer == {"file": str(file), "rows": 3, "bytes": file.stat().st_size, "left_out": {}, "corrupt": {}}
+    answer = json.loads(ask("export", run, file, "--where", "success", "--force", "--json").output)
+    assert answer == {"file": str(file), "rows": 6, "bytes": file.stat().st_size, "left_out": {}, "corrupt": {}}
     output = ask("import", file, other, "--name", "wins").output
-    assert output == f"3 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
+    assert output == f"6 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
     assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("wins",)]
     answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
-    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (0, 3, 0, ["run-1"])
+    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (0, 6, 0, ["run-1"])
 
 
 def test_corrupt_rows_are_not_exported_and_bad_ones_not_imported(run: Path, other: Path, file: Path) -> None:

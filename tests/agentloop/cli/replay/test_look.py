@@ -71,7 +71,7 @@ def used_lines(output: str) -> list[tuple[str, ...]]:
     """Iteration, slot and stream of each update that `show` prints."""
     titles, *uses = output[output.index("every update that used it") :].splitlines()[1:]
     assert titles.split()[:4] == ["iter", "slot", "stream", "share"]
-    return [tuple(line.split()[:3]) for line in uses]
+    return [tuple(line.split()[:3]) for line in uses if not line.startswith("iteration ")]
 
 
 def test_stats_of_a_folder_or_its_database_say_what_is_there_and_what_was_drawn(run: Path) -> None:
@@ -99,14 +99,13 @@ def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:
     assert ["self", "2,", "50.0", "%", "successful"] in printed
 
 
-def test_show_and_lineage_print_the_requests_of_a_session(tmp_path: Path) -> None:
+def test_show_prints_the_requests_of_a_session(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         put(store, planned_row("agents"))
-    for command in ("show", "lineage"):
-        printed = [line.split() for line in ask(command, "agents", tmp_path / "replay.sqlite").stdout.splitlines()]
-        assert ["2", "│", "●", "searcher", "new", "trained", "5", "31", "6", "0"] in printed
-        assert ["4", "●", "planner", "edited,", "from", "0", "trained", "14", "22", "7", "2"] in printed
-        assert ["6", "●", "gone", "new", "undelivered", "3", "16", "5", "-"] in printed
+    printed = [line.split() for line in ask("show", "agents", tmp_path / "replay.sqlite").stdout.splitlines()]
+    assert ["2", "│", "●", "searcher", "new", "trained", "5", "31", "6", "0"] in printed
+    assert ["4", "●", "planner", "edited,", "from", "0", "trained", "14", "22", "7", "2"] in printed
+    assert ["6", "●", "gone", "new", "undelivered", "3", "16", "5", "-"] in printed
 
 
 def test_ls_prints_a_line_each_sorts_filters_and_prints_json(run: Path) -> None:
@@ -163,7 +162,7 @@ def test_show_without_a_tokenizer_prints_ids_and_of_a_row_that_went_its_numbers(
 
 
 EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
-COMMANDS = ("stats", "ls", "show ID", "tasks", "lineage ID", "lineage 1", "mix", "ls --where x==1")
+COMMANDS = ("stats", "ls", "show ID", "tasks", "lineage 1", "mix", "ls --where x==1")
 
 
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def checkpoints(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path) -> None:
+def test_lineage_and_show_name_checkpoints(checkpoints: Path) -> None:
     text = ask("lineage", "2", str(checkpoints)).output
     assert f"iteration 2 of run {RUN}: 8 fresh, 3 drawn, 2 optimizer steps" in text
     assert "collected by policy 1, made policy 2" in text
@@ -205,9 +204,9 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path)
     rows = [line.split() for line in text.splitlines()[5:16]]
     assert [row[1] for row in rows] == ["fresh"] * 8 + ["replay"] * 3
     ((id,),) = sql(checkpoints / "replay.sqlite", "select trajectory from draws where iteration = 2 and slot = 8")
-    uses = ask("lineage", id, str(checkpoints)).output
+    uses = ask("show", id, str(checkpoints)).output
     assert f"iteration 1 made policy 1, in {checkpoints}/checkpoints/000002" in uses
-    answer = json.loads(ask("lineage", id, str(checkpoints), "--json").output)
+    answer = json.loads(ask("show", id, str(checkpoints), "--json").output)
     held = {use["iteration"]: use["held_by"] for use in answer["uses"]}
     assert {held[1], held[2]} == {f"{checkpoints}/checkpoints/000002"}
     # The checkpoint of iteration 3 is not whole.

@@ -1,9 +1,8 @@
-"""Reads conversations that people keep as JSON files of messages, with tools or without."""
+"""Reads messages, their calls, and tools in the form of OpenAI's chat interface."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from context.authors import ENV, INITIALIZATION, USER
@@ -15,24 +14,6 @@ from context.templates.chat_template import RenderError
 _AUTHORS = {"user": USER, "tool": ENV}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TEXTS = ("author", "name", "tool_call_id", "reasoning_content")
-
-
-def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
-    """The messages and tools of a file. It holds a list of messages, or {"messages": [...], "tools": [...]}."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RenderError(f"FILE must be JSON, got {str(path)!r} ({error}). Mend the file.") from None
-    whole = value if isinstance(value, dict) else {"messages": value}
-    rows = whole.get("messages")
-    if not isinstance(rows, list) or not rows:
-        raise RenderError(
-            f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
-        )
-    given = _list("tools", whole.get("tools"))
-    check_tools(given)
-    tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
-    return [read_message(index, row) for index, row in enumerate(rows)], tools
 
 
 def read_message(index: int, row: Any) -> Message:
