@@ -66,17 +66,21 @@ def _imported(file: str, stack: ExitStack) -> str:
     return str(database)
 
 
-@app.command(epilog="Example: agentloop report runs/quickstart-001")
-def report(run: Run = None, run_id: RunId = None) -> None:
-    """Write a run's page as one file to send to somebody: all curves, and nothing is fetched.
-
-    The file is report.html in the folder of the run or of its database file, or here if RUN is a server's database.
-    """
+@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
+def report(
+    run: Run = None,
+    run_id: RunId = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
+    ] = None,
+) -> None:
+    """Write a run's page as one file to send to somebody: all curves, and nothing is fetched."""
     from agentloop.runs.run_folder import explaining_disk
     from agentloop.runs.run_report import report_run
     from replay.pages.report import REPORT_NAME
 
     with opened(run) as buffer:
-        path = (buffer.folder or Path()) / REPORT_NAME
-        with explaining_disk(path, option=REPORT_NAME, advice="Make room for it, or let its folder be written to."):
+        path = out or (buffer.folder or Path()) / REPORT_NAME
+        with explaining_disk(path, option="--out", advice="Choose another with --out FILE."):
             print(report_run(buffer.store, path, run=find_run(buffer, run_id)))

@@ -259,6 +259,7 @@ def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
 
 @app.command(epilog="Example: agentloop doctor --json")
 def doctor(
+    folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
     engine: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
@@ -268,7 +269,7 @@ def doctor(
     """Check this machine: optional packages, GPU, sandbox, disk. Exit code 1 if something can't work."""
     from agentloop.analysis.doctor import check_engine, check_machine
 
-    found = check_machine()
+    found = check_machine(folder)
     if engine is not None:
         found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:

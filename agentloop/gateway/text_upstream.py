@@ -52,6 +52,7 @@ class TextUpstream:
             message = read_message(0, written)
             if not (message.content.strip() or message.tool_calls):
                 raise RenderError("an empty one")
+            *_, message = self._renderer.template.with_call_ids((*prompt.rendering.given, message))
             ids = self._renderer.reply(prompt.rendering, message)
             is_cut = choice.finish_reason == "length" or len(ids) > most
             if message.tool_calls and is_cut:
@@ -81,6 +82,7 @@ class TextUpstream:
                 message = message if is_cut or not choice.message.tool_calls else read_message(0, written)
             except RenderError:
                 message = replace(message, content=message.content + json.dumps(written["tool_calls"]))
+            *_, message = self._renderer.template.with_call_ids((*prompt.given, message))
             ids = self._renderer.reply(prompt, message)
         except (OpenAIError, RenderError, AttributeError, TypeError, ValueError) as error:
             raise self._failure(error) from None

@@ -49,6 +49,7 @@ def demonstrated_sequences(
 
     A strategy that rewrites the context makes several sequences. One that stops the episode ends them early.
     """
+    conversation = renderer.template.with_call_ids(conversation)
     context = ContextManager(renderer, parser, max_tokens=_ENDLESS, strategy=strategy)
 
     def say(reply: Message) -> None:

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from context.messages import content_hash
+from context.messages import Message, calls_named_by_ids, content_hash
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _WORD = re.compile(r"[\w.$-]*")
@@ -112,6 +112,10 @@ class ChatTemplate:
         """True if the template refuses a call without an id, or writes a missing id as nothing or as `None`."""
         return any(source.needs_call_ids for source in (self._plain, self._with_tools))
 
+    def with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with call ids that contain the tools' names, if this template writes ids in place of names."""
+        return calls_named_by_ids(messages) if self._with_tools.names_calls_by_ids else messages
+
     def _check_args(self) -> None:
         for name in self.args:
             if name in _GIVEN or name in self._special_tokens:
@@ -183,6 +187,11 @@ class _Source:
                 without = [named.replace(_ID, written) for written in ("", "None")]
                 return plain is None or (plain != named and plain in without)
         return False
+
+    @cached_property
+    def names_calls_by_ids(self) -> bool:
+        _, _, call = (self._probe(CALLED[:2], self._forms) or "").rpartition(str(_ASKED["content"]))
+        return _ID in call and "lookup" not in call
 
     def render(
         self,

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -60,6 +61,13 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         return [*self.opening, *(said for reply, answers in self.turns for said in (reply.message, *answers))]
+
+    def with_messages(self, messages: Iterable[Message]) -> "Conversation":
+        """Return the same conversation with its messages replaced by `messages`, in order."""
+        given = iter(messages)
+        opening = tuple(islice(given, len(self.opening)))
+        turns = ((replace(reply, message=next(given)), tuple(islice(given, len(back)))) for reply, back in self.turns)
+        return replace(self, opening=opening, turns=tuple(turns))
 
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
@@ -128,6 +136,7 @@ def record_conversation(
     `parser` reads each reply back from its tokens; None: the template's own parser. Raises BadRow (TooLong if it is too
     long) and RenderError.
     """
+    conversation = conversation.with_messages(renderer.template.with_call_ids(conversation.messages))
     given = KnownReply()
     shown = {turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained}
     context = ContextManager(renderer, given, max_tokens=max_tokens, strategy=strategy, untrained_turns=shown)

@@ -45,8 +45,9 @@ def test_home_is_known_in_every_path(shell: Shell, tmp_path: Path, monkeypatch: 
     (tmp_path / "elsewhere").mkdir()
     code, output, _ = shell.type(["config", "~/mine.yaml", "--json"], tmp_path / "elsewhere")
     assert (code, json.loads(output)["run"]["name"]) == (0, "mine")
-    for option in (["--config", "~/none.yaml"], ["--config=~/none.yaml"]):
-        assert f"{tmp_path}/none.yaml" in shell.refusal(["evaluate", *option], tmp_path / "elsewhere")
+    for folder in (["--folder", "~/runs"], ["--folder=~/runs"]):
+        _, output, _ = shell.type(["doctor", *folder], tmp_path / "elsewhere")
+        assert f"free in {tmp_path}" in output
     assert f"got nothing at {tmp_path}/none." in shell.refusal(["replay", "stats", "~/none"], tmp_path / "elsewhere")
 
 

@@ -42,19 +42,19 @@ def running(tmp_path: Path) -> Iterator[Path]:
 def test_report_of_several_runs_names_them_or_can_not_be_written(running: Path, tmp_path: Path, shell: Shell) -> None:
     with closing(ReplayStore.open(running / "replay.sqlite", read_only=False)) as store:
         add_run(store, "run-b", "other-001", 0.75)
-    database, out = running / "replay.sqlite", running / "report.html"
+    database, out = running / "replay.sqlite", tmp_path / "sent.html"
     refused = shell.refusal(["report", database], tmp_path)
     assert refused.startswith("RUN must be one run of")
     assert "got live-001 (run-a), other-001 (run-b). Give its folder, or its id with --run." in refused
     nobody = shell.refusal(["report", database, "--run", "nobody"], tmp_path)
     assert "got 'nobody' where there are live-001" in nobody
-    asked = ["report", database, "--run", "other-001"]
-    assert shell.type(asked, tmp_path) == (0, f"{out}\n", "")
+    asked = ["report", database, "--run", "other-001", "--out"]
+    assert shell.type([*asked, out], tmp_path) == (0, f"{out}\n", "")
     assert "75.0 %" in out.read_text(encoding="utf-8")
-    out.unlink()
-    out.mkdir()
-    assert shell.refusal(asked, tmp_path).startswith("report.html must be writable, got Is a directory at")
-    assert not list(running.glob("*.tmp"))
+    for place, problem in ((tmp_path / "no" / "where.html", "No such file or directory"), (tmp_path, "Is a directory")):
+        refused = shell.refusal([*asked, place], tmp_path)
+        assert refused.startswith(f"--out must be writable, got {problem} at")
+    assert not list(tmp_path.parent.glob("*.tmp"))
 
 
 @pytest.mark.slow

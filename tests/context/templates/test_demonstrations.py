@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -46,13 +47,12 @@ CONVERSATIONS = {
 }
 RIGHT = {
     **dict.fromkeys(["trl/qwen3", "trl/gemma4_v5", "trl/nemotron_3_nano", "written/glm_4_6", *BUILT_IN], 16),
-    **dict.fromkeys(["trl/gptoss", "written/hunyuan"], 12),
+    **dict.fromkeys(["trl/gptoss", "written/hunyuan", "written/kimi_k2"], 12),
     "axolotl/gemma4": 13,
     "axolotl/command_a_tool_use": 11,
     "trl/llama3_1": 9,
     "written/mistral_v0_3": 8,
     "axolotl/falcon_h1": 7,
-    "written/kimi_k2": 7,  # its calls are named by ids functions.NAME:0
     "trl/deepseekv3": 4,
 }
 """How many of their 16 replies are right; the others are refused."""
@@ -69,7 +69,7 @@ def replies(conversation: Sequence[Message]) -> Iterator[tuple[Sequence[Message]
 def outcomes(made: Subject, conversation: list[Message]) -> Iterator[str]:
     """Whether each reply is right or refused. Fails for one that is neither."""
     tools = (LOOKUP,) if any(message.tool_calls for message in conversation) else ()
-    for before, reply, after in replies(conversation):
+    for before, reply, after in replies(made.renderer.template.with_call_ids(conversation)):
         try:
             ids = made.renderer.reply(made.renderer.render(before, tools), reply)
         except ValueError as refused:
@@ -153,6 +153,18 @@ def test_text_that_a_template_closes_before_its_call_is_refused_and_a_call_alone
         '<tool_call>{"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '
         '{"key": "pearl"}}}</tool_call><|im_end|>'
     )
+
+
+@pytest.mark.parametrize("ids", [("call_a", "call_a"), (None, None)])
+def test_calls_are_numbered_for_a_template_that_names_tools_by_their_ids(ids: tuple[str | None, str | None]) -> None:
+    conversation = [
+        replace(message, tool_call_id=ids[0])
+        if message.role == "tool"
+        else replace(message, tool_calls=tuple(replace(call, id=ids[0]) for call in message.tool_calls))
+        for message in CONVERSATIONS["second call"]
+    ]
+    *calls, _ = learned(renderer_of("written/kimi_k2"), *conversation)
+    assert [f"<|tool_call_begin|>functions.lookup:{n}<" in call for n, call in enumerate(calls)] == [True, True]
 
 
 def test_model_with_named_templates_writes_replies_with_the_one_for_tools(tmp_path: Path) -> None:
