@@ -24,7 +24,8 @@ from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, category_
 from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
-from agentloop.runs.display import ConsoleDisplay, showing_progress
+from agentloop.runs.display import showing_progress
+from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, complete_checkpoints, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from context.messages import Message
@@ -106,7 +107,7 @@ def _evaluate_policy(
     asked: Asked,
 ) -> EvaluationReport:
     """Evaluate weights: `weights` is the place of the first model, and the place of those saved since, if any."""
-    display = ConsoleDisplay(stderr=True)
+    display = open_display(stderr=True)
     with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         scorer = open_scorer(config, environments)
         if source.summary is not None:
@@ -221,7 +222,7 @@ def play_with(
     if respond is not None:
         factory = RunEnvironments({name: one.answered_by(respond) for name, one in factory.by_name.items()})
     first = model if folder is None else config.model.path or folder.start
-    actors = sampling_actors(config, factory, first, saved=saved, note=ConsoleDisplay(stderr=True).note)
+    actors = sampling_actors(config, factory, first, saved=saved, note=open_display(stderr=True).note)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
     scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
     return scores.episodes[0], config

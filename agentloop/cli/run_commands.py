@@ -52,7 +52,7 @@ def train(
     """Train an agent: act, remember, mix, learn."""
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
     # These imports load torch. They come after the configuration, so that a mistake in it is shown at once.
-    from agentloop.runs.display import ConsoleDisplay
+    from agentloop.runs.progress_bars import open_display
     from agentloop.runs.run_folder import refuse_used_folder
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
@@ -68,7 +68,7 @@ def train(
         resume=going_on,
         run=config if config.is_dir() else run,
         environment_changed=environment_changed,
-        display=ConsoleDisplay(stderr=as_json),
+        display=open_display(stderr=as_json),
     )
     if as_json:
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
@@ -214,10 +214,10 @@ def sft(
 ) -> None:
     """Train a model on demonstrations of your own, to go on from with train."""
     settings = _settings("sft", config, overrides or [], resume)
-    from agentloop.runs.display import ConsoleDisplay
+    from agentloop.runs.progress_bars import open_display
     from agentloop.supervised.sft import sft as train_supervised
 
-    going_on, display = config if config.is_dir() else resume, ConsoleDisplay(stderr=as_json)
+    going_on, display = config if config.is_dir() else resume, open_display(stderr=as_json)
     result = train_supervised(settings, resume=going_on, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))

@@ -99,13 +99,19 @@ class ConsoleDisplay:
             return
         seconds, done = now - self._phase_began, self._done - self._first  # without progress before a resume
         # An upper bound: warm-ups and runs may end early.
-        tokens = 0 if self._tokens is None else self._tokens()
-        sampled = f"{tokens:,} tokens, {tokens / seconds:,.1f} per second  " if tokens and seconds else ""
-        rest = f"{sampled}for {duration(seconds)}"
+        rest = f"{self.tokens_within(seconds)}for {duration(seconds)}"
         if done > 0:
             left = duration(seconds / done * (self._total - self._done))
             rest = f"{60 * done / seconds:,.1f} per minute  left <= {left}"
         self.note(f"{self._phase} {self._done}/{self._total}  {rest}")
+
+    def tokens_within(self, seconds: float) -> str:
+        """Write the tokens that the present phase has sampled so far; an empty text for none."""
+        tokens = 0 if self._tokens is None else self._tokens()
+        return f"{tokens:,} tokens, {tokens / seconds:,.1f} per second  " if tokens and seconds else ""
+
+    def close(self) -> None:
+        """End what is drawn over and over; printed lines stay as they are."""
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         self._phase, self._total, self._quiet = "", 0, True
@@ -137,3 +143,4 @@ def showing_progress(display: RunDisplay) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        display.close()

@@ -36,7 +36,8 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
+from agentloop.runs.display import RunDisplay, showing_progress
+from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -90,7 +91,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     stopped. A folder continues the training in it, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
-    run, display = resume if isinstance(resume, Path) else None, display or ConsoleDisplay()
+    run, display = resume if isinstance(resume, Path) else None, display or open_display()
     config = _with_own_name(config) if run is None else config
     folder, data = (_resume_training(config, run), None) if resume else _begin_training(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):

@@ -16,8 +16,9 @@ from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.runs.checkpoint import Checkpoint, explaining_damage, keep_only, newest_checkpoint, restore_random
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress, with_interval
+from agentloop.runs.display import RunDisplay, showing_progress, with_interval
 from agentloop.runs.leadership import Leadership
+from agentloop.runs.progress_bars import open_display
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -73,7 +74,7 @@ def train(
         check_ranks(config, ranks)
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
-        display = display or ConsoleDisplay()
+        display = display or open_display()
         with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
             checkpoint = newest_checkpoint(folder.checkpoints)
             if checkpoint is not None:

@@ -1,10 +1,12 @@
 import io
+import re
 import threading
 
 import pytest
 
 from agentloop.engines.generator import SampledTokens
 from agentloop.runs.display import ConsoleDisplay, showing_progress
+from agentloop.runs.progress_bars import BarDisplay, open_display
 
 FIGURES = {
     "rollout/success": 0.172,
@@ -87,6 +89,31 @@ def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
         "iteration 2/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:50",
         "iteration 12/12  success 17.2 %  fresh 96 + replay 32  12,346 tokens/s  to be saved",
     ]
+
+
+def test_long_phase_is_a_bar_below_the_lines_that_ends_with_the_phase() -> None:
+    written = io.StringIO()
+    display = BarDisplay(written)
+    display.phase("loading the model", 0, 1)
+    display.phase("evaluate", 0, 40, lambda: 123)
+    display.look()
+    display.phase("evaluate", 20, 40)
+    display.look()
+    display.note("by the way")
+    display.phase("evaluate", 40, 40)
+    display.look()
+    display.iteration(12, 12, FIGURES, left=0.0)
+    *lines, last = written.getvalue().split("\n")
+    assert [re.split(r"\r *\r", line)[-1] for line in lines] == [
+        "loading the model ...",
+        "by the way",
+        "iteration 12/12  success 17.2 %  fresh 96 + replay 32  12,346 tokens/s  to be saved",
+    ]
+    assert ", 123 tokens, " in lines[1] and "\revaluate 20/40 |" in lines[1] and last == ""
+
+
+def test_output_that_is_no_terminal_has_lines_alone() -> None:
+    assert type(open_display()) is ConsoleDisplay
 
 
 @pytest.mark.parametrize(
