@@ -240,7 +240,7 @@ def export(
     run: RunArgument = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Write a trained policy as a folder that transformers loads, and a hub takes."""
+    """Write a trained policy as a folder that transformers loads, and a hub takes: weights and model card."""
     from agentloop.analysis.exported_model import export_run
     from agentloop.analysis.stored_policies import newest_trained_folder
 

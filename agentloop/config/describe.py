@@ -61,6 +61,14 @@ def describe_config(config: RunConfig) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+def changed_keys(config: RunConfig) -> dict[str, Any]:
+    """Values that differ from their defaults, by dotted key."""
+    values = config.model_dump(mode="json")
+    keys = [entry for entry in schema_entries().values() if isinstance(entry, Key)]
+    found = {key.dotted: (value_at(values, key.path), key.default_with(config.model.path)) for key in keys}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
 def reference_yaml() -> str:
     return f"{_REFERENCE_HEADER}\n{describe_config(RunConfig())}"
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,14 @@ from agentloop.analysis.exported_model import export_run
 from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
+from agentloop.runs.display import with_interval
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
+from replay.store import ReplayStore
 from tests.agentloop.conftest import Finished
 from tests.fakes.runs import SilentDisplay, small_config
+from tests.fakes.runs import rows as sqlite
 
 pytestmark = pytest.mark.slow
 IDS = torch.arange(3, 19).reshape(2, 8)
@@ -58,6 +63,27 @@ def test_adapters_are_merged_into_the_model_below_them(tmp_path: Path, qwen2: Pa
     assert not list(merged.glob("adapter*"))
     assert torch.allclose(logits(merged), logits(trained(run)), atol=1e-5)
     assert (logits(merged) - logits(qwen2)).abs().max() > 1e-3  # it was trained
+
+
+def test_the_card_has_success_rows_and_where_it_comes_from(run: Path, tmp_path: Path) -> None:
+    mine, second, first = (
+        (export_run(run, tmp_path / str(policy), policy=policy) / "README.md").read_text() for policy in (None, 1, 0)
+    )
+    with closing(ReplayStore.open(run / "replay.sqlite", read_only=True)) as store:
+        id = store.run().id
+    # Evaluations were made after iterations 0, 2 and 3.
+    evaluated = dict(sqlite(run / "replay.sqlite", "select iteration, value from metrics where name = 'eval/success'"))
+    before, after = (with_interval(evaluated[iteration], 8) for iteration in (0, 3))
+    assert f"| held-out success | {after} |\n| held-out success before training | {before} |" in mine
+    assert "| held-out success | not measured for this policy |" in second
+    assert "| rows that fed updates | 16 fresh, 0 replayed |" in second
+    assert f"| held-out success | {before} |\n| iterations | 0 |" in first and "before training" not in first
+    rows = "| rows that fed updates | 40 fresh, 8 replayed |"  # 16, then twice 12 + 4, a quarter of 16
+    for part in (rows, f"`{id}`", "batch.group_size: 4"):
+        assert part in mine
+    assert str(run.parent) not in mine
+    # A folder is named with the one around it.
+    assert re.search(r"\| model it began with \| [^/| ]+/qwen2 \|", mine)
 
 
 def test_a_folder_with_something_in_it_and_what_sft_made_are_refused(run: Path, tmp_path: Path, qwen2: Path) -> None:
