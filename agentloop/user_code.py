@@ -92,22 +92,51 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
-    """Give a function or method of a notebook or script a name that `load_function` knows in this process alone."""
-    is_named = inspect.isfunction(inspect.unwrap(getattr(function, "__func__", function)))
-    if not is_named or not function.__name__.isidentifier():
+    """Give a callable of a notebook or script a name that `load_function` knows in this process alone."""
+    made = _as_function(function)
+    if not inspect.isfunction(made) or not made.__name__.isidentifier():
         raise UserError(
             f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
             "'path/to/file.py:function'."
         )
     # The code of a function that is passed again may have changed, so each time it counts as a new source.
-    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{function.__name__}"
-    _GIVEN[spec] = function
+    spec = f"{_GIVEN_PREFIX}{uuid.uuid4().hex}:{made.__name__}"
+    _GIVEN[spec] = made
     return spec
 
 
 def give_again(spec: str, *, begun: str) -> None:
     """Let the function of `spec` also stand for the one that a run began with as `begun`."""
     _GIVEN[begun] = _GIVEN[spec]
+
+
+def _as_function(given: Any) -> Any:
+    """Make a function of a method, a partial or an object with `__call__`; anything else is returned as it is."""
+    inner = given
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    plain, named = inspect.unwrap(getattr(inner, "__func__", inner)), inner
+    if not inspect.isfunction(plain):
+        plain, named = type(inner).__call__, type(inner)
+    if inspect.isfunction(given) or not inspect.isfunction(plain):
+        return given
+
+    @functools.wraps(plain)
+    def call(*args: Any, **options: Any) -> Any:
+        return given(*args, **options)
+
+    @functools.wraps(plain)
+    async def call_awaited(*args: Any, **options: Any) -> Any:
+        return await given(*args, **options)
+
+    made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
+    signature = inspect.signature(given)
+    bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
+    made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
+    own = getattr(given, "__dict__", {})  # a partial or an object may have got a name of its own
+    made.__name__ = own.get("__name__", named.__name__)
+    made.__doc__ = own.get("__doc__") or plain.__doc__ or named.__doc__
+    return made
 
 
 def shown_name(text: str) -> str:
@@ -132,7 +161,7 @@ def text_of_given(spec: str) -> str:
 
 def _code_of(function: Callable[..., Any]) -> CodeType:
     """The code that a person wrote, below what decorators have put around it."""
-    code: CodeType = inspect.unwrap(function).__code__
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
     return code
 
 

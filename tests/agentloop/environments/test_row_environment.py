@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,20 @@ class Color(Enum):
 
 
 class Shop:
+    """Say what it was called with."""
+
     def mix(self, color: Color, at: tuple[str, int], also: Any = None, then: list[Color] | None = None):  # type: ignore[no-untyped-def]
         """Mix colours."""
         return color if also is None else [color.value, at, then and then[0].name]
 
-    async def double(self, key: str):  # type: ignore[no-untyped-def]
-        """Say it twice."""
-        return key * 2
+    async def __call__(self, key: str, *, more: int = 1):  # type: ignore[no-untyped-def]
+        return key * more
 
 
-def test_tools_are_functions_and_methods_with_whatever_types_have_a_form_in_json() -> None:
-    given = [Shop().mix, Shop().double, cache(functions.add)]
+def test_tools_are_methods_partials_and_objects_with_whatever_types_have_a_form_in_json() -> None:
+    given = [Shop().mix, partial(Shop(), more=2), cache(functions.add)]
     factory = load_environment("rows", {}, row=ROW, tools=[give_function(one, what="tools") for one in given])
-    mix, double, add = (tool["function"] for tool in factory.tools)
+    mix, shop, add = (tool["function"] for tool in factory.tools)
     colors = {"enum": ["red", "blue"], "type": "string"}
     pair = [{"type": "string"}, {"type": "integer"}]
     assert mix["parameters"]["properties"] == {
@@ -125,12 +126,18 @@ def test_tools_are_functions_and_methods_with_whatever_types_have_a_form_in_json
         "also": {},
         "then": {"anyOf": [{"type": "array", "items": colors}, {"type": "null"}]},
     }
-    assert list(double["parameters"]["properties"]) == ["key"] and add["name"] == "add"
+    assert (shop["name"], shop["description"]) == ("Shop", "Say what it was called with.")
+    assert list(shop["parameters"]["properties"]) == ["key"] and add["name"] == "add"
+    renamed = partial(Shop(), more=3)
+    renamed.__name__ = "thrice"  # type: ignore[attr-defined]
+    tools = [give_function(one, what="tools") for one in (given[1], renamed)]
+    both = load_environment("rows", {}, row=ROW, tools=tools).tools
+    assert [tool["function"]["name"] for tool in both] == ["Shop", "thrice"]
     assert answer(factory, "mix", color="red", at=["a", 1]) == "red"
     assert answer(factory, "mix", color="red", at=["a", 1], also={}, then=["blue"]) == '["red", ["a", 1], "BLUE"]'
     assert "argument 'color': Input should be 'red' or 'blue'" in answer(factory, "mix", color="green", at=["a", 1])
     assert "argument 'at': Input should be a valid integer" in answer(factory, "mix", color="red", at=["a", "1"])
-    assert (answer(factory, "double", key="a"), answer(factory, "add", a=1)) == ("aa", "3")
+    assert (answer(factory, "Shop", key="a"), answer(factory, "add", a=1)) == ("aa", "3")
 
 
 def test_prompt_of_a_row_may_be_text_or_messages_and_its_values_dates_and_bytes() -> None:
