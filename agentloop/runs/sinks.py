@@ -1,6 +1,8 @@
 """Sinks of metrics besides the database. A sink is checked before the run starts; one that fails is dropped."""
 
+import contextlib
 import importlib
+import io
 import json
 import math
 import os
@@ -82,8 +84,9 @@ def _open_sink(name: str, folder: Path, warn: Callable[[str], None], keep_throug
         return _own_sink(name, folder)
     if name == "tensorboard":
         return TensorBoardSink(folder, keep_through=keep_through)
+    services: dict[str, Callable[[Path], MetricSink]] = {"wandb": WandbSink, "trackio": TrackioSink}
     try:
-        return WandbSink(folder)
+        return services[name](folder)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  no failure of a network may stop the training
@@ -212,3 +215,34 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class TrackioSink:
+    """Logs to trackio: on this machine (TRACKIO_DIR), unless TRACKIO_SPACE_ID or the like is set.
+
+    The run is named after its folder and id, so a resume goes on in it. Iterations that a resume repeats are there
+    twice, with the same values. TRACKIO_PROJECT names another project than `agentloop`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError for a missing package, and trackio's own errors where its server can't be reached."""
+        self._trackio = _import_package("trackio", "trackio")
+        made: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        with contextlib.redirect_stdout(io.StringIO()):  # stdout is for output that programs read
+            self._run: Any = self._trackio.init(
+                os.environ.get("TRACKIO_PROJECT", _PROJECT),
+                name=f"{folder.name}-{made['id'][:8]}",
+                config=made["config"],
+                resume="allow",
+                private=True,
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(_finite_metrics(metrics), step=iteration)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()  # the run's own `finish` would be called once more at the program's end

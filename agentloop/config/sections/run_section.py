@@ -32,15 +32,15 @@ class CheckpointSection(Section):
 
 
 def _known_sink(name: str) -> str:
-    if ":" not in name and name not in ("tensorboard", "wandb"):
-        raise ValueError(f"must be tensorboard, wandb or path/to/file.py:ClassName, got {name!r}")
+    if ":" not in name and name not in ("tensorboard", "wandb", "trackio"):
+        raise ValueError(f"must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}")
     return name
 
 
 class MetricsSection(Section):
     sinks: tuple[Annotated[str, AfterValidator(_known_sink)], ...] = Field(
         (),
-        description="Besides the database and metrics.jsonl: tensorboard, wandb, or "
+        description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
 

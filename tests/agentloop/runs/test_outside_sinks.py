@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
 
+os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # it is looked at once, as trackio is imported
 Rows = list[tuple[int, float]]
 _BLOCK = 1 << 15
 
@@ -100,6 +103,13 @@ def wandb_history(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(("_runtime", "_time"))} for row in found]
 
 
+def trackio_history(run: str) -> list[dict[str, float]]:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    found = SQLiteStorage.get_logs("agentloop", run)
+    return [{name: value for name, value in row.items() if name != "timestamp"} for row in found]
+
+
 def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> None:
     log_all(folder, "tensorboard", [(i, {"a": 1.0, "b": math.nan}) for i in (1, 2, 3)])
     log_all(folder, "tensorboard", [(i, {"a": 2.0}) for i in (2, 3, 4)], keep_through=1)
@@ -108,7 +118,16 @@ def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> No
     assert tensorboard_scalars(folder, "a") == [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log_all(folder, "trackio", [(1, {"actor/entropy": 0.5, "time/x": math.nan})])
+    log_all(folder, "trackio", [(2, {"actor/entropy": 0.25})], keep_through=1)
+    assert trackio_history("mine-001-abc123") == [{"actor/entropy": 0.5, "step": 1}, {"actor/entropy": 0.25, "step": 2}]
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+)
 def test_sink_without_package_is_refused(folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"^metrics\.sinks: {name} must not be used without .*\[{name}\]"):
@@ -138,7 +157,7 @@ def test_wandb_out_of_reach_is_left_out_with_a_warning(folder: Path, monkeypatch
 
 
 def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path) -> None:
-    sinks, name = {"sinks": ("tensorboard", "wandb")}, "batch/fresh"
+    sinks, name = {"sinks": ("tensorboard", "wandb", "trackio")}, "batch/fresh"
     config, display = small_config(tmp_path, qwen2, metrics=sinks), SilentDisplay()
     folder = train(config, display=display).folder
     assert [note for note in display.notes if "metrics sink" in note] == []
@@ -152,4 +171,6 @@ def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path)
     described = json.loads((folder / "run.json").read_text())
     assert (run.run_id, run.display_name, run.project) == (described["id"], folder.name, "agentloop")
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["run"] == described["config"]["run"]
+    history = trackio_history(f"{folder.name}-{described['id'][:8]}")
+    assert [(row["step"], row[name]) for row in history if name in row] == stored
     assert tensorboard_scalars(folder, name) == stored
