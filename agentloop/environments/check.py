@@ -114,13 +114,6 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: boo
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode, compute its reward after an empty reply, and close it."""
-    if (
-        type(environment).call_tool is not Environment.call_tool
-        and type(environment).tools_for is Environment.tools_for
-    ):
-        raise UserError(
-            f"{where}.call_tool must have tools to answer, got no tools_for. Write def tools_for(self, task)."
-        )
     try:
         start_now(environment, task, where)
         reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)

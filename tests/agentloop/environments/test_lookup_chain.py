@@ -95,7 +95,6 @@ def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(o
 
 
 def test_options_that_make_no_chain_are_refused() -> None:
-    hops: list[dict[str, Any]] = [{"hops": pair} for pair in ((0, 2), (3, 2), (2, 9))]
-    for options in (*hops, {"padding": -1}, {"delay_s": -1}):
-        with pytest.raises(ValueError, match="hops must be" if "hops" in options else "padding and delay_s >= 0, got"):
-            LookupChain(**options)
+    for hops in ((0, 2), (3, 2), (2, 9)):
+        with pytest.raises(ValueError, match="hops must be"):
+            LookupChain(hops)
