@@ -76,15 +76,8 @@ def demonstrated(
 
 def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
-) -> Iterator[tuple[Message, ...]]:
-    """Yield demonstrations of new tasks without end, every second one with the hints of the `strategy`."""
-    return (messages for _, messages in demonstrated_tasks(factory, seed=seed, strategy=strategy))
-
-
-def demonstrated_tasks(
-    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Task, tuple[Message, ...]]]:
-    """Yield the same demonstrations, each with its task."""
+    """Yield new tasks and their demonstrations without end, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
         task = factory.make_task(rng)
