@@ -72,7 +72,12 @@ class RunFolder:
 
     def stored_config(self) -> dict[str, Any]:
         """The stored configuration. Paths in this folder are relative to it."""
-        return _config_to_store(self.config, self.path)
+        plain, here = to_plain(self.config), self.path.absolute()
+        for section, key in _OWN_PATHS:
+            place = Path(plain[section][key] or "/").absolute()
+            if place.is_relative_to(here) and place.exists():
+                plain[section][key] = _OWN + place.relative_to(here).as_posix()
+        return plain
 
     def name_model(self, checkpoint: Path) -> None:
         """Make this checkpoint's model the trained model of the run."""
@@ -123,8 +128,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """Create a new run in `path`, or under the next free number of its name."""
     path = claim_run_folder(config) if path is None else path
-    began = {"id": uuid.uuid4().hex, "began_in": str(Path.cwd())}
-    _change_identity(path, **began, name=config.run.name, config=_config_to_store(config, path))
+    folder = RunFolder(path, uuid.uuid4().hex, config)
+    began = {"id": folder.run_id, "began_in": str(Path.cwd())}
+    _change_identity(path, **began, name=config.run.name, config=folder.stored_config())
     return open_run_folder(path)
 
 
@@ -199,15 +205,6 @@ def record_config(folder: RunFolder) -> str | None:
     if any(path[0] in ("batch", "compute", "model") or path[-1] == "threads" for path in changed):
         texts.append("from here on weights differ by rounding from those of an unbroken run")
     return "; ".join(texts)
-
-
-def _config_to_store(config: RunConfig, folder: Path) -> dict[str, Any]:
-    plain, here = to_plain(config), folder.absolute()
-    for section, key in _OWN_PATHS:
-        place = Path(plain[section][key] or "/").absolute()
-        if place.is_relative_to(here) and place.exists():
-            plain[section][key] = _OWN + place.relative_to(here).as_posix()
-    return plain
 
 
 def _read_config(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
