@@ -13,9 +13,9 @@ from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
-from agentloop.environments import POLICY_ERRORS, Environment, Task
+from agentloop.environments import POLICY_ERRORS, Environment, Observation, Task
+from agentloop.environments.check import said_by
 from agentloop.environments.environment import observed_rewards, quoted_task
-from agentloop.environments.said import Said, said_by
 from agentloop.environments.simulated_user import UserCosts
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools
@@ -151,7 +151,7 @@ class EpisodeHooks:
     def can_respond(self) -> bool:
         return type(self.environment).respond is not Environment.respond
 
-    async def respond(self, messages: Sequence[Message]) -> Said | None:
+    async def respond(self, messages: Sequence[Message]) -> Observation | None:
         """Ask the environment what it says to a reply without calls; None: the reply was the answer."""
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         with failing_as(f"{name}.respond must answer any reply, got", f" for {asked}. Mend it."):
@@ -295,19 +295,19 @@ class _Turns:
             self.context.reward_reply(said.reward)
         try:
             if said.over:
-                self.context.end(said.messages)
+                self.context.end(said.content)
                 return StopReason.ENDED
-            stopped = self.context.observe(said.messages)
+            stopped = self.context.observe(said.content)
         except ValueError as error:
             name = type(self.hooks.environment).__name__
             raise UserError(f"{name}.respond must return messages that can be shown, got others: {error}") from error
         return stopped or (StopReason.MAX_TURNS if is_last else None)
 
-    async def _respond(self) -> Said | None:
+    async def _respond(self) -> Observation | None:
         await self.tools.before_response()
         return await self.hooks.respond(self.context.messages)
 
-    async def _answer(self, reply: Reply) -> Said:
+    async def _answer(self, reply: Reply) -> Observation:
         """Call the reply's tools and count their results; a malformed call gets an error message.
 
         No tool is called after one that ends the episode.
@@ -316,7 +316,7 @@ class _Turns:
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             unread = Message("tool", text, author="env", name="error", error_kind=MALFORMED)
             self._count(unread)
-            return Said([unread])
+            return Observation([unread])
         messages, rewards, over = [], [], False
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
@@ -331,7 +331,7 @@ class _Turns:
             rewards += [] if result.reward is None else [result.reward]
             if over := result.over:
                 break
-        return Said(messages, math.fsum(rewards) if rewards else None, over)
+        return Observation(messages, math.fsum(rewards) if rewards else None, over)
 
     def _count(self, result: Message) -> None:
         self.num_tool_calls += 1
