@@ -69,21 +69,6 @@ class ToolMemory:
         return result, False
 
 
-@dataclass(frozen=True)
-class TaskMemory:
-    """The memory for one task, by its hash, in one environment as `ObservationRecord` names it."""
-
-    memory: ToolMemory
-    task: str
-    environment: str
-
-    def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
-        """Make the record of a call without its answer. Raises ValueError for arguments that are no JSON."""
-        arguments = dict(call.arguments)
-        named = [self.environment, self.task, parent, call.name, arguments]
-        return ObservationRecord(content_hash(named), self.task, self.environment, parent, call.name, arguments, "")
-
-
 @dataclass
 class EpisodeTools:
     """The tools of one episode: each call is run or answered from memory."""
@@ -92,7 +77,9 @@ class EpisodeTools:
     offered: Tools
     limits: ToolLimits
     threads: WorkerThreads
-    memory: TaskMemory | None = None
+    memory: ToolMemory | None = None
+    place: tuple[str, str] = ("", "")
+    """The hashes by which the memory knows the task and its environment."""
     before: str | None = None
     """The id of the last call that changed the environment's state."""
     left_out: list[ToolCall] = field(default_factory=list)
@@ -108,10 +95,10 @@ class EpisodeTools:
         if self.memory is None or kind is None:
             return await self._run(call)
         try:
-            asked = self.memory.asked(call, self.before if kind == "environment" else None)
+            asked = self._asked(call, self.before if kind == "environment" else None)
         except ValueError:  # the arguments hold NaN, which the tool refuses
             return await self._run(call)
-        result, was_known = await self.memory.memory.answer(asked, lambda: self._run(call))
+        result, was_known = await self.memory.answer(asked, lambda: self._run(call))
         self.replayed += was_known
         if kind == "environment":
             if was_known:
@@ -121,6 +108,12 @@ class EpisodeTools:
             elif result.error_kind not in POLICY_ERRORS:
                 self.memory = None  # the failed call may have changed the state
         return result
+
+    def _asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
+        """Make the record of a call without its answer. Raises ValueError for arguments that are no JSON."""
+        (task, environment), arguments = self.place, dict(call.arguments)
+        named = [environment, task, parent, call.name, arguments]
+        return ObservationRecord(content_hash(named), task, environment, parent, call.name, arguments, "")
 
     def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
         """Return which promise makes the call's answer known: the tool's, the whole environment's, or none."""
