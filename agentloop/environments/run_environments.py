@@ -23,11 +23,6 @@ class RunEnvironments:
 
     by_name: Mapping[str, EnvironmentFactory]
 
-    @classmethod
-    def from_factory(cls, factory: EnvironmentFactory) -> Self:
-        """Make the environments of a run that has one alone."""
-        return cls({factory.name: factory})
-
     @property
     def all(self) -> tuple[EnvironmentFactory, ...]:
         return tuple(self.by_name.values())
