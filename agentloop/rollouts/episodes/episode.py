@@ -147,10 +147,6 @@ class EpisodeHooks:
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. Mend it.")
         return reward
 
-    @property
-    def can_respond(self) -> bool:
-        return type(self.environment).respond is not Environment.respond
-
     async def respond(self, messages: Sequence[Message]) -> Observation | None:
         """Ask the environment what it says to a reply without calls; None: the reply was the answer."""
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
@@ -282,12 +278,14 @@ class _Turns:
         is_last, is_final = self.number == self.limits.max_turns, reply.outcome == "final"
         if reply.outcome == "truncated":
             return StopReason.TRUNCATED
-        if is_final and not self.hooks.can_respond:
+        if is_final and type(self.hooks.environment).respond is Environment.respond:
             return StopReason.ANSWERED
         if is_final and is_last:
             return StopReason.MAX_TURNS  # the environment is not asked for what nobody would answer
         began = time.perf_counter()
-        said = await (self._respond() if is_final else self._answer(reply))
+        if is_final:
+            await self.tools.before_response()
+        said = await (self.hooks.respond(self.context.messages) if is_final else self._answer(reply))
         self.tool_seconds += time.perf_counter() - began
         if said is None:
             return StopReason.ANSWERED
@@ -302,10 +300,6 @@ class _Turns:
             name = type(self.hooks.environment).__name__
             raise UserError(f"{name}.respond must return messages that can be shown, got others: {error}") from error
         return stopped or (StopReason.MAX_TURNS if is_last else None)
-
-    async def _respond(self) -> Observation | None:
-        await self.tools.before_response()
-        return await self.hooks.respond(self.context.messages)
 
     async def _answer(self, reply: Reply) -> Observation:
         """Call the reply's tools and count their results; a malformed call gets an error message.

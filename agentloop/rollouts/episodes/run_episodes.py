@@ -219,7 +219,7 @@ def new_context(actors: Actors, config: RunConfig, task: Task) -> ContextManager
     """Make the context of an episode of a task."""
     return ContextManager(
         actors.renderer,
-        actors.parser_for(task),
+        actors.parser if task.tools is None else actors.parsers(task.tools),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
         strict=config.context.strict,
