@@ -1,6 +1,5 @@
 """The folder of a run, <run.folder>/<run.name>-001, and the files in it."""
 
-import errno
 import fcntl
 import json
 import os
@@ -9,7 +8,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os.path import isdir, isfile, normpath  # unlike those of paths they take any text
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
-from agentloop.errors import UserError
+from agentloop.errors import UserError, explaining_disk
 from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
 from replay.locate import BEST, DATABASE, LOCK, MODEL, start_folder
@@ -320,33 +319,6 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
     return [(int(match[1]), path) for match, path in matches if match]
-
-
-@contextmanager
-def explaining_disk(
-    target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
-) -> Iterator[None]:
-    """Turn a disk's error within the block into a UserError with its path and the free bytes."""
-    try:
-        yield
-    except Exception as error:
-        failure = _disk_failure(error)
-        if failure is None:
-            raise
-        rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
-        free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.is_dir())).free
-        raise UserError(
-            f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
-            f"({free:,} bytes free). {advice}"
-        ) from error
-
-
-def _disk_failure(error: Exception) -> OSError | None:
-    """The disk's failure behind an error, if there is one. Libraries written in Rust only name it in a text."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 _MAY_CHANGE = frozenset(
