@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from agentloop.errors import UserCodeFailed, UserError, needing, one_line
 from agentloop.user_code import load_class, users_code
+from replay.storage.databases.disk import flush
 
 _PROJECT = "agentloop"
 
@@ -136,10 +137,8 @@ def _keep_whole_lines(path: Path, keep_through: int | None) -> None:
     kept = b"".join(line for line in content.splitlines(keepends=True) if _is_kept(line, keep_through))
     if kept != content:
         copy = path.with_name(path.name + ".tmp")
-        with open(copy, "wb") as file:
-            file.write(kept)
-            file.flush()
-            os.fsync(file.fileno())
+        copy.write_bytes(kept)
+        flush(copy)
         os.replace(copy, path)
 
 
