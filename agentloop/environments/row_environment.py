@@ -9,7 +9,6 @@ from typing import Any
 
 from agentloop.environments.datasets import as_json
 from agentloop.environments.environment import Environment, Task
-from agentloop.environments.sandbox.agent_sandbox import AgentSandbox
 from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import SandboxKind, usable_interpreter
 from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, tool_name, tools_of, with_tools
@@ -84,8 +83,8 @@ class AgentEnvironment(RowEnvironment):
         `limits` and `read` belong to the sandbox. Raises UserError where no sandbox can be made.
         """
         super().__init__(prompt)
-        self.agent = agent
-        self.sandbox: AgentSandbox | None = None
+        self.agent, self.read = agent, read
+        self.limits: SandboxLimits | None = None
         if sandbox == "none" and (limits or read):
             raise UserError(
                 "environment.options.sandbox must be bubblewrap for limits and read to hold, got none. Set it."
@@ -97,7 +96,7 @@ class AgentEnvironment(RowEnvironment):
                     f"got {sandbox}. Give a command."
                 )
             usable_interpreter()
-            self.sandbox = AgentSandbox(limits or SandboxLimits(), read)
+            self.limits = limits or SandboxLimits()
 
     def tools_for(self, task: Task) -> None:
         """Offer none: the agent brings its own tools."""
