@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, Tools, call_tool
+from agentloop.environments.tools.call import POLICY_ERRORS, Tools, call_tool
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import ToolCall, content_hash
@@ -75,7 +76,7 @@ class EpisodeTools:
 
     environment: Environment
     offered: Tools
-    limits: ToolLimits
+    limits: RolloutSection
     threads: WorkerThreads
     memory: ToolMemory | None = None
     place: tuple[str, str] = ("", "")

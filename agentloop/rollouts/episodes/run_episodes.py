@@ -8,7 +8,7 @@ from functools import partial
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest, Generator
 from agentloop.engines.generator import SampledTokens, recordable, replies
-from agentloop.environments import Task, ToolLimits
+from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
@@ -193,12 +193,11 @@ async def play_episode(
         return await play_agent(environment, task, gateway, ask, authors=authors, config=config, threads=threads)
     own = WorkerThreads(1, keeps_thread=True) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
-    tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
-    place = factory.task_hash(task), factory.tools_hash(tool_limits.max_chars)
+    place = factory.task_hash(task), factory.tools_hash(config.rollout.tool_output_chars)
     try:
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
-            tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, actors.memory, place)
+            tools = EpisodeTools(environment, factory.tool_specs(task), config.rollout, own, actors.memory, place)
             context = new_context(actors, config, task)
             served, own_ask = actors.served, partial(ask, number, ())
             reply: Ask = own_ask if served is None else lambda _, most: served(context.prompt, most)
