@@ -194,7 +194,7 @@ async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: Episod
 async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
     """Play an episode from the environment's start to its reward."""
     environment, task, limits = hooks.environment, hooks.task, hooks.limits
-    turns = _Turns(hooks, tools, context, limits, ask)
+    turns = _Turns(hooks, tools, context, ask)
     reward = math.nan
     try:
         await hooks.start()
@@ -241,7 +241,6 @@ class _Turns:
     hooks: EpisodeHooks
     tools: EpisodeTools
     context: ContextManager
-    limits: RolloutSection
     ask: Ask
     number: int = 0
     entropies: list[float] = field(default_factory=list)
@@ -253,7 +252,7 @@ class _Turns:
 
     async def play(self) -> tuple[str, str | None]:
         """Play turns up to an end. Return the stop reason, and a problem where the reason alone does not say it."""
-        context, limits = self.context, self.limits
+        context, limits = self.context, self.hooks.limits
         while True:
             # An answer to a strategy's question has the strategy's own limit, which `room` already has.
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
@@ -275,7 +274,7 @@ class _Turns:
     async def _go_on(self, reply: Reply) -> str | None:
         """Let the environment answer a reply. Return the stop reason; None: the episode goes on."""
         self.number += 1
-        is_last, is_final = self.number == self.limits.max_turns, reply.outcome == "final"
+        is_last, is_final = self.number == self.hooks.limits.max_turns, reply.outcome == "final"
         if reply.outcome == "truncated":
             return StopReason.TRUNCATED
         if is_final and type(self.hooks.environment).respond is Environment.respond:
