@@ -91,6 +91,15 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
     return made
 
 
+def awaited_like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `call`, which returns what `function` returns, a coroutine function if `function` is one."""
+
+    async def awaited(*args: Any, **options: Any) -> Any:
+        return await call(*args, **options)
+
+    return awaited if inspect.iscoroutinefunction(function) else call
+
+
 def give_function(function: Callable[..., Any], *, what: str) -> str:
     """Give a callable of a notebook or script a name that `load_function` knows in this process alone."""
     made = _as_function(function)
@@ -121,15 +130,10 @@ def _as_function(given: Any) -> Any:
     if inspect.isfunction(given) or not inspect.isfunction(plain):
         return given
 
-    @functools.wraps(plain)
     def call(*args: Any, **options: Any) -> Any:
         return given(*args, **options)
 
-    @functools.wraps(plain)
-    async def call_awaited(*args: Any, **options: Any) -> Any:
-        return await given(*args, **options)
-
-    made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
+    made: Any = functools.wraps(plain)(awaited_like(plain, call))
     signature = inspect.signature(given)
     bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
     made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])

@@ -28,6 +28,7 @@ from typing_extensions import TypedDict
 
 from agentloop.environments.environment import Environment, Observation, Task, tool_mark
 from agentloop.errors import UserError, one_line, shortened
+from agentloop.user_code import awaited_like
 from context.wording import suggest
 
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...], Enum or one of these | None"
@@ -140,10 +141,7 @@ def _described_tool(environment: type[Environment], schema: Mapping[str, Any], w
     def call(environment: Environment, /, **arguments: Any) -> Any:
         return environment.call_tool(name, arguments)
 
-    async def call_awaited(environment: Environment, /, **arguments: Any) -> Any:
-        return await environment.call_tool(name, arguments)
-
-    function = call_awaited if inspect.iscoroutinefunction(environment.call_tool) else call
+    function = awaited_like(environment.call_tool, call)
     return ToolSpec(name, schema, False, arguments_of(parameters, where), function)
 
 
