@@ -14,7 +14,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -75,13 +75,13 @@ def failing_as(before: str, after: str) -> Iterator[None]:
         raise UserError(f"{before} {failed}{after}") from failed
 
 
-def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractContextManager[None]]) -> type[Any]:
-    """Make a subclass of a user's class whose `methods` run within `failing()`."""
+def guarded(kind: type, methods: Sequence[str], rule: str) -> type[Any]:
+    """Make a subclass of a user's class; a failure in one of its `methods` is a UserError with the `rule` before it."""
 
     def guard(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(kind, name))
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            with failing():
+            with failing_as(rule, ". Mend it."):
                 return getattr(super(made, self), name)(*args, **options)  # also calls static and class methods
 
         return call
@@ -205,9 +205,8 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
     called = ("scores", "reference", "correction", "state", "load_state")  # besides `weigh`
     own = [name for name in called if getattr(kind, name, None) is not getattr(Sampler, name, None)]
     rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
-    failing = functools.partial(failing_as, rule, ". Mend it.")
-    with failing():
-        made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
+    with failing_as(rule, ". Mend it."):
+        made: Sampler = make_sampler(guarded(kind, ["weigh", *own], rule), seed, options)
     made.try_out()
     return made
 

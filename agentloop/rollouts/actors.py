@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
@@ -174,11 +174,9 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     found = load_class(name, what="context.parser")
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
-
     rule = f"context.parser must read any reply, and be made without arguments, got {name!r} with"
-    failing = partial(failing_as, rule, ". Mend it.")
-    with failing():
-        parser: ReplyParser = guarded(found, ["parse"], failing)()
+    with failing_as(rule, ". Mend it."):
+        parser: ReplyParser = guarded(found, ["parse"], rule)()
     return parser
 
 
