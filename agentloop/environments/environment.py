@@ -121,7 +121,7 @@ def tool(
     """
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _TOOL_MARK, deterministic)
+        setattr(function, _TOOL_MARK, bool(deterministic))
         return function
 
     return mark if function is None else mark(function)
