@@ -232,7 +232,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
     except (PydanticUserError, RecursionError) as error:
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
-            f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
+            f"got {'no type' if hint is _NO_TYPE else inspect.formatannotation(hint)}. Use {_PARAMETER_TYPES}."
         ) from error
     # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
@@ -294,10 +294,6 @@ class _ToolSchema(GenerateJsonSchema):
     def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
         """Keep the order of keys: type, description, default."""
         return value
-
-
-def _type_text(annotation: Any) -> str:
-    return "no type" if annotation is _NO_TYPE else inspect.formatannotation(annotation)
 
 
 def arguments_of(schema: Mapping[str, Any], where: str) -> TypeAdapter[dict[str, Any]]:
