@@ -1,5 +1,9 @@
 """Failures that end a run, a call or an iteration, by name."""
 
+import errno
+import os
+import re
+import shutil
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -105,6 +109,33 @@ def needing(extra: str, setting: str) -> Iterator[None]:
             f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
             f"'agentloop-replay[{extra}]'."
         ) from error
+
+
+@contextmanager
+def explaining_disk(
+    target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
+) -> Iterator[None]:
+    """Turn a disk's error within the block into a UserError with its path and the free bytes."""
+    try:
+        yield
+    except Exception as error:
+        failure = _disk_failure(error)
+        if failure is None:
+            raise
+        rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
+        free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.is_dir())).free
+        raise UserError(
+            f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
+            f"({free:,} bytes free). {advice}"
+        ) from error
+
+
+def _disk_failure(error: Exception) -> OSError | None:
+    """The disk's failure behind an error, if there is one. Libraries written in Rust only name it in a text."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def short_traceback(function: _Function) -> _Function:

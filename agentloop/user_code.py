@@ -14,7 +14,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -75,13 +75,13 @@ def failing_as(before: str, after: str) -> Iterator[None]:
         raise UserError(f"{before} {failed}{after}") from failed
 
 
-def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractContextManager[None]]) -> type[Any]:
-    """Make a subclass of a user's class whose `methods` run within `failing()`."""
+def guarded(kind: type, methods: Sequence[str], rule: str) -> type[Any]:
+    """Make a subclass of a user's class; a failure in one of its `methods` is a UserError with the `rule` before it."""
 
     def guard(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(kind, name))
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            with failing():
+            with failing_as(rule, ". Mend it."):
                 return getattr(super(made, self), name)(*args, **options)  # also calls static and class methods
 
         return call
@@ -89,6 +89,15 @@ def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractCo
     names = {name: guard(name) for name in methods}
     made = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **names})
     return made
+
+
+def awaited_like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `call`, which returns what `function` returns, a coroutine function if `function` is one."""
+
+    async def awaited(*args: Any, **options: Any) -> Any:
+        return await call(*args, **options)
+
+    return awaited if inspect.iscoroutinefunction(function) else call
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
@@ -121,15 +130,10 @@ def _as_function(given: Any) -> Any:
     if inspect.isfunction(given) or not inspect.isfunction(plain):
         return given
 
-    @functools.wraps(plain)
     def call(*args: Any, **options: Any) -> Any:
         return given(*args, **options)
 
-    @functools.wraps(plain)
-    async def call_awaited(*args: Any, **options: Any) -> Any:
-        return await given(*args, **options)
-
-    made: Any = call_awaited if inspect.iscoroutinefunction(plain) else call
+    made: Any = functools.wraps(plain)(awaited_like(plain, call))
     signature = inspect.signature(given)
     bound = getattr(given, "keywords", {})  # those of a partial, which nobody else fills in
     made.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in bound])
@@ -201,9 +205,8 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
     called = ("scores", "reference", "correction", "state", "load_state")  # besides `weigh`
     own = [name for name in called if getattr(kind, name, None) is not getattr(Sampler, name, None)]
     rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
-    failing = functools.partial(failing_as, rule, ". Mend it.")
-    with failing():
-        made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
+    with failing_as(rule, ". Mend it."):
+        made: Sampler = make_sampler(guarded(kind, ["weigh", *own], rule), seed, options)
     made.try_out()
     return made
 

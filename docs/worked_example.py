@@ -115,7 +115,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     factory = load_environment(f"{__file__}:OnePlusOne", {})
     renderer = Renderer(CODEC, ChatTemplate(TEMPLATE, {}), authors=AUTHORS, stop_ids=frozenset({ID["<end>"]}))
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
-    environments = RunEnvironments.from_factory(factory)
+    environments = RunEnvironments({factory.name: factory})
     actors = Actors(environments, policy, renderer, ReactParser(), AUTHORS, len(ID), parsers=ReactParser)
     scorer = RewardScorer(config.reward)
     collector = Collector(actors, config, scorer, AdvantageEstimator(config).advantages_for_groups)

@@ -10,10 +10,10 @@ from typing import Any
 from agentloop.analysis.stored_policies import first_weights, named_policy
 from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
-from agentloop.errors import UserError
+from agentloop.errors import UserError, explaining_disk
 from agentloop.models.loading import load_model, muted_libraries
 from agentloop.runs.display import with_interval
-from agentloop.runs.run_folder import COMPLETE, RunFolder, explaining_disk
+from agentloop.runs.run_folder import COMPLETE, RunFolder
 from replay import questions
 from replay.questions.runs import finite
 from replay.store import ReplayStore

@@ -76,7 +76,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a run's page as one file to send to somebody: all curves, and nothing is fetched."""
-    from agentloop.runs.run_folder import explaining_disk
+    from agentloop.errors import explaining_disk
     from agentloop.runs.run_report import report_run
     from replay.pages.report import REPORT_NAME
 

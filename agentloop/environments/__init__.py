@@ -6,7 +6,7 @@ from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.run_environments import RunEnvironments, load_environments, open_tasks
 from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.task_source import TaskSource
-from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
+from agentloop.environments.tools.call import POLICY_ERRORS, call_demonstrated, call_tool
 from agentloop.environments.tools.results import ToolResult
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "SimulatedUser",
     "Task",
     "TaskSource",
-    "ToolLimits",
     "ToolResult",
     "call_demonstrated",
     "call_tool",

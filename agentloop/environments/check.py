@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.config.sections.context import author_table
-from agentloop.environments.environment import Environment, Task, observed_rewards, quoted_task
-from agentloop.environments.said import Said, said_by
+from agentloop.environments.environment import Environment, Observation, Task, observed_rewards, quoted_task
 from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.tools.tool_schema import can_observe, resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
@@ -114,13 +113,6 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: boo
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode, compute its reward after an empty reply, and close it."""
-    if (
-        type(environment).call_tool is not Environment.call_tool
-        and type(environment).tools_for is Environment.tools_for
-    ):
-        raise UserError(
-            f"{where}.call_tool must have tools to answer, got no tools_for. Write def tools_for(self, task)."
-        )
     try:
         start_now(environment, task, where)
         reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
@@ -136,12 +128,32 @@ def start_now(environment: Environment, task: Task, where: str) -> None:
         run_hook(environment.start, task)
 
 
-def respond_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> Said | None:
+def respond_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> Observation | None:
     """Ask a started instance what it says to the last reply, outside of an episode; None: the reply was the answer."""
     asked = quoted_task(task, messages)
     with failing_as(f"{where}.respond must answer any reply, got", f" for {asked}. Mend it."):
         given = run_hook(environment.respond, task, messages)
     return said_by(given, f"{where}.respond", asked)
+
+
+def said_by(given: Any, where: str, asked: str) -> Observation | None:
+    """Read what the method `where` returned for the task and reply `asked`, in any of its forms, as a list of messages.
+
+    None: the reply was the answer.
+    """
+    if given is None:
+        return None
+    observation = given if isinstance(given, Observation) else Observation(given)
+    shown, over = observation.content, observation.over
+    reward = None if observation.reward is None else float(observation.reward)
+    messages = [Message("user", shown)] if isinstance(shown, str) else [shown] if isinstance(shown, Message) else shown
+    if messages is None or (messages in ([], ()) and over):
+        return Observation([], reward, over)
+    if not (isinstance(messages, list | tuple) and messages and all(isinstance(each, Message) for each in messages)):
+        raise UserError(
+            f"{where} must return a text, Messages, an Observation or None, got {shown!r:.200} for {asked}. Mend it."
+        )
+    return Observation(list(messages), reward, over)
 
 
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:

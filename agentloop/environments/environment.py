@@ -121,24 +121,17 @@ def tool(
     """
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _TOOL_MARK, ToolMark(deterministic))
+        setattr(function, _TOOL_MARK, bool(deterministic))
         return function
 
     return mark if function is None else mark(function)
 
 
-@dataclass(frozen=True)
-class ToolMark:
-    """The options that the author of a tool gave to `@tool`."""
-
-    deterministic: bool
-
-
-def tool_mark(method: object) -> ToolMark | None:
-    """Return the options of a tool; None for an object that is no tool."""
+def tool_mark(method: object) -> bool | None:
+    """Return whether a tool is deterministic; None for an object that is no tool."""
     # The mark of a staticmethod or classmethod may be on the object itself or on the function inside it.
     marks = (getattr(carrier, _TOOL_MARK, None) for carrier in (method, getattr(method, "__func__", None)))
-    return next((mark for mark in marks if isinstance(mark, ToolMark)), None)
+    return next((mark for mark in marks if isinstance(mark, bool)), None)
 
 
 class Environment:

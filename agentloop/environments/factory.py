@@ -78,20 +78,12 @@ class EnvironmentFactory:
     servers: McpServers | None = None
     """MCP servers that offer some of the tools; None: the class itself has all tools."""
     is_one_of_several: bool = False
-    """True in a run with several environments, where each task carries its environment's name."""
+    """True in a run with several environments, where `name` is the run's own, and each task and row carries it."""
 
     @property
     def agent(self) -> str | None:
         """The agent, a program or function that sends its own requests to the policy; None: the run plays the turns."""
         return self.options["agent"] if self.environment is AgentEnvironment else None
-
-    def named(self, name: str) -> EnvironmentFactory:
-        """Give the environment its name in a run with several; its rows carry this name."""
-        return replace(self, name=name, is_one_of_several=True)
-
-    def with_version_of(self, source: str) -> EnvironmentFactory:
-        """Give the environment the version that follows from a changed source."""
-        return replace(self, version=f"{self.version}+{source[:8]}")
 
     def defines(self, *methods: str) -> bool:
         """True if the class overrides all of these methods of `Environment`."""

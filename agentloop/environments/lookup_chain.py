@@ -6,7 +6,6 @@ look alike and end in wrong codes, and no way leads back.
 """
 
 import json
-import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -58,11 +57,6 @@ class LookupChain(Environment):
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
-        if not (0.0 <= p_next <= 1.0 and 0.0 <= p_stop <= 1.0 and padding >= 0 and 0.0 <= delay_s < math.inf):
-            raise ValueError(
-                "p_next and p_stop must be between 0 and 1, padding and delay_s >= 0, got "
-                f"{p_next}, {p_stop}, {padding} and {delay_s}"
-            )
         self.hops, self.p_next, self.p_stop = hops, p_next, p_stop
         self.thinking, self.padding, self.delay_s = thinking, padding, delay_s
         self._store: Mapping[str, Record] = {}

@@ -9,12 +9,11 @@ from typing import Any
 
 from agentloop.environments.datasets import as_json
 from agentloop.environments.environment import Environment, Task
-from agentloop.environments.sandbox.agent_sandbox import AgentSandbox
 from agentloop.environments.sandbox.bubblewrap import SandboxLimits
 from agentloop.environments.sandbox.python_sandbox import SandboxKind, usable_interpreter
 from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, tool_name, tools_of, with_tools
 from agentloop.errors import UserError
-from agentloop.user_code import load_function, shown_name
+from agentloop.user_code import awaited_like, load_function, shown_name
 from context.messages import Message
 from context.wording import suggest
 
@@ -84,8 +83,8 @@ class AgentEnvironment(RowEnvironment):
         `limits` and `read` belong to the sandbox. Raises UserError where no sandbox can be made.
         """
         super().__init__(prompt)
-        self.agent = agent
-        self.sandbox: AgentSandbox | None = None
+        self.agent, self.read = agent, read
+        self.limits: SandboxLimits | None = None
         if sandbox == "none" and (limits or read):
             raise UserError(
                 "environment.options.sandbox must be bubblewrap for limits and read to hold, got none. Set it."
@@ -97,7 +96,7 @@ class AgentEnvironment(RowEnvironment):
                     f"got {sandbox}. Give a command."
                 )
             usable_interpreter()
-            self.sandbox = AgentSandbox(limits or SandboxLimits(), read)
+            self.limits = limits or SandboxLimits()
 
     def tools_for(self, task: Task) -> None:
         """Offer none: the agent brings its own tools."""
@@ -170,11 +169,7 @@ def _answer(name: str, spec: str) -> Callable[..., Any]:
     def call_tool(environment: RowEnvironment, tool: str, arguments: dict[str, Any]) -> Any:
         return function(environment.task, tool, arguments)
 
-    async def awaited(environment: RowEnvironment, *given: Any) -> Any:
-        return await method(environment, *given)
-
-    method = respond if name == "respond" else call_tool
-    return awaited if inspect.iscoroutinefunction(function) else method
+    return awaited_like(function, respond if name == "respond" else call_tool)
 
 
 def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[..., Any]:
@@ -183,7 +178,4 @@ def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[
     def call(environment: RowEnvironment, /, **arguments: Any) -> Any:
         return function(**arguments, **dict.fromkeys(hidden, environment.task))
 
-    async def call_awaited(environment: RowEnvironment, /, **arguments: Any) -> Any:
-        return await call(environment, **arguments)
-
-    return call_awaited if inspect.iscoroutinefunction(function) else call
+    return awaited_like(function, call)

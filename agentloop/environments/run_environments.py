@@ -23,11 +23,6 @@ class RunEnvironments:
 
     by_name: Mapping[str, EnvironmentFactory]
 
-    @classmethod
-    def from_factory(cls, factory: EnvironmentFactory) -> Self:
-        """Make the environments of a run that has one alone."""
-        return cls({factory.name: factory})
-
     @property
     def all(self) -> tuple[EnvironmentFactory, ...]:
         return tuple(self.by_name.values())
@@ -72,7 +67,8 @@ class RunEnvironments:
 
     def with_version_of(self, source: str) -> Self:
         """Give all environments a new version after a changed source: nobody knows which of them changed."""
-        return replace(self, by_name={name: one.with_version_of(source) for name, one in self.by_name.items()})
+        changed = {name: replace(one, version=f"{one.version}+{source[:8]}") for name, one in self.by_name.items()}
+        return replace(self, by_name=changed)
 
     def task_hash(self, task: Task) -> str:
         return self.factory_for(task).task_hash(task)
@@ -130,7 +126,7 @@ def load_environments(
             )
         except UserError as error:
             raise UserError(name_environment(part.name, str(error))) from error
-        factory = factory if part.name is None else factory.named(part.name)
+        factory = factory if part.name is None else replace(factory, name=part.name, is_one_of_several=True)
         by_name[factory.name] = factory
     return RunEnvironments(by_name)
 

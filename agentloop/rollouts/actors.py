@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import Completion, ConcurrentGenerator, Generator
-from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
+from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, guarded, load_class
@@ -75,10 +75,6 @@ class Actors:
     """Answers of deterministic tools; None: every call is run."""
     served: Callable[[Rendering, int], Awaitable[Completion]] | None = None
     """A model elsewhere that replies in the policy's place in an evaluation; None: the policy replies itself."""
-
-    def parser_for(self, task: Task) -> ReplyParser:
-        """Return the parser of replies in a task."""
-        return self.parser if task.tools is None else self.parsers(task.tools)
 
 
 def make_actors(
@@ -178,11 +174,9 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     found = load_class(name, what="context.parser")
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
-
     rule = f"context.parser must read any reply, and be made without arguments, got {name!r} with"
-    failing = partial(failing_as, rule, ". Mend it.")
-    with failing():
-        parser: ReplyParser = guarded(found, ["parse"], failing)()
+    with failing_as(rule, ". Mend it."):
+        parser: ReplyParser = guarded(found, ["parse"], rule)()
     return parser
 
 

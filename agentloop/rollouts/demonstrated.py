@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
+from agentloop.environments import Environment, EnvironmentFactory, Observation, Task, call_demonstrated
 from agentloop.environments.check import respond_now, start_now
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.said import Said
 from agentloop.environments.tools.call import Tools
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.user_code import failing_as
@@ -34,7 +33,7 @@ def demonstrate(
         with failing_as(rule, f" for {quoted_task(task, messages)}. Mend it."):
             reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
         messages.append(reply)
-        said: Said | None
+        said: Observation | None
         if reply.tool_calls:
             said = _called(environment, tools, reply.tool_calls)
         else:
@@ -42,19 +41,19 @@ def demonstrate(
         if said is None:
             return tuple(messages)
         messages[-1] = replace(reply, reward=said.reward)
-        messages += said.messages
+        messages += said.content
         if said.over:
             return tuple(messages)
 
 
-def _called(environment: Environment, tools: Tools, calls: Sequence[ToolCall]) -> Said:
+def _called(environment: Environment, tools: Tools, calls: Sequence[ToolCall]) -> Observation:
     """Answer the calls of a reply, up to one that ends the episode."""
-    said = Said([])
+    said = Observation([])
     for call in calls:
         result = call_demonstrated(environment, tools, call, max_chars=_LONGEST_RESULT)
         answer = Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id)
         rewards = [reward for reward in (said.reward, result.reward) if reward is not None]
-        said = Said([*said.messages, answer], sum(rewards) if rewards else None, result.over)
+        said = Observation([*said.content, answer], sum(rewards) if rewards else None, result.over)
         if result.over:
             break
     return said
@@ -76,15 +75,8 @@ def demonstrated(
 
 def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
-) -> Iterator[tuple[Message, ...]]:
-    """Yield demonstrations of new tasks without end, every second one with the hints of the `strategy`."""
-    return (messages for _, messages in demonstrated_tasks(factory, seed=seed, strategy=strategy))
-
-
-def demonstrated_tasks(
-    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Task, tuple[Message, ...]]]:
-    """Yield the same demonstrations, each with its task."""
+    """Yield new tasks and their demonstrations without end, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
         task = factory.make_task(rng)

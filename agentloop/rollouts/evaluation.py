@@ -54,14 +54,9 @@ class Attempts:
     category: str | None = None
     """Value of the field of the payload by which success is reported; None without such a field."""
 
-    @property
-    def reward(self) -> float:
-        """The mean reward of the samples."""
-        return sum(outcome.reward for outcome in self.outcomes) / self.samples
-
-    @property
-    def turns(self) -> float:
-        return sum(outcome.turns for outcome in self.outcomes) / self.samples
+    def mean(self, figure: Callable[[Outcome], float]) -> float:
+        """The mean of a figure of the samples."""
+        return sum(map(figure, self.outcomes)) / self.samples
 
     @property
     def samples(self) -> int:
@@ -99,7 +94,7 @@ class Evaluation:
     @property
     def success(self) -> float:
         """pass@1: the share of samples that succeed, with equal weight for each task."""
-        return self._mean(lambda task: task.successes / task.samples)
+        return self._mean(lambda outcome: outcome.success)
 
     def pass_at(self, k: int, *, estimator: Callable[[int, int, int], float] = pass_at_k) -> list[float]:
         """Estimate pass@k, or another figure of k samples, for each task with at least k samples."""
@@ -128,7 +123,7 @@ class Evaluation:
         return {
             **{f"eval/{name}": value for name, value in self._figures().items()},
             "eval/tasks": self.tasks,
-            "eval/turns": self._mean(lambda task: task.turns),
+            "eval/turns": self._mean(lambda outcome: outcome.turns),
             "eval/engine_failures": self.engine_failures,
             **({f"eval/pass_at_{self.samples}": sum(several) / len(several)} if several else {}),
             **{
@@ -148,10 +143,10 @@ class Evaluation:
         return list(dict.fromkeys(task.environment for task in self.attempts if task.environment is not None))
 
     def _figures(self) -> dict[str, float]:
-        return {"success": self.success, "reward": self._mean(lambda task: task.reward)}
+        return {"success": self.success, "reward": self._mean(lambda outcome: outcome.reward)}
 
-    def _mean(self, figure: Callable[[Attempts], float]) -> float:
-        return sum(map(figure, self.attempts)) / len(self.attempts)
+    def _mean(self, figure: Callable[[Outcome], float]) -> float:
+        return sum(task.mean(figure) for task in self.attempts) / len(self.attempts)
 
 
 @dataclass(frozen=True)
@@ -286,8 +281,8 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
         evaluation,
         {k: share_of(evaluation.pass_at(k)) for k in powers},
         {k: share_of(evaluation.pass_at(k, estimator=pass_hat_k)) for k in powers},
-        bootstrap([task.reward for task in attempts], seed=seed),
-        bootstrap([task.turns for task in attempts], seed=seed),
+        bootstrap([task.mean(lambda outcome: outcome.reward) for task in attempts], seed=seed),
+        bootstrap([task.mean(lambda outcome: outcome.turns) for task in attempts], seed=seed),
         {
             reason: share_of([sum(o.stop_reason == reason for o in task.outcomes) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))

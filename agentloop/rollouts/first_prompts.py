@@ -87,8 +87,7 @@ class RowCheck:
         def measure(task: Task) -> int:
             own = parser if task.tools is None else parsers(task.tools)
             context = ContextManager(renderer, own, max_tokens=section.max_tokens, strategy=strategy)
-            schemas = [spec.schema for spec in factory.tool_specs(task).values()]
-            begin_context(context, task, schemas, asked_by=factory.where)
+            begin_context(context, task, factory.tools_for(task), asked_by=factory.where)
             return len(context.prompt_ids)
 
         return measure

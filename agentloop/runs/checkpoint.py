@@ -17,8 +17,8 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE, complete_checkpoints, explaining_disk
+from agentloop.errors import UserError, explaining_disk, one_line
+from agentloop.runs.run_folder import COMPLETE, complete_checkpoints
 from replay.storage.databases.disk import flush
 
 _RANDOM_TENSORS = "random.safetensors"

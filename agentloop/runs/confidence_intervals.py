@@ -11,8 +11,6 @@ from replay.questions.runs import wilson_bounds
 
 CONFIDENCE = 0.95
 _RESAMPLES = 10_000
-_AT_ONCE = 1 << 20
-"""Largest number of drawn task numbers in memory."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,7 @@ def bootstrap(task_values: Sequence[float], *, seed: int) -> Estimate:
     """
     values = np.asarray(task_values, np.float64)
     random = np.random.Generator(np.random.PCG64(seed))
-    at_once = max(1, _AT_ONCE // len(values))
-    means: list[float] = []
-    while len(means) < _RESAMPLES:
-        count = min(at_once, _RESAMPLES - len(means))
-        means += values[random.integers(0, len(values), (count, len(values)))].mean(axis=1).tolist()
+    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(_RESAMPLES)]
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return Estimate(sum(task_values) / len(task_values), low, high, "bootstrap")
 

@@ -1,6 +1,5 @@
 """The folder of a run, <run.folder>/<run.name>-001, and the files in it."""
 
-import errno
 import fcntl
 import json
 import os
@@ -9,7 +8,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os.path import isdir, isfile, normpath  # unlike those of paths they take any text
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
-from agentloop.errors import UserError
+from agentloop.errors import UserError, explaining_disk
 from agentloop.user_code import is_given, shown_name
 from context.wording import excerpt
 from replay.locate import BEST, DATABASE, LOCK, MODEL, start_folder
@@ -72,7 +71,12 @@ class RunFolder:
 
     def stored_config(self) -> dict[str, Any]:
         """The stored configuration. Paths in this folder are relative to it."""
-        return _config_to_store(self.config, self.path)
+        plain, here = to_plain(self.config), self.path.absolute()
+        for section, key in _OWN_PATHS:
+            place = Path(plain[section][key] or "/").absolute()
+            if place.is_relative_to(here) and place.exists():
+                plain[section][key] = _OWN + place.relative_to(here).as_posix()
+        return plain
 
     def name_model(self, checkpoint: Path) -> None:
         """Make this checkpoint's model the trained model of the run."""
@@ -123,8 +127,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """Create a new run in `path`, or under the next free number of its name."""
     path = claim_run_folder(config) if path is None else path
-    began = {"id": uuid.uuid4().hex, "began_in": str(Path.cwd())}
-    _change_identity(path, **began, name=config.run.name, config=_config_to_store(config, path))
+    folder = RunFolder(path, uuid.uuid4().hex, config)
+    began = {"id": folder.run_id, "began_in": str(Path.cwd())}
+    _change_identity(path, **began, name=config.run.name, config=folder.stored_config())
     return open_run_folder(path)
 
 
@@ -199,15 +204,6 @@ def record_config(folder: RunFolder) -> str | None:
     if any(path[0] in ("batch", "compute", "model") or path[-1] == "threads" for path in changed):
         texts.append("from here on weights differ by rounding from those of an unbroken run")
     return "; ".join(texts)
-
-
-def _config_to_store(config: RunConfig, folder: Path) -> dict[str, Any]:
-    plain, here = to_plain(config), folder.absolute()
-    for section, key in _OWN_PATHS:
-        place = Path(plain[section][key] or "/").absolute()
-        if place.is_relative_to(here) and place.exists():
-            plain[section][key] = _OWN + place.relative_to(here).as_posix()
-    return plain
 
 
 def _read_config(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
@@ -323,33 +319,6 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
     return [(int(match[1]), path) for match, path in matches if match]
-
-
-@contextmanager
-def explaining_disk(
-    target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
-) -> Iterator[None]:
-    """Turn a disk's error within the block into a UserError with its path and the free bytes."""
-    try:
-        yield
-    except Exception as error:
-        failure = _disk_failure(error)
-        if failure is None:
-            raise
-        rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
-        free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.is_dir())).free
-        raise UserError(
-            f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
-            f"({free:,} bytes free). {advice}"
-        ) from error
-
-
-def _disk_failure(error: Exception) -> OSError | None:
-    """The disk's failure behind an error, if there is one. Libraries written in Rust only name it in a text."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 _MAY_CHANGE = frozenset(

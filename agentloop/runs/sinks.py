@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentloop.errors import UserCodeFailed, UserError, needing, one_line
-from agentloop.user_code import load_class, users_code
+from agentloop.user_code import failing_as, load_class, users_code
+from replay.storage.databases.disk import flush
 
 _PROJECT = "agentloop"
 
@@ -102,13 +103,8 @@ def _own_sink(name: str, folder: Path) -> MetricSink:
                 f"metrics.sinks must name a class with log(iteration, metrics) and close(), got {name!r} without "
                 f"{method}."
             )
-    try:
-        with users_code():
-            sink: MetricSink = sink_class(folder)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"metrics.sinks must name a class that can be made with the run folder, got {name!r} with {failed}."
-        ) from failed
+    with failing_as(f"metrics.sinks must name a class that can be made with the run folder, got {name!r} with", "."):
+        sink: MetricSink = sink_class(folder)
     return sink
 
 
@@ -136,10 +132,8 @@ def _keep_whole_lines(path: Path, keep_through: int | None) -> None:
     kept = b"".join(line for line in content.splitlines(keepends=True) if _is_kept(line, keep_through))
     if kept != content:
         copy = path.with_name(path.name + ".tmp")
-        with open(copy, "wb") as file:
-            file.write(kept)
-            file.flush()
-            os.fsync(file.fileno())
+        copy.write_bytes(kept)
+        flush(copy)
         os.replace(copy, path)
 
 

@@ -15,7 +15,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.loading import load_model, muted_libraries
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import make_parser
-from agentloop.rollouts.demonstrated import demonstrated_tasks, demonstrations
+from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.runs.checkpoint import write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
@@ -71,7 +71,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
 
     def in_turn() -> Iterator[Sequence[TokenSequence]]:
         """Conversations of each environment in turn, as training sequences."""
-        played = [(one, demonstrated_tasks(one, seed=seed, strategy=strategy)) for one in environments.all]
+        played = [(one, demonstrations(one, seed=seed, strategy=strategy)) for one in environments.all]
         for factory, shown in itertools.cycle(played):
             task, said = next(shown)
             tools = factory.tools_for(task)
@@ -101,7 +101,7 @@ def _corpus_texts(environments: RunEnvironments, seed: int) -> list[str]:
     texts = []
     for factory in environments.all:
         texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20
-        for conversation in itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS):
+        for _, conversation in itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS):
             for message in conversation:
                 texts.append(message.content)
                 texts += [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in message.tool_calls]

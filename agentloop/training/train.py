@@ -13,7 +13,7 @@ from typing import Literal
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
-from agentloop.errors import TrainingStopped, UserError
+from agentloop.errors import TrainingStopped, UserError, explaining_disk
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.runs.checkpoint import Checkpoint, explaining_damage, keep_only, newest_checkpoint, restore_random
 from agentloop.runs.display import RunDisplay, showing_progress, with_interval
@@ -24,7 +24,6 @@ from agentloop.runs.run_folder import (
     RunFolder,
     check_length,
     create_run_folder,
-    explaining_disk,
     has_run,
     how_to_resume,
     record_config,

@@ -18,7 +18,7 @@ def main() -> None:
     (desk,) = environments.all
     DIALOGUES.parent.mkdir(parents=True, exist_ok=True)
     shown = islice(demonstrations(desk, seed=0), 128)
-    write_lines(DIALOGUES, [{"messages": [*map(to_template, messages)], "tools": desk.tools} for messages in shown])
+    write_lines(DIALOGUES, [{"messages": [*map(to_template, messages)], "tools": desk.tools} for _, messages in shown])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import RolloutSection
-from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool, load_environment
+from agentloop.environments import EnvironmentFactory, Task, call_tool, load_environment
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -203,7 +203,7 @@ def called(file: Path, name: str) -> ToolResult:
     async def call() -> ToolResult:
         environment = factory_of(file).create()
         asked, tools = ToolCall(name, {"what": "x"}), tools_of(type(environment))
-        return await call_tool(environment, tools, asked, limits=ToolLimits(20.0, 200), threads=WorkerThreads(1))
+        return await call_tool(environment, tools, asked, limits=RolloutSection(), threads=WorkerThreads(1))
 
     return asyncio.run(call())
 

@@ -131,7 +131,7 @@ def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
     factory = load_environment(GYMNASIUM, LAKE)
     assert factory.example is not None
     assert factory.example.prompt == "Reach G.\n\nS(red)FFF\nFHFH\nFFFH\nHFFG"
-    [tool] = RunEnvironments.from_factory(factory).tools  # the run's parser reads calls of it
+    [tool] = RunEnvironments({factory.name: factory}).tools  # the run's parser reads calls of it
     action = {"action": {"type": "string", "enum": MOVES}}
     fixed = {"type": "object", "required": ["action"], "additionalProperties": False}
     assert (tool["function"]["name"], tool["function"]["parameters"]) == ("act", {**fixed, "properties": action})

@@ -84,7 +84,7 @@ def scripted_actors(
 ) -> Actors:
     """Who acts when a policy says what is written in `scripts`; `given` are further parts of the actors."""
     return Actors(
-        RunEnvironments.from_factory(factory),
+        RunEnvironments({factory.name: factory}),
         (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
         CHATML.renderer(authors=given.get("authors")),
         HermesParser(),

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -37,36 +37,30 @@ class ContainedAgent:
         return b"exit-code" not in self.status.read() and not over_its_memory
 
 
-@dataclass(frozen=True)
-class AgentSandbox:
-    """Limits of an agent's processes, memory and files; the episode limits the agent's time."""
+@asynccontextmanager
+async def contained_agent(
+    command: Sequence[str], limits: SandboxLimits, *, read: Sequence[str], gateway: str, folder: Path
+) -> AsyncIterator[ContainedAgent]:
+    """Yield the words that start `command` in a sandbox, in which it sees the episode's `folder`.
 
-    limits: SandboxLimits
-    read: tuple[str, ...] = ()
-    """Files and folders that the agent sees besides the system, this Python and the files of its command."""
-
-    @asynccontextmanager
-    async def around(
-        self, command: Sequence[str], gateway: str, folder: Path, *, timeout_s: float
-    ) -> AsyncIterator[ContainedAgent]:
-        """Yield the words that start `command` in a sandbox, in which it sees the episode's `folder`."""
-        interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
-        server = await asyncio.start_unix_server(
-            one_address.forward(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket
-        )
-        users = folder / "passwd"
-        users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for a user without a name
-        leading = str(shutil.copy(one_address.__file__, folder))
-        for path in (folder, *folder.iterdir()):
-            path.chmod(0o777 if path.is_socket() else 0o755)  # the sandbox runs as another user
-        words = [os.path.abspath(word) if os.path.isfile(word) else word for word in command]
-        words[0] = os.path.abspath(shutil.which(words[0]) or words[0])
-        packages = [sys.prefix] if interpreter.prefix == sys.base_prefix else []  # another Python can't use these
-        shown = [interpreter.prefix, *packages, *self.read, *filter(os.path.isfile, words), str(folder)]
-        limits = replace(self.limits, seconds=timeout_s)
-        inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]
-        with memory_group(limits.memory_mb) as group, tempfile.TemporaryFile() as status:
-            further = ["--ro-bind", str(users), "/etc/passwd", "--json-status-fd", str(status.fileno())]
-            whole = contained(inside, limits, shown=shown, further=further, cleared=False, memory="data")
-            async with server:
-                yield ContainedAgent(whole if group is None else group.entered(whole), status, group)
+    `read` are files and folders that it sees besides the system, this Python and the files of the command.
+    """
+    interpreter, socket, asked = usable_interpreter(), str(folder / "gateway"), urlsplit(gateway)
+    server = await asyncio.start_unix_server(
+        one_address.forward(lambda: asyncio.open_connection(asked.hostname, asked.port)), socket
+    )
+    users = folder / "passwd"
+    users.write_text("agent:x:1000:1000::/tmp:/bin/sh\n")  # node does not start for a user without a name
+    leading = str(shutil.copy(one_address.__file__, folder))
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o777 if path.is_socket() else 0o755)  # the sandbox runs as another user
+    words = [os.path.abspath(word) if os.path.isfile(word) else word for word in command]
+    words[0] = os.path.abspath(shutil.which(words[0]) or words[0])
+    packages = [sys.prefix] if interpreter.prefix == sys.base_prefix else []  # another Python can't use these
+    shown = [interpreter.prefix, *packages, *read, *filter(os.path.isfile, words), str(folder)]
+    inside = [interpreter.executable, "-I", leading, socket, str(urlsplit(INSIDE).port), *words]
+    with memory_group(limits.memory_mb) as group, tempfile.TemporaryFile() as status:
+        further = ["--ro-bind", str(users), "/etc/passwd", "--json-status-fd", str(status.fileno())]
+        whole = contained(inside, limits, shown=shown, further=further, cleared=False, memory="data")
+        async with server:
+            yield ContainedAgent(whole if group is None else group.entered(whole), status, group)

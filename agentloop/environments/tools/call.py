@@ -3,12 +3,12 @@
 import asyncio
 import inspect
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
+from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec
@@ -27,28 +27,21 @@ Tools = Mapping[str, ToolSpec]
 _SHOWN_NAME = 40
 
 
-@dataclass(frozen=True)
-class ToolLimits:
-    timeout_s: float
-    max_chars: int
-    """Characters of a result that are shown; a marker says how many were left out."""
-
-
 async def call_tool(
-    environment: Environment, tools: Tools, call: ToolCall, *, limits: ToolLimits, threads: WorkerThreads
+    environment: Environment, tools: Tools, call: ToolCall, *, limits: RolloutSection, threads: WorkerThreads
 ) -> ToolResult:
-    """Call one of the `tools` within its deadline, and put the outcome into words."""
+    """Call one of the `tools` within its deadline, and put the outcome into words, cut at `tool_output_chars`."""
     checked = _check_call(environment, tools, call)
     if isinstance(checked, ToolResult):
         return checked
     spec, run = checked
     try:
         if inspect.iscoroutinefunction(run.func):
-            return await _within_time(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)
-        shown = partial(observe, run, max_chars=limits.max_chars)
-        return await threads.run(shown, timeout_s=limits.timeout_s)
+            return await _within_time(observe_awaited(run, max_chars=limits.tool_output_chars), limits.tool_timeout_s)
+        shown = partial(observe, run, max_chars=limits.tool_output_chars)
+        return await threads.run(shown, timeout_s=limits.tool_timeout_s)
     except TimeoutError:
-        return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
+        return failure(TIMEOUT, f"{spec.name} took longer than {limits.tool_timeout_s:g} s")
 
 
 def call_demonstrated(environment: Environment, tools: Tools, call: ToolCall, *, max_chars: int) -> ToolResult:

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, Tools, call_tool
+from agentloop.environments.tools.call import POLICY_ERRORS, Tools, call_tool
 from agentloop.environments.tools.results import ToolResult
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import ToolCall, content_hash
@@ -69,30 +70,17 @@ class ToolMemory:
         return result, False
 
 
-@dataclass(frozen=True)
-class TaskMemory:
-    """The memory for one task, by its hash, in one environment as `ObservationRecord` names it."""
-
-    memory: ToolMemory
-    task: str
-    environment: str
-
-    def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
-        """Make the record of a call without its answer. Raises ValueError for arguments that are no JSON."""
-        arguments = dict(call.arguments)
-        named = [self.environment, self.task, parent, call.name, arguments]
-        return ObservationRecord(content_hash(named), self.task, self.environment, parent, call.name, arguments, "")
-
-
 @dataclass
 class EpisodeTools:
     """The tools of one episode: each call is run or answered from memory."""
 
     environment: Environment
     offered: Tools
-    limits: ToolLimits
+    limits: RolloutSection
     threads: WorkerThreads
-    memory: TaskMemory | None = None
+    memory: ToolMemory | None = None
+    place: tuple[str, str] = ("", "")
+    """The hashes by which the memory knows the task and its environment."""
     before: str | None = None
     """The id of the last call that changed the environment's state."""
     left_out: list[ToolCall] = field(default_factory=list)
@@ -108,10 +96,10 @@ class EpisodeTools:
         if self.memory is None or kind is None:
             return await self._run(call)
         try:
-            asked = self.memory.asked(call, self.before if kind == "environment" else None)
+            asked = self._asked(call, self.before if kind == "environment" else None)
         except ValueError:  # the arguments hold NaN, which the tool refuses
             return await self._run(call)
-        result, was_known = await self.memory.memory.answer(asked, lambda: self._run(call))
+        result, was_known = await self.memory.answer(asked, lambda: self._run(call))
         self.replayed += was_known
         if kind == "environment":
             if was_known:
@@ -121,6 +109,12 @@ class EpisodeTools:
             elif result.error_kind not in POLICY_ERRORS:
                 self.memory = None  # the failed call may have changed the state
         return result
+
+    def _asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
+        """Make the record of a call without its answer. Raises ValueError for arguments that are no JSON."""
+        (task, environment), arguments = self.place, dict(call.arguments)
+        named = [environment, task, parent, call.name, arguments]
+        return ObservationRecord(content_hash(named), task, environment, parent, call.name, arguments, "")
 
     def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
         """Return which promise makes the call's answer known: the tool's, the whole environment's, or none."""

@@ -26,8 +26,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticCustomError, to_jsonable_python
 from typing_extensions import TypedDict
 
-from agentloop.environments.environment import Environment, Observation, Task, ToolMark, tool_mark
+from agentloop.environments.environment import Environment, Observation, Task, tool_mark
 from agentloop.errors import UserError, one_line, shortened
+from agentloop.user_code import awaited_like
 from context.wording import suggest
 
 _PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...], Enum or one of these | None"
@@ -63,9 +64,9 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
         names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
         members = {name: inspect.getattr_static(environment, name) for name in names}
         _KNOWN[environment] = {
-            name: _describe(member, name, f"{where}.{name}", mark)
+            name: _describe(member, name, f"{where}.{name}")
             for name, member in members.items()
-            if (mark := tool_mark(member)) is not None
+            if tool_mark(member) is not None
         }
     return _KNOWN[environment]
 
@@ -80,7 +81,7 @@ def can_observe(environment: type[Environment]) -> bool:
     )
 
 
-def tools_of_task(environment: type[Environment], task: Task, where: str = "") -> Mapping[str, ToolSpec]:
+def tools_of_task(environment: type[Environment], task: Task, where: str) -> Mapping[str, ToolSpec]:
     """Return the tools that a task offers, by name: those of the class, or the task's own. Raises UserError."""
     if task.tools is None:
         return tools_of(environment, where)
@@ -140,10 +141,7 @@ def _described_tool(environment: type[Environment], schema: Mapping[str, Any], w
     def call(environment: Environment, /, **arguments: Any) -> Any:
         return environment.call_tool(name, arguments)
 
-    async def call_awaited(environment: Environment, /, **arguments: Any) -> Any:
-        return await environment.call_tool(name, arguments)
-
-    function = call_awaited if inspect.iscoroutinefunction(environment.call_tool) else call
+    function = awaited_like(environment.call_tool, call)
     return ToolSpec(name, schema, False, arguments_of(parameters, where), function)
 
 
@@ -155,29 +153,26 @@ def with_tools(environment: type[Environment], specs: Mapping[str, ToolSpec]) ->
     return extended
 
 
-def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
+def _describe(method: Any, name: str, where: str) -> ToolSpec:
     if not inspect.isfunction(method):
         kind = type(method).__name__
         raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
     every = list(inspect.signature(method).parameters.values())
     if not every or every[0].name != "self":
         raise UserError(f"{where} must take self first, got {inspect.signature(method)}.")
-    return _spec(method, name, where, mark, every[1:])
+    return _spec(method, name, where, every[1:])
 
 
 def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpec, tuple[str, ...]]:
     """Describe a function as a tool, with the names of its arguments of type `Task`, which the policy does not see."""
-    mark = tool_mark(function) or ToolMark(deterministic=False)
     hints = resolved_hints(function, where)
     every = inspect.signature(function).parameters.values()
     hidden = tuple(parameter.name for parameter in every if hints.get(parameter.name) is Task)
     shown = [parameter for parameter in every if parameter.name not in hidden]
-    return _spec(function, function.__name__, where, mark, shown), hidden
+    return _spec(function, function.__name__, where, shown), hidden
 
 
-def _spec(
-    function: Callable[..., Any], name: str, where: str, mark: ToolMark, shown: Sequence[inspect.Parameter]
-) -> ToolSpec:
+def _spec(function: Callable[..., Any], name: str, where: str, shown: Sequence[inspect.Parameter]) -> ToolSpec:
     """Describe a tool; `shown` are the parameters that the policy fills in."""
     if not _TOOL_NAME.fullmatch(name):
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
@@ -193,7 +188,8 @@ def _spec(
     schema = _inlined(arguments.json_schema(schema_generator=_ToolSchema))
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     described = {"name": name, "description": description, "parameters": inputs}
-    return ToolSpec(name, {"type": "function", "function": described}, mark.deterministic, arguments, function)
+    is_deterministic = bool(tool_mark(function))
+    return ToolSpec(name, {"type": "function", "function": described}, is_deterministic, arguments, function)
 
 
 def _documented(method: Callable[..., Any], where: str) -> tuple[str, dict[str, str]]:
@@ -236,7 +232,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
     except (PydanticUserError, RecursionError) as error:
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
-            f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
+            f"got {'no type' if hint is _NO_TYPE else inspect.formatannotation(hint)}. Use {_PARAMETER_TYPES}."
         ) from error
     # The docstring's description comes before one in the annotation.
     described: dict[str, Any] = {} if description is None else {"description": description}
@@ -298,10 +294,6 @@ class _ToolSchema(GenerateJsonSchema):
     def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
         """Keep the order of keys: type, description, default."""
         return value
-
-
-def _type_text(annotation: Any) -> str:
-    return "no type" if annotation is _NO_TYPE else inspect.formatannotation(annotation)
 
 
 def arguments_of(schema: Mapping[str, Any], where: str) -> TypeAdapter[dict[str, Any]]:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from agentloop.environments import Task
 from agentloop.environments.program_tree import ending_all
 from agentloop.environments.row_environment import AgentEnvironment, agent_function
-from agentloop.environments.sandbox.agent_sandbox import INSIDE
+from agentloop.environments.sandbox.agent_sandbox import INSIDE, contained_agent
 from agentloop.environments.sandbox.bubblewrap import ENVIRONMENT
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import shortened
@@ -97,10 +97,11 @@ async def run_agent(
         path = Path(folder) / "task.json"
         path.write_text(f"{json.dumps(task.payload)}\n", encoding="utf-8")
         variables, command = address.variables(path), shlex.split(agent)
-        if environment.sandbox is None:
+        if environment.limits is None:
             return await _run_program(command, path, {**os.environ, **variables}, timeout_s)
         inside = replace(address, url=INSIDE + urlsplit(address.local_url).path).variables(path)
-        sandbox = environment.sandbox.around(command, address.local_url, Path(folder), timeout_s=timeout_s)
+        limits, gateway = replace(environment.limits, seconds=timeout_s), address.local_url
+        sandbox = contained_agent(command, limits, read=environment.read, gateway=gateway, folder=Path(folder))
         async with sandbox as contained:
             variables = {**ENVIRONMENT, **inside}
             end = await _run_program(contained.words, path, variables, timeout_s, contained.status.fileno())

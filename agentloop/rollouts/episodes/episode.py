@@ -13,9 +13,9 @@ from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
-from agentloop.environments import POLICY_ERRORS, Environment, Task
+from agentloop.environments import POLICY_ERRORS, Environment, Observation, Task
+from agentloop.environments.check import said_by
 from agentloop.environments.environment import observed_rewards, quoted_task
-from agentloop.environments.said import Said, said_by
 from agentloop.environments.simulated_user import UserCosts
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools
@@ -147,11 +147,7 @@ class EpisodeHooks:
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. Mend it.")
         return reward
 
-    @property
-    def can_respond(self) -> bool:
-        return type(self.environment).respond is not Environment.respond
-
-    async def respond(self, messages: Sequence[Message]) -> Said | None:
+    async def respond(self, messages: Sequence[Message]) -> Observation | None:
         """Ask the environment what it says to a reply without calls; None: the reply was the answer."""
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         with failing_as(f"{name}.respond must answer any reply, got", f" for {asked}. Mend it."):
@@ -198,7 +194,7 @@ async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: Episod
 async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
     """Play an episode from the environment's start to its reward."""
     environment, task, limits = hooks.environment, hooks.task, hooks.limits
-    turns = _Turns(hooks, tools, context, limits, ask)
+    turns = _Turns(hooks, tools, context, ask)
     reward = math.nan
     try:
         await hooks.start()
@@ -245,7 +241,6 @@ class _Turns:
     hooks: EpisodeHooks
     tools: EpisodeTools
     context: ContextManager
-    limits: RolloutSection
     ask: Ask
     number: int = 0
     entropies: list[float] = field(default_factory=list)
@@ -257,7 +252,7 @@ class _Turns:
 
     async def play(self) -> tuple[str, str | None]:
         """Play turns up to an end. Return the stop reason, and a problem where the reason alone does not say it."""
-        context, limits = self.context, self.limits
+        context, limits = self.context, self.hooks.limits
         while True:
             # An answer to a strategy's question has the strategy's own limit, which `room` already has.
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
@@ -279,15 +274,17 @@ class _Turns:
     async def _go_on(self, reply: Reply) -> str | None:
         """Let the environment answer a reply. Return the stop reason; None: the episode goes on."""
         self.number += 1
-        is_last, is_final = self.number == self.limits.max_turns, reply.outcome == "final"
+        is_last, is_final = self.number == self.hooks.limits.max_turns, reply.outcome == "final"
         if reply.outcome == "truncated":
             return StopReason.TRUNCATED
-        if is_final and not self.hooks.can_respond:
+        if is_final and type(self.hooks.environment).respond is Environment.respond:
             return StopReason.ANSWERED
         if is_final and is_last:
             return StopReason.MAX_TURNS  # the environment is not asked for what nobody would answer
         began = time.perf_counter()
-        said = await (self._respond() if is_final else self._answer(reply))
+        if is_final:
+            await self.tools.before_response()
+        said = await (self.hooks.respond(self.context.messages) if is_final else self._answer(reply))
         self.tool_seconds += time.perf_counter() - began
         if said is None:
             return StopReason.ANSWERED
@@ -295,19 +292,15 @@ class _Turns:
             self.context.reward_reply(said.reward)
         try:
             if said.over:
-                self.context.end(said.messages)
+                self.context.end(said.content)
                 return StopReason.ENDED
-            stopped = self.context.observe(said.messages)
+            stopped = self.context.observe(said.content)
         except ValueError as error:
             name = type(self.hooks.environment).__name__
             raise UserError(f"{name}.respond must return messages that can be shown, got others: {error}") from error
         return stopped or (StopReason.MAX_TURNS if is_last else None)
 
-    async def _respond(self) -> Said | None:
-        await self.tools.before_response()
-        return await self.hooks.respond(self.context.messages)
-
-    async def _answer(self, reply: Reply) -> Said:
+    async def _answer(self, reply: Reply) -> Observation:
         """Call the reply's tools and count their results; a malformed call gets an error message.
 
         No tool is called after one that ends the episode.
@@ -316,7 +309,7 @@ class _Turns:
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             unread = Message("tool", text, author="env", name="error", error_kind=MALFORMED)
             self._count(unread)
-            return Said([unread])
+            return Observation([unread])
         messages, rewards, over = [], [], False
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
@@ -331,7 +324,7 @@ class _Turns:
             rewards += [] if result.reward is None else [result.reward]
             if over := result.over:
                 break
-        return Said(messages, math.fsum(rewards) if rewards else None, over)
+        return Observation(messages, math.fsum(rewards) if rewards else None, over)
 
     def _count(self, result: Message) -> None:
         self.num_tool_calls += 1

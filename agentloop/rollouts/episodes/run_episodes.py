@@ -8,9 +8,9 @@ from functools import partial
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest, Generator
 from agentloop.engines.generator import SampledTokens, recordable, replies
-from agentloop.environments import Task, ToolLimits
+from agentloop.environments import Task
 from agentloop.environments.row_environment import AgentEnvironment
-from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
+from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
@@ -193,14 +193,11 @@ async def play_episode(
         return await play_agent(environment, task, gateway, ask, authors=authors, config=config, threads=threads)
     own = WorkerThreads(1, keeps_thread=True) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
-    tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
-    memory = None
-    if actors.memory is not None:
-        memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(tool_limits.max_chars))
+    place = factory.task_hash(task), factory.tools_hash(config.rollout.tool_output_chars)
     try:
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
-            tools = EpisodeTools(environment, factory.tool_specs(task), tool_limits, own, memory)
+            tools = EpisodeTools(environment, factory.tool_specs(task), config.rollout, own, actors.memory, place)
             context = new_context(actors, config, task)
             served, own_ask = actors.served, partial(ask, number, ())
             reply: Ask = own_ask if served is None else lambda _, most: served(context.prompt, most)
@@ -221,7 +218,7 @@ def new_context(actors: Actors, config: RunConfig, task: Task) -> ContextManager
     """Make the context of an episode of a task."""
     return ContextManager(
         actors.renderer,
-        actors.parser_for(task),
+        actors.parser if task.tools is None else actors.parsers(task.tools),
         max_tokens=config.context.max_tokens,
         strategy=actors.strategy,
     )

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
     asked, example = Message("user", "And 2 times 3?"), Message("assistant", "It is 4.", HISTORY)
     said = (Message("user", "What is 2 times 2?"), example, asked, Message("assistant", "It is 6.", LLM))
     row = trajectory("t1", messages=said, stop_reason="answered")
-    environments = RunEnvironments.from_factory(replace(load_environment("lookup_chain", {}), version="1"))
+    environments = RunEnvironments({"lookup_chain": load_environment("lookup_chain", {})})
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         put(store, row)
         write_demonstrations(store, environments, tmp_path / "wins.jsonl", where=condition("success"))

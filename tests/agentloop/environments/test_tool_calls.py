@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from agentloop import Observation
-from agentloop.environments import Environment, ToolLimits, ToolResult, tool
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import Environment, ToolResult, tool
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import NotJudged, UserError, WrongObservation
 from context.messages import ToolCall
@@ -156,7 +157,7 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
     for _ in range(500):
         call = _malformed(rng)
         began = time.process_time()
-        result = called(environment, call, ToolLimits(timeout_s=5, max_chars=1000))
+        result = called(environment, call, RolloutSection(tool_timeout_s=5, tool_output_chars=1000))
         assert time.process_time() - began < 0.1
         result.content.encode()
         assert "\0" not in result.content

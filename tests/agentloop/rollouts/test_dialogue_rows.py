@@ -23,7 +23,7 @@ from tests.fakes.records import RUN, add_run
 from tests.fakes.scripted import call, scripted_actors
 
 FACTORY = load_environment(f"{FILE}:Dialogue", {})
-ENVIRONMENTS = RunEnvironments.from_factory(FACTORY)
+ENVIRONMENTS = RunEnvironments({FACTORY.name: FACTORY})
 STEPS = [
     {"say": "And?", "reward": 0.25, "over": False},
     {"say": "3", "reward": None, "over": False},

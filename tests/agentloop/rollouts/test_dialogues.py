@@ -229,7 +229,6 @@ MISTAKES = [
     ),
     (f"{TOOLS_FOR}[{ACT % '7'}]", "act must have parameters that are a JSON schema, got 7"),
     (f"{TOOLS_FOR}[{ACT.replace('act', 'a t') % '{}'}]", "a t must be named in at most 64 of A-Z, a-z, 0-9, _, . and"),
-    ("call_tool(self, name, arguments): return 1", "call_tool must have tools to answer, got no tools_for. Write def"),
 ]
 
 

@@ -47,7 +47,7 @@ def in_hindsight(
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
         payloads = frozenset(content_hash(task.payload) for task in held_out)
-        episodes = StoredEpisodes(RunEnvironments.from_factory(factory), store)
+        episodes = StoredEpisodes(RunEnvironments({factory.name: factory}), store)
         hindsight = Hindsight(scripted_actors(factory, []), settings(**replay), episodes, payloads)
         found = hindsight.relabel(rows.trajectories, iteration=1, attempt=0)
         store.append(found.tasks, found.groups, found.trajectories)

@@ -32,7 +32,7 @@ def settings(**rollout: Any) -> RunConfig:
 
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
-    memory = tool_memory(config, RunEnvironments.from_factory(factory))
+    memory = tool_memory(config, RunEnvironments({factory.name: factory}))
     return scripted_actors(factory, scripts, concurrent=concurrent, memory=memory)
 
 

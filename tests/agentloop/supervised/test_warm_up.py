@@ -29,7 +29,7 @@ TINY = TinyModelSection(layers=1, hidden=64)
 
 def corpus() -> list[str]:
     conversations = itertools.islice(demonstrations(FACTORY, seed=1), 60)
-    return [message.content for conversation in conversations for message in conversation]
+    return [message.content for _, conversation in conversations for message in conversation]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def shown_by(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Callable[[Sequ
 
 
 def conversations() -> Iterator[tuple[Message, ...]]:
-    return demonstrations(FACTORY, seed=3)
+    return (conversation for _, conversation in demonstrations(FACTORY, seed=3))
 
 
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
@@ -73,7 +73,7 @@ def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("factory", [FACTORY, THINKING], ids=["plain", "thinking"])
 def test_demonstration_reads_as_rendered_and_trains_replies(loaded: LoadedModel, factory: EnvironmentFactory) -> None:
-    for turns in itertools.islice(demonstrations(factory, seed=3), 5):
+    for _, turns in itertools.islice(demonstrations(factory, seed=3), 5):
         (tokens,) = shown_by(loaded)(turns)
         rendered = loaded.template.render(list(map(to_template, turns)), tools=factory.tools, generation_prompt=False)
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
@@ -86,7 +86,7 @@ def test_demonstration_reads_as_rendered_and_trains_replies(loaded: LoadedModel,
 
 
 def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:
-    conversation = next(demonstrations(THINKING, seed=3))
+    _, conversation = next(demonstrations(THINKING, seed=3))
     (whole,) = shown_by(loaded)(conversation)
     sequences = shown_by(loaded, Memory(len(whole) - 60, max_summary_tokens=60))(conversation)
     trained = [trained_text(loaded, t) for t in sequences]
@@ -99,11 +99,11 @@ def test_demonstration_answers_the_question_for_notes_with_what_was_thought(load
 def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(loaded: LoadedModel) -> None:
     conversations = itertools.islice(demonstrations(THINKING, seed=3, strategy=Hint()), 4)
     plain = list(itertools.islice(demonstrations(THINKING, seed=3), 4))
-    for number, conversation in enumerate(conversations):
+    for number, (_, conversation) in enumerate(conversations):
         (tokens,) = shown_by(loaded, Hint())(conversation)
         text = loaded.codec.decode(tokens.token_ids.tolist())
         assert text.count("The trail: ") == number % 2
-        assert conversation[2:] == plain[number][2:]  # behind the system message and the question
+        assert conversation[2:] == plain[number][1][2:]  # behind the system message and the question
         trained = trained_text(loaded, tokens)
         assert "The trail" not in trained
 

@@ -86,7 +86,7 @@ def loaded(qwen2: Path) -> LoadedModel:
 
 
 def check(files: ModelFiles, factory: EnvironmentFactory = FACTORY, **context: Any) -> None:
-    checked_parser(ContextSection.model_validate(context), RunEnvironments.from_factory(factory), files)
+    checked_parser(ContextSection.model_validate(context), RunEnvironments({factory.name: factory}), files)
 
 
 def with_template(files: LoadedModel, source: str) -> LoadedModel:

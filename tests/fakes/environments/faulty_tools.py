@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
-from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import Environment, Task, ToolResult, call_tool, tool
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from context.messages import Message, ToolCall
 
-LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
-PATIENT = ToolLimits(timeout_s=60.0, max_chars=1000)
+LIMITS = RolloutSection(tool_timeout_s=0.3, tool_output_chars=100)
+PATIENT = RolloutSection(tool_timeout_s=60.0, tool_output_chars=1000)
 """Limits for tools that answer, with time for a busy machine."""
 
 
@@ -109,11 +110,11 @@ HANGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def call(name: str, arguments: Any = None, *, limits: ToolLimits = LIMITS) -> ToolResult:
+def call(name: str, arguments: Any = None, *, limits: RolloutSection = LIMITS) -> ToolResult:
     return called(Faulty(), ToolCall(name, {} if arguments is None else arguments), limits)
 
 
-def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> ToolResult:
+def called(environment: Environment, call: ToolCall, limits: RolloutSection) -> ToolResult:
     """Call a tool of an environment outside of an episode."""
 
     async def one() -> ToolResult:
@@ -127,7 +128,7 @@ def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> Tool
         _OVER.set()
 
 
-def ask(environment: Environment, tool: str, /, *, limits: ToolLimits = PATIENT, **arguments: Any) -> ToolResult:
+def ask(environment: Environment, tool: str, /, *, limits: RolloutSection = PATIENT, **arguments: Any) -> ToolResult:
     return called(environment, ToolCall(tool, arguments), limits)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.environments import McpServerSection
-from agentloop.environments import Environment, EnvironmentFactory, ToolLimits, ToolResult, load_environment
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import Environment, EnvironmentFactory, ToolResult, load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -41,7 +42,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 
 def ask(way: Way, tool: str, /, *, timeout_s: float = 60.0, **arguments: Any) -> ToolResult:
-    return faulty_tools.ask(way[1], tool, limits=ToolLimits(timeout_s, 100), **arguments)
+    limits = RolloutSection(tool_timeout_s=timeout_s, tool_output_chars=100)
+    return faulty_tools.ask(way[1], tool, limits=limits, **arguments)
 
 
 def test_server_tools_are_offered_with_their_schemas_beside_the_environments_own(way: Way) -> None:
