@@ -189,7 +189,4 @@ def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
 def _algorithm_for_members(config: RunConfig) -> Algorithm:
     """The algorithm that compares members. With a critic, it gives only the stored advantages."""
     algorithm = ALGORITHMS[config.algorithm]
-    stored = ALGORITHMS[algorithm.stored_as or algorithm.name]
-    if config.advantage.normalise_std is False and stored.without_std is not None:
-        return ALGORITHMS[stored.without_std]
-    return stored
+    return ALGORITHMS[algorithm.stored_as or algorithm.name]

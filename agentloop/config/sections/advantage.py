@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
+from agentloop.algorithms.catalog import ALGORITHMS
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
-_WITH_CHOICE = algorithms_where(lambda algorithm: algorithm.std_is_optional)
-
 
 class AdvantageSection(Section):
-    normalise_std: bool | None = Field(
-        None,
-        description="Divide by the group's standard deviation; null: where the algorithm does. Only "
-        f"{' and '.join(_WITH_CHOICE)} have the choice.",
-    )
     function: str | None = Field(
         None,
         description="`path/to/file.py:function` that takes the members of a group and returns their advantages, "
