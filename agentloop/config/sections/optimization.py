@@ -57,15 +57,15 @@ class CriticSection(Section):
 
 class KlSection(Section):
     loss_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference in the loss.")
-    loss_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
-    loss_gradient: Literal["plain", "straight_through", "importance"] = Field(
+    loss_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
+    loss_gradient: Literal["plain", "importance"] = Field(
         "plain",
-        description="Its gradient. plain: the estimator's own (of k1: nothing on average); straight_through: k2's, "
-        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
-        "of no effect where loss_coef is 0.",
+        description="Its gradient. plain: the estimator's own (of k1: nothing on average; of k2: the KL's for fresh "
+        "tokens); importance: the KL's for replayed tokens too (k1, k3). Like its estimator of no effect where "
+        "loss_coef is 0.",
     )
     reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
-    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator (with reward_coef).")
+    reward_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Its estimator (with reward_coef).")
     early_stop: PositiveFloat | None = Field(
         None,
         description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
