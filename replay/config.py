@@ -99,11 +99,6 @@ class ReplayConfig(LimitSection, MixSection):
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
     )
-    negative_weight: Fraction = Field(
-        1.0,
-        description="Factor on the loss of a replayed row with a negative advantage (credit turn: on the negative "
-        "advantages of its tokens); 0: nothing is learned from it.",
-    )
     database: str | None = Field(
         None,
         description="Database of the buffer: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",

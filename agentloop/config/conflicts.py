@@ -80,7 +80,6 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
     if each.needs_critic:
         yield "advantage.normalise_batch", "none", *same, critic
-        yield "replay.negative_weight", 1.0, *same, critic
     by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
     yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
     if not each.skips_equal_groups:

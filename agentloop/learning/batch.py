@@ -243,19 +243,6 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
     return torch.from_numpy(table)
 
 
-def bound_negative(row: BatchRow, share: float) -> BatchRow:
-    """Multiply a replayed row's weight by `share` (`replay.negative_weight`) if its advantage is negative.
-
-    If its tokens have their own advantages, the negative ones are multiplied instead, whatever the row's advantage is.
-    """
-    if row.stream != REPLAY or share == 1.0:
-        return row
-    if row.token_advantages is not None:
-        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
-        return replace(row, token_advantages=bounded)
-    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
-
-
 def members_of(rows: Sequence[BatchRow]) -> list[Member]:
     """Make the members that a baseline compares from the rows of a batch."""
     return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]

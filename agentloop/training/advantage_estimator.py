@@ -17,7 +17,7 @@ from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn
 from agentloop.algorithms.declarations import Algorithm, Member
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import bound_negative, member_of, members_of
+from agentloop.learning.batch import member_of, members_of
 from agentloop.learning.own_algorithm import load_own_advantage
 from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
@@ -90,7 +90,7 @@ class AdvantageEstimator:
     ) -> tuple[list[BatchRow], dict[str, float]]:
         """Set the advantages to train with; returns the rows, and metrics.
 
-        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
+        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
@@ -113,8 +113,6 @@ class AdvantageEstimator:
         else:
             own = self._advantages_for_agents(rows, baseline)
         rows = [_spread_agents(row, agents) if agents else row for row, agents in zip(rows, own, strict=True)]
-        share = self._config.replay.negative_weight
-        rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
 
     def _compared_positions(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:

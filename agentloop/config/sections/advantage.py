@@ -54,14 +54,6 @@ def check_advantages(config: RunConfig) -> None:
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
         )
-    parts = (config.loss.replay.objective, config.loss.replay.missing_log_probs)
-    blind = any(part.name == "bc" and part.arguments["weighting"] == "uniform" for part in parts)
-    if credit != "trajectory" and replay.negative_weight != 1.0 and blind:
-        raise ValueError(
-            f"replay.negative_weight must be 1 when advantage.credit is {credit} and loss.replay has bc with weighting "
-            f"uniform, which knows no negative turns, got {replay.negative_weight:g}. Remove it, or set weighting: "
-            "advantage."
-        )
     by_task = function is not None or algorithm.compares == "group"
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
     if trains and replay.baseline != "stored" and by_task and needs_fresh:
