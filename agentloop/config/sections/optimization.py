@@ -71,10 +71,10 @@ class KlSection(Section):
         description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
         "per fresh trained token; null: never.",
     )
-    reference: Literal["auto", "copy", "adapter_off"] = Field(
+    reference: Literal["auto", "copy"] = Field(
         "auto",
-        description="copy: the starting policy, frozen; adapter_off: the policy without its adapters; auto: "
-        "adapter_off for a model with adapters.",
+        description="copy: the starting policy, frozen; auto: a policy with adapters is its own reference, without "
+        "them.",
     )
 
 
