@@ -88,10 +88,10 @@ class ReplayConfig(LimitSection, MixSection):
     sampler_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of the sampler, for example {half_life: 4}."
     )
-    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
+    baseline: Literal["stored", "shared", "split", "fresh_only"] = Field(
         "stored",
         description="Advantage of a replayed row. stored: from its own group. Others compare it with rows of its "
-        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+        "task in the batch: all (shared), replayed (split), fresh (fresh_only).",
     )
     hindsight: HindsightSection = Field(
         default_factory=HindsightSection, description="Rows of what failed episodes did solve; see docs/mixing.md."

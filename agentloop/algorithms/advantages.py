@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agentloop.algorithms.gae import CriticRows
 
-ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
+ReplayBaseline = Literal["stored", "shared", "split", "fresh_only"]
 STD_EPSILON = 1e-6
 """Added to a deviation before something is divided by it."""
 WHITENING_EPSILON = 1e-8
@@ -101,7 +101,6 @@ def compared_members(
     - split: as `stored`, but replayed members of a task with each other (RePO, Li et al. 2025, arXiv 2506.09340)
     - fresh_only: as `stored`, but replayed members with the fresh members of their task
     - shared: all members of a task with each other
-    - leave_one_out: as `shared`, but each member without itself
 
     With `whole_batch` the batch counts as one task, and its fresh members as one group. Nobody is compared with a
     member without action tokens, because the policy did not earn its reward (OpenRLHF does the same).
@@ -116,12 +115,10 @@ def compared_members(
         if not member.replayed:
             same_group.setdefault((task, group), []).append(position)
     compared: list[tuple[int, ...]] = []
-    for position, member in enumerate(members):
+    for member in members:
         task, group = _task_and_group(member, whole_batch)
         if baseline == "shared":
             compared.append(tuple(same_task.get(task, ())))
-        elif baseline == "leave_one_out":
-            compared.append(tuple(p for p in same_task.get(task, ()) if p != position))
         elif not member.replayed:
             compared.append(tuple(same_group.get((task, group), ())))
         elif baseline == "stored":

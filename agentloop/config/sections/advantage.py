@@ -47,7 +47,7 @@ def check_advantages(config: RunConfig) -> None:
     if credit == "turn" and trains and replay.baseline == "stored" and algorithm.compares_members:
         raise ValueError(
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
-            "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
+            "the whole trajectory alone. Use shared, split or fresh_only."
         )
     by_task = function is not None or algorithm.compares == "group"
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
