@@ -92,6 +92,29 @@ def whiten_members(values: Sequence[float], compared: Sequence[Sequence[int]]) -
     return result
 
 
+def normalise_batch(
+    values: Sequence[float], fresh: Sequence[bool], *, centre: bool, zero_is_measured: bool
+) -> list[float]:
+    """Normalise values A over the batch: (A - m) / sqrt(sum((A - m)^2) / (n - 1) + 1e-8).
+
+    m is the mean of the fresh rows with `centre`, else 0. For a fresh row the sum is over the n fresh rows, for a
+    replayed row over all n rows: replayed rows may be a selection, so they must not change fresh rows. No result is
+    beyond sqrt(n - 1). Unless `zero_is_measured`, a value of exactly 0 means a group without a signal: it stays 0, and
+    counts in no mean or sum.
+    """
+    measured = [zero_is_measured or value != 0.0 for value in values]
+    known = [(value, is_fresh) for value, is_fresh, known in zip(values, fresh, measured, strict=True) if known]
+    of_fresh = [value for value, is_fresh in known if is_fresh]
+    mean = _exact_mean(of_fresh) if centre and of_fresh else 0.0
+    scales = [_distance([value for value, _ in known], mean), _distance(of_fresh, mean)]
+    rows = zip(values, fresh, measured, strict=True)
+    return [(value - mean) / scales[is_fresh] if known else 0.0 for value, is_fresh, known in rows]
+
+
+def _distance(values: Sequence[float], mean: float) -> float:
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) + WHITENING_EPSILON)
+
+
 def compared_members(
     members: Sequence[Member], baseline: ReplayBaseline, *, whole_batch: bool
 ) -> list[tuple[int, ...]]:

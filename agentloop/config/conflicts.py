@@ -78,6 +78,8 @@ _TWICE = "Drift would count twice: set the anchor to old."
 def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     """Yield the settings that an algorithm refuses, by its declaration."""
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
+    if each.needs_critic:
+        yield "advantage.normalise_batch", "none", *same, critic
     by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
     yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
     if not each.skips_equal_groups:

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from agentloop.algorithms.advantages import ReplayBaseline, advantages_for_members, compared_members
+from agentloop.algorithms.advantages import (
+    ReplayBaseline,
+    advantages_for_members,
+    compared_members,
+    normalise_batch,
+)
 from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.algorithms.declarations import Algorithm, Member
@@ -20,7 +25,7 @@ from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.loss_mask import response_mask
 from context.tokens.session_segments import sequences_of
-from replay.records import BatchRow, Trajectory
+from replay.records import FRESH, BatchRow, Trajectory
 
 _ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.several_agents))
 
@@ -65,12 +70,12 @@ class AdvantageEstimator:
         known, members = [row.trajectory.record.rewards_by_agent for row in rows], members_of(rows)
         found: list[dict[str, float]] = [{} for _ in rows]
         config, names = self._config, sorted({name for each in known for name in each})
-        by_turns = config.advantage.credit != "trajectory"
-        if names and (by_turns or not ALGORITHMS[config.algorithm].several_agents):
+        changed = config.advantage.normalise_batch != "none" or config.advantage.credit != "trajectory"
+        if names and (changed or not ALGORITHMS[config.algorithm].several_agents):
             raise UserError(
-                f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, or "
-                f"advantage.credit turn or state, got a reward for the agent {names[0]}. Return one reward, or begin a "
-                "new run with other settings."
+                f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, "
+                "advantage.normalise_batch or advantage.credit turn or state, got a reward for the agent "
+                f"{names[0]}. Return one reward, or begin a new run with other settings."
             )
         for agent in names:
             at = [place for place, each in enumerate(known) if agent in each]
@@ -85,7 +90,7 @@ class AdvantageEstimator:
     ) -> tuple[list[BatchRow], dict[str, float]]:
         """Set the advantages to train with; returns the rows, and metrics.
 
-        The steps are: baseline (`stored`: a row's own), turns, agents.
+        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
@@ -94,6 +99,7 @@ class AdvantageEstimator:
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
             others = [set(found) - {place} for place, found in enumerate(self._compared_positions(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
+        rows = self._normalise(rows)
         if self._config.advantage.credit != "trajectory":
             if self._config.advantage.credit == "turn":
                 turns = self._credit_turn_rewards(rows, baseline)
@@ -121,6 +127,16 @@ class AdvantageEstimator:
             for position, value in zip(positions, given, strict=True):
                 result[position] = value
         return result
+
+    def _normalise(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+        kind = self._config.advantage.normalise_batch
+        if kind == "none":
+            return list(rows)
+        # Where groups are compared, an advantage of 0 means that there is no signal; otherwise it is a measured value.
+        measured = self._own is None and self._algorithm.compares != "group"
+        given, fresh = [row.advantage for row in rows], [row.stream == FRESH for row in rows]
+        values = normalise_batch(given, fresh, centre=kind == "whiten", zero_is_measured=measured)
+        return [replace(row, advantage=value) for row, value in zip(rows, values, strict=True)]
 
     def _credit_turn_rewards(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> list[list[float]]:
         """Compute the advantages of each row's turns; empty if its turn rewards are unknown."""

@@ -20,6 +20,11 @@ class AdvantageSection(Section):
         description="`path/to/file.py:function` that takes the members of a group and returns their advantages, "
         "instead of the algorithm.",
     )
+    normalise_batch: Literal["none", "scale", "whiten"] = Field(
+        "none",
+        description="Divide the advantages of the batch by their root mean square (scale), or take off the mean of the "
+        "fresh rows first (whiten); where groups are compared, those of exactly 0 stay 0. See docs/algorithms.md.",
+    )
     credit: Literal["trajectory", "turn", "state"] = Field(
         "trajectory",
         description="trajectory: one advantage for all tokens of a trajectory; turn: one for each reply, from the "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentloop.algorithms.advantages import ReplayBaseline, advantages_for_members, whiten_members
+from agentloop.algorithms.advantages import ReplayBaseline, advantages_for_members, normalise_batch, whiten_members
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.algorithms.catalog import ALGORITHMS
 from agentloop.algorithms.declarations import Member
@@ -74,6 +74,11 @@ def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: floa
         of_group(algorithm, [1.0, bad])
 
 
+# Deviations are sqrt(variance + 1e-8), variance with n - 1.
+ROOT_THIRD = math.sqrt(1 / 3 + 1e-8)
+ROOT_5_5 = math.sqrt(5.5 + 1e-8)
+
+
 def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
     # Groups [1, 0, 0, 0] and [1, 1]: 0.75, -0.25 x 3 and 0, 0. Mean 0, variance (0.5625 + 3 x 0.0625) / 5 = 0.15.
     values = [0.75, -0.25, -0.25, -0.25, 0.0, 0.0]
@@ -84,6 +89,42 @@ def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
     assert whiten_members([0.0] * 4, [range(4)] * 4) == [0.0] * 4
     # The mean is only what rounding leaves of 0.1 + 0.2 - 0.3.
     assert whiten_members([0.1, 0.2, -0.3, 0.0], [range(4)] * 4)[3] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "replayed", "centre", "zero_is_measured", "expected"),
+    [
+        # Where groups are compared zeros are no signal: of 1, -1, 3 the mean is 1, the variance (0 + 4 + 4) / 2 = 4.
+        ([1.0, 0.0, -1.0, 3.0, 0.0], 0, True, False, [0, 0, -1, 1, 0]),
+        ([1.0, 0.0, 0.0], 0, True, False, [0, 0, 0]),
+        ([0.3] * 7, 0, True, False, [0] * 7),
+        ([], 0, True, False, []),
+        # Mean 1 - 1e-6 / 3, variance 1e-12 / 3, which is rounding: 0.333e-6 / 1e-4.
+        ([1.0, 1.0, 0.999999], 0, True, False, [1 / 300, 1 / 300, -2 / 300]),
+        # A zero that is measured: mean 1/3, variance 1/3.
+        ([1.0, 0.0, 0.0], 0, True, True, [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
+        ([1.0, 1.0, 1.0], 0, True, True, [0, 0, 0]),
+        ([0.0], 0, True, True, [0]),
+        # Scaling takes no mean off: 1 + 1 + 9 = 11 over 2; nearly equal values stay nearly 1.
+        ([1.0, 0.0, -1.0, 3.0], 0, False, False, [1 / ROOT_5_5, 0, -1 / ROOT_5_5, 3 / ROOT_5_5]),
+        ([1.0, 0.0], 0, False, True, [1, 0]),
+        ([0.0, -0.7], 0, False, False, [0, -1]),
+        ([0.9, 0.9, 0.9, 0.9, 0.90001], 0, False, False, [math.sqrt(4 / 5)] * 5),
+        # Two replayed successes: fresh ones by their own mean 0.25 and sum (0.5625 + 3 x 0.0625) / 3 = 0.25; replayed
+        # ones 0.75 from it, by all six: (0.75 + 2 x 0.5625) / 5 = 0.375. No success is below 0.
+        ([1.0, 0.0, 0.0, 0.0, 1.0, 1.0], 2, True, True, [1.5, -0.5, -0.5, -0.5, *[0.75 / math.sqrt(0.375)] * 2]),
+        # Fresh ones that are equal: the replayed one is sqrt(n - 1) away, by (0.5^2) / 4.
+        ([0.5, 0.5, 0.5, 0.5, 1.0], 1, True, False, [0, 0, 0, 0, 2]),
+        # No fresh row has a signal: nothing to take off.
+        ([0.0, 0.0, 0.5, 0.5], 2, True, False, [0, 0, math.sqrt(1 / 2), math.sqrt(1 / 2)]),
+    ],
+)
+def test_advantages_of_a_batch_are_whitened_or_scaled_as_written(
+    values: list[float], replayed: int, centre: bool, zero_is_measured: bool, expected: list[float]
+) -> None:
+    fresh = [position < len(values) - replayed for position in range(len(values))]
+    found = normalise_batch(values, fresh, centre=centre, zero_is_measured=zero_is_measured)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
 
 
 # Fresh and replayed members of a task: who is compared with whom, and what comes of it

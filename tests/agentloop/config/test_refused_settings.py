@@ -49,6 +49,7 @@ REFUSED = [
     ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),
     # excluded by another
     (f"{FUNCTION}algorithm=opo", "algorithm must be grpo when advantage.function is a.py:f, got opo. The function "),
+    (f"{PPO}advantage.normalise_batch=scale", "advantage.normalise_batch must be none when algorithm is ppo"),
     (FUNCTION + TURN, "advantage.credit must be trajectory or state when advantage.function is a.py:f, g"),
     (PPO + TURN, "advantage.credit must be trajectory when algorithm is ppo, got turn"),
     (f"{PPO}advantage.credit=state", "advantage.credit must be trajectory when algorithm is ppo, got state"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentloop.algorithms.advantages import ReplayBaseline
 from agentloop.config import RunConfig
@@ -16,8 +17,15 @@ from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     AUTHORS,
     batch_row,
+    gradients,
+    ragged,
+    rescore,
     row,
+    run_config,
+    sampled_by,
     segment,
+    tiny_actor,
+    written_log_probs,
 )
 from tests.fakes.environments import functions
 
@@ -93,6 +101,40 @@ def test_function_that_gives_no_advantages_is_refused_at_the_start(name: str) ->
     gives = {"too_short": r"one finite number per member \(3\), got \[0.0\]", "brief": "got AttributeError"}
     with pytest.raises(UserError, match=rf"advantage.function must .*{gives.get(name, 'one finite number per')}"):
         estimator(advantage={"function": f"{FUNCTIONS}:{name}"})
+
+
+@pytest.mark.parametrize("kind", ["scale", "whiten"])
+def test_normalised_batch_has_the_values_and_the_gradient_of_the_written_formula(kind: str) -> None:
+    rng, actor = np.random.default_rng(5), tiny_actor()
+    for replayed in (0, 1, 3):
+        drawn = sampled_by(actor, ragged(fresh=7, replayed=replayed))
+        drawn = [replace(item, advantage=float(rng.normal(0.3, 1.0)) * (n != 2)) for n, item in enumerate(drawn)]
+        a, late = np.array([item.advantage for item in drawn]), np.arange(7 + replayed) >= 7
+        signal = a != 0.0
+        m = a[~late & signal].mean() if kind == "whiten" else 0.0
+        of_fresh, of_all = (((a[who] - m) ** 2).sum() / (who.sum() - 1) for who in (~late & signal, signal))
+        expected = np.where(signal, (a - m) / np.sqrt(np.where(late, of_all, of_fresh) + 1e-8), 0.0)
+        rows = estimator(advantage={"normalise_batch": kind}).advantages_for_batch(drawn, "stored")[0]
+        assert [item.advantage for item in rows] == pytest.approx(expected.tolist(), rel=1e-12)
+        # All ratios are 1, so the gradient is the sum over trained tokens of -A / N times that of a log-prob.
+        scored = rescore(actor, rows, old=actor)
+        loss = {"replay": {"anchor": "old"}}
+        found = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 40}))[1]
+        actor.model.zero_grad(set_to_none=True)
+        tokens = written_log_probs(actor, scored.batch).items()
+        of, n = scored.batch.trajectory.tolist(), int(scored.batch.loss_mask.sum())
+        losses = [-np.float32(expected[of[line]]) * log_p / n for (line, _), log_p in tokens]
+        torch.autograd.backward(torch.stack(losses).sum())
+        by_hand = torch.cat([p.grad.flatten() for p in actor.model.parameters()])
+        torch.testing.assert_close(found, by_hand, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "remax"])
+def test_a_reward_of_zero_is_whitened_where_nobody_is_compared(algorithm: str) -> None:
+    rows = [rewarded(name, reward, advantage=reward) for name, reward in (("a", 1.0), ("b", 1.0), ("c", 0.0))]
+    # Mean 2/3, variance 1/3.
+    found = used(estimator(algorithm, advantage={"normalise_batch": "whiten"}), rows, "stored")
+    assert found == pytest.approx([0.577350, 0.577350, -1.154701], abs=1e-6)
 
 
 def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing() -> None:

@@ -93,7 +93,7 @@ def test_loss_and_gradient_are_those_of_the_written_formula(aggregation: str) ->
     assert (gradient - expected_gradient).abs().max() <= 1e-10 * expected_gradient.abs().max()
 
 
-@pytest.mark.parametrize("sections", [{"advantage": {"credit": "turn"}}, {"algorithm": "remax"}])
+@pytest.mark.parametrize("sections", [{"advantage": {"normalise_batch": "scale"}}, {"algorithm": "remax"}])
 def test_settings_that_know_one_reward_alone_refuse_several(sections: dict[str, Any]) -> None:
     said = "must give one reward for the episode under .*, got a reward for the agent scout"
     with pytest.raises(UserError, match=said):
