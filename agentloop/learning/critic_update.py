@@ -93,15 +93,14 @@ class CriticLearner:
         return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
-        """Make one optimizer step. Without a gradient, or with one that is not finite, nothing changes."""
+        """Make one optimizer step. Without a gradient nothing changes; one that is not finite stops the training."""
         log.steps += 1
         if loss is None:
             self._optimizer.clear_gradients()
             log.skipped_no_signal += 1
             return
         norm = self._optimizer.gradient_norm()
-        if log.skips(self._optimizer, loss, norm, key="critic.optimizer", iteration=iteration):
-            return
+        log.check_finite(self._optimizer, loss, norm, key="critic.optimizer", iteration=iteration)
         log.losses.append(loss)
         log.apply(self._optimizer, norm)
 

@@ -73,15 +73,15 @@ class Trainer:
         With a critic, values, KL-penalised rewards, advantages and returns are computed first. The critic makes a step
         with each of the policy's, also while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
 
-        A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
-        moments and step counts as they are. docs/reading-a-run.md explains the metrics.
+        A step without a signal (a gradient of exactly 0) leaves weights, moments and step counts as they are.
+        docs/reading-a-run.md explains the metrics.
 
         Rows that are `scored` need no pass for their old log-probs. If these differ by more than SAMPLING_GAP_BOUND
         from the log-probs of the first step's passes, the update begins again with recomputed ones.
 
-        Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and UserError if a GPU's memory does not suffice. Before anything has changed, raises UnknownAnchor for a
-        trained token without the behavior log-prob that its ratio needs, and TruncatedSampling for top-p or top-k.
+        Raises TrainingStopped for a NaN or infinite loss or gradient, and UserError if a GPU's memory does not
+        suffice. Before anything has changed, raises UnknownAnchor for a trained token without the behavior log-prob
+        that its ratio needs, and TruncatedSampling for top-p or top-k.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
         steps = _Steps(iteration, batch.replayed)
@@ -184,8 +184,7 @@ class Trainer:
             if log.sampling_gap > SAMPLING_GAP_BOUND:
                 return False
         norm = self._optimizer.gradient_norm()
-        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration):
-            return True
+        log.check_finite(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration)
         steps.totals.append(totals)
         if config.kl.early_stop is not None and step.moved is not None and step.moved > config.kl.early_stop:
             self._optimizer.clear_gradients()

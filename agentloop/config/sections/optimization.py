@@ -29,9 +29,6 @@ class OptimizerSection(Section):
         0.0, description="Share of the weights taken off, times the learning rate (sgd: added to the gradient)."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
-    on_bad_gradient: Literal["skip", "stop"] = Field(
-        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
-    )
 
 
 class CriticSection(Section):

@@ -239,18 +239,10 @@ def test_state_of_another_critic_is_refused() -> None:
         other.load_state(one.state())
 
 
-def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:
-    learner = trainer(tiny_actor(), ppo(critic={"optimizer": section, "train_on": "both"}, batch={"mini_batch": 4}))
-    return learner, [recorded(item, reward=1e300, stop_reason="answered") for item in episodes()]
-
-
-def test_value_loss_that_overflows_stops_the_run_or_is_counted() -> None:
-    learner, rows = poisoned({"on_bad_gradient": "stop"})
+def test_value_loss_that_overflows_stops_the_run() -> None:
+    rows = [recorded(item, reward=1e300, stop_reason="answered") for item in episodes()]
     with pytest.raises(TrainingStopped, match=r"loss and gradient must be finite, got loss inf .* by critic"):
-        learner.update(rows, iteration=1)
-    learner, rows = poisoned({"on_bad_gradient": "skip"})
-    result = learner.update(rows, iteration=1)
-    assert result.metrics["critic/skipped_bad_gradient"] == result.optimizer_steps == 3
+        trainer(tiny_actor(), ppo(batch={"mini_batch": 4})).update(rows, iteration=1)
 
 
 def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
