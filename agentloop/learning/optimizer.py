@@ -91,8 +91,7 @@ class PolicyLog(StepLog):
     """A log of the policy's optimizer steps."""
 
     held: bool = False
-    """True: the policy makes no more steps in this iteration."""
-    held_steps: int = 0
+    """True: the policy makes no steps in this iteration."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far stored log-probs that stand for old ones are from those of the first step's
     passes, before any weight has moved; None: there are none."""
@@ -102,8 +101,8 @@ class PolicyLog(StepLog):
         metrics = super().metrics(role)
         if self.sampling_gap is not None:
             metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
-        if self.held_steps:
-            metrics["actor/held_steps"] = float(self.held_steps)
+        if self.held:
+            metrics["actor/held_steps"] = float(self.steps)
         if self.kl_losses:
             metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
         return metrics

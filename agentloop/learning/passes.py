@@ -174,8 +174,8 @@ class StepLoss:
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
     """The distance from the old policy: mean k3 in nats over the fresh rows' trained tokens, as if the old policy had
-    sampled them. Without fresh trained tokens, the replayed rows count. None: no token is trained, or neither
-    `kl.early_stop` nor stored old log-probs need the distance."""
+    sampled them. Without fresh trained tokens, the replayed rows count. None: no token is trained, or no old log-probs
+    were stored."""
 
 
 def accumulate_gradients(
@@ -310,7 +310,7 @@ def _backward(
     torch.autograd.backward(loss)
     totals.add(policy, inputs, weights=shares.own_weights)
     moved = torch.zeros(4, dtype=torch.float64, device=loss.device)
-    if micro.reuses or config.kl.early_stop is not None:
+    if micro.reuses:
         moved = _moved(micro, log_probs.detach())
     return torch.cat([torch.stack([loss.detach(), kl.detach()]), moved])
 

@@ -71,7 +71,7 @@ class Trainer:
         """Compute old log-probs of all rows, then make ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
         With a critic, values, KL-penalised rewards, advantages and returns are computed first. The critic makes a step
-        with each of the policy's, also while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
+        with each of the policy's, also while the policy is held (`critic.warmup_iterations`).
 
         A step without a signal (a gradient of exactly 0) leaves weights, moments and step counts as they are.
         docs/reading-a-run.md explains the metrics.
@@ -174,7 +174,6 @@ class Trainer:
         log, config = steps.policy, self._config
         log.steps += 1
         if log.held:
-            log.held_steps += 1
             return True
         totals = UpdateTotals(steps.replayed)
         step = accumulate_gradients(self._actor, mini, config, losses=self._losses, totals=totals, ranks=self._ranks)
@@ -186,10 +185,6 @@ class Trainer:
         norm = self._optimizer.gradient_norm()
         log.check_finite(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration)
         steps.totals.append(totals)
-        if config.kl.early_stop is not None and step.moved is not None and step.moved > config.kl.early_stop:
-            self._optimizer.clear_gradients()
-            log.held, log.held_steps = True, log.held_steps + 1
-            return True
         if config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
         log.apply(self._optimizer, norm)

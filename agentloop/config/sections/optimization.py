@@ -63,11 +63,6 @@ class KlSection(Section):
     )
     reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
     reward_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Its estimator (with reward_coef).")
-    early_stop: PositiveFloat | None = Field(
-        None,
-        description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
-        "per fresh trained token; null: never.",
-    )
     reference: Literal["auto", "copy"] = Field(
         "auto",
         description="copy: the starting policy, frozen; auto: a policy with adapters is its own reference, without "

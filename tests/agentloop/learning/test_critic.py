@@ -243,18 +243,3 @@ def test_value_loss_that_overflows_stops_the_run() -> None:
     rows = [recorded(item, reward=1e300, stop_reason="answered") for item in episodes()]
     with pytest.raises(TrainingStopped, match=r"loss and gradient must be finite, got loss inf .* by critic"):
         trainer(tiny_actor(), ppo(batch={"mini_batch": 4})).update(rows, iteration=1)
-
-
-def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
-    actor = tiny_actor()
-    config = ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e-4}, optimizer={"learning_rate": 0.01})
-    learner = trainer(actor, config)
-    result = learner.update(episodes(), iteration=1)
-    # The first step is made at distance 0; the second one finds the policy too far.
-    assert result.optimizer_steps == 4
-    assert result.metrics["actor/held_steps"] == 3
-    state = learner.state()
-    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and not k.startswith("critic.")} == {1}
-    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
-    free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))
-    assert "actor/held_steps" not in free.update(episodes(), iteration=1).metrics
