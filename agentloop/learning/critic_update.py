@@ -56,15 +56,15 @@ class CriticLearner:
     def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic, and return the loss; None without a token.
 
-        The loss is the mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each
-        times its row's `loss_weights`. Cutting the step into passes changes only speed and memory.
+        The loss is the mean over the trained tokens of the step's fresh rows. Cutting the step into passes changes only
+        speed and memory.
         """
         batch = mini.batch
         assert mini.critic is not None, "a critic learns from a batch with its own values"
-        mask = learned(batch, self._config)
+        mask = learned(batch)
         if not bool(mask.any()):
             return None
-        weights = mask.double() / mask.sum() * batch.loss_weights[:, None]
+        weights = mask.double() / mask.sum()
         loss = torch.zeros((), dtype=torch.float64, device=self.critic.device)
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
         max_tokens = self._config.batch.micro_batch_tokens
@@ -120,18 +120,16 @@ class CriticLearner:
         self._optimizer.load_state(moments)
 
 
-def learned(batch: Batch, config: RunConfig) -> Tensor:
-    """Find the tokens, [B, T] bool, whose value the critic learns."""
-    if config.critic.train_on == "both":
-        return batch.loss_mask
+def learned(batch: Batch) -> Tensor:
+    """Find the tokens, [B, T] bool, whose value the critic learns: replayed rows are a selection."""
     return batch.loss_mask & ~batch.replay_mask[:, None]
 
 
-def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
+def value_metrics(scored: ScoredBatch) -> dict[str, float]:
     """Measure how well the critic foresaw the returns, before it learns from them."""
     critic = scored.critic
     assert critic is not None
-    mask = learned(scored.batch, config)
+    mask = learned(scored.batch)
     values, targets = critic.values[mask].double(), critic.returns[mask].double()
     if len(values) == 0:
         return {}

@@ -156,7 +156,7 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self._critic is not None:
             scored = with_values(scored, self._critic.critic, self._config)
-            metrics = value_metrics(scored, self._config)
+            metrics = value_metrics(scored)
         scored, correction = corrected(scored, self._parts)
         return scored, metrics | correction
 

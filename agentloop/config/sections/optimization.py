@@ -42,11 +42,6 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(0.5, description="Values move at most this far in an update; null: free.")
-    train_on: Literal["fresh", "both"] = Field(
-        "fresh",
-        description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
-        "replay.successful_only; of no effect where nothing is replayed.",
-    )
     whiten_advantages: bool = Field(True, description="Whiten advantages by mean and deviation of the fresh rows.")
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -131,12 +130,11 @@ def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tup
     return loss, torch.cat([v.flatten() for v in vectors])
 
 
-@pytest.mark.parametrize("train_on", ["fresh", "both"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_critics_gradient_does_not_depend_on_the_passes(dtype: torch.dtype, tolerance: float, train_on: str) -> None:
+def test_critics_gradient_does_not_depend_on_the_passes(dtype: torch.dtype, tolerance: float) -> None:
     actor, results = tiny_actor(dtype), []
     for micro_batch_tokens in (10**6, 1, 30):
-        config = ppo(batch={"micro_batch_tokens": micro_batch_tokens}, critic={"train_on": train_on})
+        config = ppo(batch={"micro_batch_tokens": micro_batch_tokens})
         results.append(value_gradient(actor, episodes(), config))
     whole_loss, whole = results[0]
     assert whole_loss > 0.01
@@ -145,27 +143,10 @@ def test_critics_gradient_does_not_depend_on_the_passes(dtype: torch.dtype, tole
         assert (gradient - whole).abs().max() <= tolerance * whole.abs().max()
 
 
-def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
+def test_critic_learns_from_fresh_rows_alone() -> None:
     actor = tiny_actor()
     whole, without = episodes(), episodes()[:6]
     assert value_gradient(actor, whole, ppo())[0] == pytest.approx(value_gradient(actor, without, ppo())[0], rel=1e-9)
-    both = ppo(critic={"train_on": "both"})
-    assert value_gradient(actor, whole, both)[0] != pytest.approx(value_gradient(actor, without, both)[0], rel=1e-3)
-
-
-def test_value_loss_weighs_rows_as_their_sampler_does() -> None:
-    actor = tiny_actor()
-    critic, config = critic_with_opinions(actor), ppo(critic={"train_on": "both"})
-    rows = [replace(item, weight=1.0 if i < 6 else 1 / i) for i, item in enumerate(episodes())]
-    batch = with_values(rescore(actor, rows, old=actor), critic, config)
-    assert batch.critic is not None
-    loss = slope = 0.0
-    for line, t in batch.batch.loss_mask.nonzero().tolist():
-        error = float(batch.critic.values[line, t] - batch.critic.returns[line, t])
-        share = np.float32(rows[int(batch.batch.trajectory[line])].weight) / int(batch.batch.loss_mask.sum())
-        loss, slope = loss + share * 0.5 * error**2, slope + share * error
-    assert CriticLearner(critic, config).accumulate(batch, CriticLog()) == pytest.approx(loss)
-    assert critic.weights["head"].get_parameter("bias").grad == pytest.approx(slope)
 
 
 def test_kl_in_the_rewards_is_measured_on_fresh_tokens_alone() -> None:
