@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
 from agentloop.models.backbone_passes import Passes, on_its_device
 from agentloop.models.row_attention import Laid
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
@@ -43,6 +44,11 @@ class Actor:
         self.compute = on_its_device(compute or ComputeSection(), model)
         self._head = Head(model, self.compute)
         self.passes = Passes(model.base_model, model.device, self.compute)
+        if packs and not self.passes.can_pack:
+            raise UserError(
+                "batch.layout must be padded for a model whose attention is not full sdpa in every layer, got packed "
+                f"with {type(model).__name__} ({model.config._attn_implementation}). Leave it out."
+            )
         self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
         self.kept_for_backward: KeptForBackward | None = None
         """None until `models.memory` has measured it."""

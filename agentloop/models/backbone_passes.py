@@ -88,7 +88,7 @@ class Passes:
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute
-        self._within_rows = knows_rows(backbone)
+        self.can_pack = knows_rows(backbone)
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
@@ -103,10 +103,10 @@ class Passes:
 
     def pack_by_default(self, *, half_precision: bool) -> bool:
         """Whether packed rows are quicker than padded rows."""
-        return self._within_rows and half_precision and has_flash(self._device)
+        return self.can_pack and half_precision and has_flash(self._device)
 
     def laid(self, token_ids: Tensor, attention_mask: Tensor, *, packs: bool) -> Laid:
-        return packed(token_ids, attention_mask, within_rows=self._within_rows) if packs else padded(token_ids)
+        return packed(token_ids, attention_mask) if packs else padded(token_ids)
 
     @contextmanager
     def open(self, laid: Laid) -> Iterator[None]:

@@ -38,11 +38,6 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
     limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
-    if not worst <= limit and actor.packs:
-        raise UserError(
-            f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "
-            f"log-probs that differ by {worst:.3g} nats with {kind}. Set batch.layout: padded."
-        )
     if not worst <= limit:
         raise UserError(
             f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
