@@ -53,9 +53,6 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
-        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
-            if coef > 0 and reference is None and (name == "loss_coef" or _penalises_tokens(config)):
-                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
         self._parts, self._losses = config.loss.parts(), stream_losses(config.loss)
@@ -65,7 +62,8 @@ class Trainer:
         self._critic: CriticLearner | None = None
         if ALGORITHMS[config.algorithm].needs_critic:
             self._critic = CriticLearner(Critic(actor), config)
-        self._penalises = _penalises_tokens(config)
+        self._penalises = self._critic is not None and config.kl.reward_coef > 0
+        """Whether updates take the KL from the rewards. Without a critic, trajectories pay when they are collected."""
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Compute old log-probs of all rows, then make ppo_epochs x ceil(batch / mini_batch) optimizer steps.
@@ -151,6 +149,7 @@ class Trainer:
     def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
         """Compute all that the batch's losses need, and metrics of it."""
         needed = self._config.kl.loss_coef > 0 or self._penalises
+        assert self._reference is not None or not needed, "the configuration's KL comes with a reference"
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics: dict[str, float] = {}
@@ -250,9 +249,3 @@ class Trainer:
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
-
-
-def _penalises_tokens(config: RunConfig) -> bool:
-    """True: the update takes the KL from the rewards. A penalty on whole trajectories is taken where they are
-    collected."""
-    return config.kl.reward_coef > 0 and ALGORITHMS[config.algorithm].needs_critic

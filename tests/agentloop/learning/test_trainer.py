@@ -291,12 +291,6 @@ def test_log_probs_that_are_no_denominator_are_refused_before_any_update(
     assert torch.equal(weights_of(actor), before) == (refused is not None)
 
 
-@pytest.mark.parametrize("key", ["loss_coef", "reward_coef"])
-def test_kl_needs_a_reference(key: str) -> None:
-    with pytest.raises(ValueError, match=rf"kl.{key} must be 0 without a reference policy, got 0.5"):
-        trainer(tiny_actor(), run_config(algorithm="ppo", kl={key: 0.5}))
-
-
 def test_replay_stream_has_an_ess_for_each_age() -> None:
     """Old rows that are all wrong must not hide behind young ones that are right."""
     actor = tiny_actor()
