@@ -1,6 +1,5 @@
 """The policy as the trainer sees it: tokens in, log-probs out."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +51,6 @@ class Actor:
         self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
         self.kept_for_backward: KeptForBackward | None = None
         """None until `models.memory` has measured it."""
-        self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
@@ -112,21 +110,17 @@ class Actor:
         columns."""
         laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         places = laid.places[wanted.rows, wanted.sources]
-        every = torch.arange(token_ids.shape[1], device=token_ids.device)
-        if not self._narrows_head:
-            return laid, every, places
         if self.packs:
             return laid, places, torch.arange(len(places), device=places.device)
         rows, columns = wanted.rows * len(wanted.columns), wanted.columns
         return laid, columns, rows + torch.searchsorted(columns, wanted.sources)
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
-        """Logits at the given columns. A model that can't leave out columns returns logits at all columns."""
+        """Logits at the given columns."""
         if self.model.training:
             self.model.train(False)
-        kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
         with self.passes.open(laid):
-            output: Any = self.model(**laid.inputs, **kept, use_cache=False)
+            output: Any = self.model(**laid.inputs, logits_to_keep=columns, use_cache=False)
         logits: Tensor = output.logits
         return logits
 

@@ -14,7 +14,7 @@ from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.head import Head
-from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, without_logits_to_keep
+from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
 
 PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
@@ -50,7 +50,6 @@ def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
 MODELS: list[tuple[Callable[[], PreTrainedModel], bool]] = [
     *((lambda: tiny_actor().model, packs) for packs in (False, True)),
     *((lambda: tiny_actor(tie_word_embeddings=False).model, packs) for packs in (False, True)),
-    (without_logits_to_keep, False),
 ]
 
 
