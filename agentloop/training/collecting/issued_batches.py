@@ -1,7 +1,6 @@
 """Batches that are issued to workers as tickets. Each is planned once, and found again after a crash."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,13 +17,8 @@ from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpos
 _PLANS = TypeAdapter(BatchPlan)
 
 
-@dataclass(frozen=True)
-class IssuedBatch:
-    """The plan of a batch, made before any of its episodes are collected."""
-
-    plan: BatchPlan
-    tasks: tuple[int, ...]
-    """Index of the training task of each slot."""
+IssuedBatch = tuple[BatchPlan, tuple[int, ...]]
+"""The plan of a batch, made before any of its episodes are collected, and the index of the task of each slot."""
 
 
 class IssuedBatches:
@@ -45,7 +39,7 @@ class IssuedBatches:
             mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...]) -> None:
-        self._batches[number] = IssuedBatch(plan, tasks)
+        self._batches[number] = (plan, tasks)
         self._state.tasks.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
 
     def __getitem__(self, number: int) -> IssuedBatch:
