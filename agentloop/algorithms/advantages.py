@@ -1,4 +1,4 @@
-"""Computes advantages from members that are compared with each other, or from a critic's values.
+"""Computes advantages from members that are compared with each other.
 
 Importing this module must not import torch (see `catalog.py`).
 """
@@ -8,14 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentloop.algorithms.declarations import Algorithm, Member
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from agentloop.algorithms.gae import CriticRows
 
 ReplayBaseline = Literal["stored", "shared", "split", "fresh_only"]
 STD_EPSILON = 1e-6
@@ -153,19 +148,3 @@ def compared_members(
 
 def _task_and_group(member: Member, whole_batch: bool) -> tuple[str, str]:
     return ("", "") if whole_batch else (member.task, member.group)
-
-
-def advantages_by_critic(rows: CriticRows, *, gamma: float, gae_lambda: float, whiten: bool) -> tuple[Tensor, Tensor]:
-    """Compute advantages, [B, T] and 0 where not trained, and returns, from rewards and values by GAE.
-
-    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and replayed rows do not change them.
-    In a batch without fresh rows, all trained tokens are whitened together.
-    """
-    from agentloop.algorithms.gae import gae, whiten_tokens
-
-    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
-    returns = found + rows.values
-    if not whiten:
-        return found.masked_fill(~rows.loss_mask, 0.0), returns
-    fresh = rows.loss_mask & ~rows.replay_mask[:, None]
-    return whiten_tokens(found, rows.loss_mask, fresh if bool(fresh.any()) else rows.loss_mask), returns

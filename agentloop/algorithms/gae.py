@@ -57,6 +57,20 @@ def gae(rows: CriticRows, *, gamma: float, gae_lambda: float) -> Tensor:
     return result
 
 
+def advantages_by_critic(rows: CriticRows, *, gamma: float, gae_lambda: float, whiten: bool) -> tuple[Tensor, Tensor]:
+    """Compute advantages, [B, T] and 0 where not trained, and returns, from rewards and values by GAE.
+
+    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and replayed rows do not change them.
+    In a batch without fresh rows, all trained tokens are whitened together.
+    """
+    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
+    returns = found + rows.values
+    if not whiten:
+        return found.masked_fill(~rows.loss_mask, 0.0), returns
+    fresh = rows.loss_mask & ~rows.replay_mask[:, None]
+    return whiten_tokens(found, rows.loss_mask, fresh if bool(fresh.any()) else rows.loss_mask), returns
+
+
 def at_last_action_token(scores: Tensor, response_mask: Tensor, trajectory: Tensor) -> Tensor:
     """Make rewards [B, T] that give the score [N] of each trajectory to its last action token.
 

@@ -125,10 +125,6 @@ class Batch(TokenRows):
 class CriticOutputs:
     """The critic's outputs for a batch: [B, T], in reward units, 0 outside of action tokens."""
 
-    scores: Tensor
-    """The episode's reward, at its last action token."""
-    rewards: Tensor
-    """Scores less the KL penalty."""
     values: Tensor
     """Estimates before the first optimizer step of the iteration."""
     returns: Tensor

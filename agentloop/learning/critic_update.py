@@ -6,9 +6,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import advantages_by_critic
 from agentloop.algorithms.catalog import ALGORITHMS
-from agentloop.algorithms.gae import CriticRows, at_last_action_token, explained_variance, value_loss
+from agentloop.algorithms.gae import (
+    CriticRows,
+    advantages_by_critic,
+    at_last_action_token,
+    explained_variance,
+    value_loss,
+)
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
@@ -147,11 +152,10 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
     earned = values.new_tensor([member.trajectory.record.reward for member in batch.members])
-    scores = at_last_action_token(earned, batch.response_mask, batch.trajectory)
-    rewards = scores
+    rewards = at_last_action_token(earned, batch.response_mask, batch.trajectory)
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
-        rewards = scores - config.kl.reward_coef * kl.to(scores.dtype)
+        rewards = rewards - config.kl.reward_coef * kl.to(rewards.dtype)
     rows = CriticRows(
         rewards=rewards,
         values=values,
@@ -164,11 +168,7 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
     advantages, returns = advantages_by_critic(
         rows, gamma=section.gamma, gae_lambda=section.gae_lambda, whiten=section.whiten_advantages
     )
-    return replace(
-        scored,
-        batch=replace(batch, advantages=advantages.float()),
-        critic=CriticOutputs(scores, rewards, values, returns),
-    )
+    return replace(scored, batch=replace(batch, advantages=advantages.float()), critic=CriticOutputs(values, returns))
 
 
 @torch.no_grad()
