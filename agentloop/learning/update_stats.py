@@ -206,9 +206,8 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
     """Combine the scored batch's drift with ratios and losses of its gradient passes, if there were any."""
     batch, drift = scored.batch, drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
-    metrics = drift_metrics(drift, totals.replayed, ages)
     return UpdateResult(
-        metrics | drift_quantiles(drift.token_logs.exp(), batch.replay_mask) | totals.metrics(),
+        drift_metrics(drift, totals.replayed, ages, replay_mask=batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, [member.trajectory.id for member in batch.members]),
         _mean_advantages(scored),
     )
@@ -240,7 +239,9 @@ def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
     return {"actor/entropy": float(known.mean())} if len(known) else {}
 
 
-def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
+def drift_metrics(
+    drift: Drift, replayed: Tensor, ages: Sequence[str | None], *, replay_mask: Tensor
+) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
 
     `ages` names the age bucket of each trajectory; every bucket of replayed trajectories has an ESS of its
@@ -253,21 +254,13 @@ def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) ->
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
             metrics[f"actor/{stream}/token_gap_max"] = float(drift.token_gap_max[rows].max())
             metrics[f"actor/{stream}/ess"] = drift.effective_sample_size(rows)
+            logs = drift.token_logs[replay_mask == flag]
+            found = quantiles(logs[~logs.isnan()].exp())
+            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in found.items()}
     old = (replayed & (drift.tokens > 0)).tolist()
     for age in sorted({age for age, counts in zip(ages, old, strict=True) if counts and age is not None}):
         rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
         metrics[f"{ESS_BY_AGE}{age}"] = drift.effective_sample_size(rows.to(drift.weight.device))
-    return metrics
-
-
-def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
-    """Quantiles over each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
-    metrics: dict[str, float] = {}
-    for stream, flag in _STREAMS:
-        values = drift[replay_mask == flag].flatten()
-        known = values[~values.isnan()]
-        if len(known):
-            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
     return metrics
 
 
