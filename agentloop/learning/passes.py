@@ -205,8 +205,6 @@ def accumulate_gradients(
             part = shares.select(positions, micro.batch.token_ids.shape[1])
             sums += _backward(actor, micro, config, losses=losses, shares=part, totals=totals)
     totals.count_step(batch.loss_mask, batch.trajectory)
-    if ranks.several:
-        totals.sum_over(ranks)
     loss, kl, *fresh, replayed, tokens = ranks.sum(sums).tolist()
     moved, count = fresh if fresh[1] else (replayed, tokens)
     return StepLoss(loss, kl, moved / count if count else None)

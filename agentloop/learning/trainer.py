@@ -34,10 +34,7 @@ class _Steps:
     """The optimizer steps of one update."""
 
     iteration: int
-    replayed: Tensor
-    """[N] bool: of the batch's trajectories."""
-    totals: list[UpdateTotals] = field(default_factory=list)
-    """Of each step of the policy that was made."""
+    totals: UpdateTotals
     policy: PolicyLog = field(default_factory=PolicyLog)
     critic: CriticLog = field(default_factory=CriticLog)
 
@@ -82,7 +79,7 @@ class Trainer:
         that its ratio needs, and TruncatedSampling for top-p or top-k.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
-        steps = _Steps(iteration, batch.replayed)
+        steps = _Steps(iteration, UpdateTotals(batch.replayed))
         check_behavior(batch, self._parts, self._config.kl)
         on_gpu = batch.token_ids.is_cuda
         if on_gpu:
@@ -91,7 +88,7 @@ class Trainer:
             note = self._choose_checkpointing()
             result = self._update(batch, steps, reuse=True)
             if result is None:
-                result = self._update(batch, _Steps(iteration, steps.replayed), reuse=False)
+                result = self._update(batch, _Steps(iteration, UpdateTotals(batch.replayed)), reuse=False)
                 assert result is not None and steps.policy.sampling_gap is not None
                 result.metrics.update({"actor/sampling_gap": steps.policy.sampling_gap, RECOMPUTED: 1.0})
         if on_gpu:
@@ -140,9 +137,9 @@ class Trainer:
         made = steps.policy.metrics() | rates
         if self._critic is not None:
             made |= steps.critic.metrics()
-        totals = UpdateTotals(steps.replayed)
-        totals.merge(steps.totals)
-        result = update_result(scored, totals)
+        if self._ranks.several:
+            steps.totals.sum_over(self._ranks)
+        result = update_result(scored, steps.totals)
         metrics = fresh_entropy(scored) | metrics | (self._reward_kl(scored) if self._penalises else {})
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
 
@@ -174,8 +171,8 @@ class Trainer:
         log.steps += 1
         if log.held:
             return True
-        totals = UpdateTotals(steps.replayed)
-        step = accumulate_gradients(self._actor, mini, config, losses=self._losses, totals=totals, ranks=self._ranks)
+        losses, totals = self._losses, steps.totals
+        step = accumulate_gradients(self._actor, mini, config, losses=losses, totals=totals, ranks=self._ranks)
         if log.steps == 1 and mini.reuses and step.moved is not None:
             # k3 is half the square of a small difference.
             log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
@@ -183,7 +180,6 @@ class Trainer:
                 return False
         norm = self._optimizer.gradient_norm()
         log.check_finite(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration)
-        steps.totals.append(totals)
         if config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
         log.apply(self._optimizer, norm)

@@ -129,7 +129,7 @@ class UpdateTotals:
         """Count the trained tokens of an optimizer step's rows."""
         self.trained.index_add_(0, trajectory, loss_mask.sum(dim=1).double())
         for replayed in self.steps:
-            self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
+            self.steps[replayed] += int(bool(loss_mask[self.replayed[trajectory] == replayed].any()))
 
     def add(self, policy: PolicyLoss, inputs: ObjectiveInput, *, weights: Tensor) -> None:
         """Add one gradient pass; `weights` are those of each stream alone."""
@@ -150,15 +150,6 @@ class UpdateTotals:
             setattr(self, name, total)
         gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
-
-    def merge(self, optimizer_steps: Sequence[UpdateTotals]) -> None:
-        """Take over the sums of some optimizer steps, one after another."""
-        for step in optimizer_steps:
-            for name in ("trained", *_OF_PASSES):
-                getattr(self, name).add_(getattr(step, name))
-            self.ratios += step.ratios
-            for replayed, steps in step.steps.items():
-                self.steps[replayed] += steps
 
     def metrics(self) -> dict[str, float]:
         """Compute each stream's metrics over its own tokens. A metric without tokens is absent."""
