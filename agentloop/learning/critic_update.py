@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.catalog import ALGORITHMS
-from agentloop.algorithms.gae import (
-    CriticRows,
-    advantages_by_critic,
-    at_last_action_token,
-    explained_variance,
-    value_loss,
-)
+from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whiten_tokens
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
@@ -156,19 +150,22 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
         rewards = rewards - config.kl.reward_coef * kl.to(rewards.dtype)
-    rows = CriticRows(
-        rewards=rewards,
-        values=values,
+    found = gae(
+        rewards,
+        values,
         bootstrap=_bootstrap(batch, behind) * section.bootstrap_truncated,
         response_mask=batch.response_mask,
-        loss_mask=batch.loss_mask,
-        replay_mask=batch.replay_mask,
         trajectory=batch.trajectory,
+        gamma=section.gamma,
+        gae_lambda=section.gae_lambda,
     )
-    advantages, returns = advantages_by_critic(
-        rows, gamma=section.gamma, gae_lambda=section.gae_lambda, whiten=section.whiten_advantages
-    )
-    return replace(scored, batch=replace(batch, advantages=advantages.float()), critic=CriticOutputs(values, returns))
+    advantages = found.masked_fill(~batch.loss_mask, 0.0)
+    if section.whiten_advantages:
+        # Replayed rows do not change fresh ones. Without fresh rows, all trained tokens are whitened together.
+        fresh = learned(batch)
+        advantages = whiten_tokens(found, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
+    outputs = CriticOutputs(values, found + values)
+    return replace(scored, batch=replace(batch, advantages=advantages.float()), critic=outputs)
 
 
 @torch.no_grad()
