@@ -41,7 +41,7 @@ class Actor:
         """With `packs` the rows of a pass follow one another without padding; None packs them where that is quicker."""
         self.model = model
         self.compute = on_its_device(compute or ComputeSection(), model)
-        self._head = Head(model, self.compute)
+        self._head = Head(model)
         self.passes = Passes(model.base_model, model.device, self.compute)
         if packs and not self.passes.can_pack:
             raise UserError(
@@ -68,7 +68,7 @@ class Actor:
 
     def probe(self) -> None:
         """Try the head now instead of at first use, because all ranks of a sharded model must do so together."""
-        self._head.probe()
+        _ = self._head.leaves_logits
         if isinstance(self.model, FSDPModule):
             # A pass without gradient leaves the outermost weights whole, and whole weights are never trained.
             self.model.reshard()

@@ -39,10 +39,11 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
     limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
+    other = "another architecture, or batch.layout: padded" if actor.packs else "another architecture"
     if not worst <= limit:
         raise UserError(
             f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
-            f"difference of {worst:.3g} with {kind}. Use another architecture."
+            f"difference of {worst:.3g} with {kind}. Use {other}."
         )
     return worst <= _TOLERANCE and not actor.half_precision
 
