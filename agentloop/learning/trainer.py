@@ -132,8 +132,11 @@ class Trainer:
         for members in plan_optimizer_steps(batch, self._config, iteration=iteration):
             chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
             mini = scored.select(torch.isin(batch.trajectory, chosen).nonzero()[:, 0])
-            if not self._step(mini, steps):
+            if not self._step_policy(mini, steps):
                 return None
+            if self._critic is not None:
+                loss = self._critic.accumulate(mini, steps.critic)
+                self._critic.step(loss, steps.critic, iteration=iteration)
         made = steps.policy.metrics() | rates
         if self._critic is not None:
             made |= steps.critic.metrics()
@@ -156,17 +159,11 @@ class Trainer:
         scored, correction = corrected(scored, self._parts)
         return scored, metrics | correction
 
-    def _step(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """One optimizer step of the policy over the rows of a mini-batch, then one of the critic; False: see
-        `_step_policy`."""
-        is_made = self._step_policy(mini, steps)
-        if is_made and self._critic is not None:
-            loss = self._critic.accumulate(mini, steps.critic)
-            self._critic.step(loss, steps.critic, iteration=steps.iteration)
-        return is_made
-
     def _step_policy(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """False: nothing was done, because stored log-probs differ too much from the current weights' log-probs."""
+        """Make one optimizer step of the policy over the rows of a mini-batch.
+
+        False: nothing was done, because stored log-probs differ too much from the current weights' log-probs.
+        """
         log, config = steps.policy, self._config
         log.steps += 1
         if log.held:

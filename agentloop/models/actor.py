@@ -12,7 +12,7 @@ from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.backbone_passes import Passes, on_its_device
-from agentloop.models.row_attention import Laid
+from agentloop.models.row_attention import Laid, has_flash
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 
@@ -48,7 +48,8 @@ class Actor:
                 "batch.layout must be padded for a model whose attention is not full sdpa in every layer, got packed "
                 f"with {type(model).__name__} ({model.config._attn_implementation}). Leave it out."
             )
-        self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
+        quicker = self.passes.can_pack and self.half_precision and has_flash(model.device)
+        self.packs = quicker if packs is None else packs
         self.kept_for_backward: KeptForBackward | None = None
         """None until `models.memory` has measured it."""
 

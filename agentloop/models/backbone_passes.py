@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
+from agentloop.models.row_attention import Laid, attention_within, knows_rows, packed, padded
 
 _WIDEST, _TRIES = 256, 7
 """The size of the products that are timed, and how often each is: far below a second in the slowest type."""
@@ -100,10 +100,6 @@ class Passes:
                 f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
                 f"made again, got true with {type(backbone).__name__}. Take it out."
             )
-
-    def pack_by_default(self, *, half_precision: bool) -> bool:
-        """Whether packed rows are quicker than padded rows."""
-        return self.can_pack and half_precision and has_flash(self._device)
 
     def laid(self, token_ids: Tensor, attention_mask: Tensor, *, packs: bool) -> Laid:
         return packed(token_ids, attention_mask) if packs else padded(token_ids)

@@ -43,9 +43,26 @@ class Head:
         self._model = model
 
     @cached_property
+    @torch.no_grad()
     def leaves_logits(self) -> bool:
-        """Whether the model returns the head's own result as its logits; found out at first use."""
-        return _leaves_logits(self._model)
+        """True if the head is one plain product whose result the model returns. The model is tried with two tokens."""
+        model: Any = self._model
+        head = model.get_output_embeddings()
+        # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
+        own_forward = type(head).forward is not nn.Linear.forward or "forward" in vars(head)
+        if not isinstance(head, nn.Linear) or own_forward or head.bias is not None:
+            return False
+        returned: list[Tensor] = []
+
+        def noted(states: Tensor) -> Tensor:
+            returned.append(nn.functional.linear(states, head.weight))
+            return returned[-1]
+
+        if model.training:
+            model.train(False)
+        with forward_replaced(head, noted):
+            output = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
+        return len(returned) == 1 and output.logits is returned[0]
 
     def choose_chunks(self, count: int) -> ChunkSizes | None:
         """The chunks by which log-probs of `count` tokens are made; None: they are made from whole logits."""
@@ -79,24 +96,3 @@ class Head:
         if len(returned) != 1 or both is not returned[0]:
             raise RuntimeError("the model must return its head's result as logits, as when it was tried.")
         return both[:, 0], both[:, 1] if asked.entropy else None
-
-
-@torch.no_grad()
-def _leaves_logits(model: PreTrainedModel) -> bool:
-    """True if the head is one plain product whose result the model returns. The model is tried with two tokens."""
-    head: Any = model.get_output_embeddings()
-    # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
-    is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
-    if not is_plain or head.bias is not None:
-        return False
-    returned: list[Tensor] = []
-
-    def noted(states: Tensor) -> Tensor:
-        returned.append(nn.functional.linear(states, head.weight))
-        return returned[-1]
-
-    if model.training:
-        model.train(False)
-    with forward_replaced(head, noted):
-        output: Any = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
-    return len(returned) == 1 and output.logits is returned[0]
