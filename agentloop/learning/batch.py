@@ -122,19 +122,6 @@ class Batch(TokenRows):
 
 
 @dataclass(frozen=True, eq=False)
-class CriticOutputs:
-    """The critic's outputs for a batch: [B, T], in reward units, 0 outside of action tokens."""
-
-    values: Tensor
-    """Estimates before the first optimizer step of the iteration."""
-    returns: Tensor
-    """The critic's targets: advantages + values, before advantages are whitened."""
-
-    def select(self, positions: Tensor, width: int) -> CriticOutputs:
-        return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
-
-
-@dataclass(frozen=True, eq=False)
 class ScoredBatch:
     """A batch with its log-probs before the first optimizer step of the iteration."""
 
@@ -143,8 +130,11 @@ class ScoredBatch:
     """[B, T] nats; 0 where not an action token."""
     ref_log_probs: Tensor | None
     """[B, T] nats; None where no reference is needed."""
-    critic: CriticOutputs | None = None
-    """None without a critic."""
+    values: Tensor | None = None
+    """[B, T] reward units: the critic's estimates before the first optimizer step of the iteration, 0 outside of action
+    tokens; None without a critic."""
+    returns: Tensor | None = None
+    """[B, T] reward units: the critic's targets, advantages + values before advantages are whitened; None as values."""
     importance_weights: Tensor | None = None
     """[B, T]: factor on the policy loss of a token; None: 1."""
     entropies: Tensor | None = None
@@ -156,10 +146,9 @@ class ScoredBatch:
         """Select rows, and cut them to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
-        arrays = (self.ref_log_probs, self.importance_weights)
-        ref, weights = (None if array is None else array[positions, :width] for array in arrays)
-        critic = None if self.critic is None else self.critic.select(positions, width)
-        return ScoredBatch(batch, self.old_log_probs[positions, :width], ref, critic, weights, reuses=self.reuses)
+        arrays = (self.ref_log_probs, self.values, self.returns, self.importance_weights)
+        selected = (None if array is None else array[positions, :width] for array in arrays)
+        return ScoredBatch(batch, self.old_log_probs[positions, :width], *selected, reuses=self.reuses)
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:

@@ -11,7 +11,7 @@ from agentloop.algorithms.gae import at_last_action_token, explained_variance, g
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch
 from agentloop.learning.optimizer import StepLog, WeightOptimizer
 from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
@@ -59,7 +59,6 @@ class CriticLearner:
         speed and memory.
         """
         batch = mini.batch
-        assert mini.critic is not None, "a critic learns from a batch with its own values"
         mask = learned(batch)
         if not bool(mask.any()):
             return None
@@ -69,12 +68,12 @@ class CriticLearner:
         max_tokens = self._config.batch.micro_batch_tokens
         for positions in batch.passes(mask.any(dim=1), max_tokens=max_tokens, packs=self.critic.packs):
             part = mini.select(positions)
-            rows, before, width = part.batch, part.critic, part.batch.token_ids.shape[1]
-            assert before is not None
+            rows, width = part.batch, part.batch.token_ids.shape[1]
+            assert part.values is not None and part.returns is not None, "a critic learns from its own values"
             seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
             values, _ = self.critic.values(*seen)
             learns, clip = mask[positions, :width], self._config.critic.value_clip
-            losses, clips = value_loss(values, before.values, before.returns, mask=learns, value_clip=clip)
+            losses, clips = value_loss(values, part.values, part.returns, mask=learns, value_clip=clip)
             passed = (losses * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
@@ -126,10 +125,9 @@ def learned(batch: Batch) -> Tensor:
 
 def value_metrics(scored: ScoredBatch) -> dict[str, float]:
     """Measure how well the critic foresaw the returns, before it learns from them."""
-    critic = scored.critic
-    assert critic is not None
+    assert scored.values is not None and scored.returns is not None
     mask = learned(scored.batch)
-    values, targets = critic.values[mask].double(), critic.returns[mask].double()
+    values, targets = scored.values[mask].double(), scored.returns[mask].double()
     if len(values) == 0:
         return {}
     metrics = {"critic/value_mean": float(values.mean()), "critic/return_mean": float(targets.mean())}
@@ -164,8 +162,8 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
         # Replayed rows do not change fresh ones. Without fresh rows, all trained tokens are whitened together.
         fresh = learned(batch)
         advantages = whiten_tokens(found, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
-    outputs = CriticOutputs(values, found + values)
-    return replace(scored, batch=replace(batch, advantages=advantages.float()), critic=outputs)
+    valued = replace(batch, advantages=advantages.float())
+    return replace(scored, batch=valued, values=values, returns=found + values)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,20 +84,9 @@ def drift_of(scored: ScoredBatch) -> Drift:
     )
 
 
-@dataclass(frozen=True)
-class RowStats:
-    """One trajectory in one update. None: nothing was measured, which is not 0."""
-
-    drift_mean: float | None
-    """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
-    token_gap_max: float | None
-    """Nats: the largest |old - behavior| of action tokens."""
-    ess_share: float | None
-    """Its weight, exp(mean of its log drift), over the sum of its stream's weights."""
-    approx_kl: float | None
-    """Nats per trained token, mean over the update's passes; None if it had no gradient pass."""
-    clip_fraction: float | None
-    """Share of its trained tokens whose loss the clip range decided; None without trained tokens."""
+RowStats = dict[str, Any]
+"""Numbers of one trajectory in one update, by their names in `DrawRecord`; None: nothing was measured, which is not 0.
+"""
 
 
 class UpdateTotals:
@@ -207,7 +197,7 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
 def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
     """The advantage of each trajectory. With a critic it is the mean over its trained tokens."""
     batch = scored.batch
-    if scored.critic is None:
+    if scored.values is None:
         return {member.trajectory.id: member.advantage for member in batch.members}
     sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
@@ -263,18 +253,24 @@ def quantiles(values: Tensor) -> dict[str, float]:
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
-    """One entry per trajectory of the batch, by id."""
+    """Measure each trajectory of the batch, by its id.
+
+    Drift and gap are over the action tokens with a behavior log-prob. `ess_share` is the trajectory's weight over the
+    sum of its stream's. `approx_kl` is per trained token, the mean over the update's passes. `clip_fraction` is the
+    share of trained tokens whose loss the clip range decided.
+    """
     known, replayed = drift.tokens > 0, totals.replayed
     weights = drift.weight * known
     stream_sums = torch.where(replayed, weights[replayed].sum(), weights[~replayed].sum())
-    columns = (
-        _quotients(drift.sum, drift.tokens),
-        _quotients(drift.token_gap_max, known.double()),
-        _quotients(weights, stream_sums * known),
-        _quotients(totals.approx_kl, totals.scored),
-        _quotients(totals.clipped, totals.trained),
-    )
-    return {id: RowStats(*row) for id, row in zip(trajectory_ids, zip(*columns, strict=True), strict=True)}
+    columns = {
+        "drift_mean": _quotients(drift.sum, drift.tokens),
+        "token_gap_max": _quotients(drift.token_gap_max, known.double()),
+        "ess_share": _quotients(weights, stream_sums * known),
+        "approx_kl": _quotients(totals.approx_kl, totals.scored),
+        "clip_fraction": _quotients(totals.clipped, totals.trained),
+    }
+    rows = zip(*columns.values(), strict=True)
+    return {id: dict(zip(columns, row, strict=True)) for id, row in zip(trajectory_ids, rows, strict=True)}
 
 
 def _quotients(numerators: Tensor, denominators: Tensor) -> list[float | None]:

@@ -207,7 +207,7 @@ class Loop:
         statistics = {**result.rows, **(observed.rows if observed else {})}
         advantages = {row.trajectory.id: row.advantage for row in batch.rows} | result.advantages
         committed = [
-            replace(row.draw, advantage=advantages[row.trajectory.id], **asdict(statistics[row.trajectory.id]))
+            replace(row.draw, advantage=advantages[row.trajectory.id], **statistics[row.trajectory.id])
             for row in batch.rows
             if row.draw is not None
         ]

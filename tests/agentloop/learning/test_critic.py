@@ -93,7 +93,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     before = rescore(actor, rows, old=actor, ref=ref)
     result = with_values(before, critic, config)
     assert before.ref_log_probs is not None
-    assert result.critic is not None
+    assert result.returns is not None
     line = 0
     for item in rows:
         cells, values, rewards = [], [], []
@@ -115,7 +115,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
             )
             # Advantages of the loss are float32.
             assert result.batch.advantages[cell].item() == pytest.approx(advantage, rel=1e-6, abs=1e-7)
-            assert result.critic.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
+            assert result.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
     assert line == len(result.batch.trajectory)
 
 

@@ -50,7 +50,7 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     assert after.keys() == state.keys()
     assert all(torch.equal(after[k], state[k]) for k in state)
     stats = result.rows["t0"]
-    assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
+    assert (stats["approx_kl"], stats["clip_fraction"]) == (None, 0.0)
 
 
 @pytest.mark.parametrize(
