@@ -147,8 +147,9 @@ class ScoredBatch:
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
         arrays = (self.ref_log_probs, self.values, self.returns, self.importance_weights)
-        selected = (None if array is None else array[positions, :width] for array in arrays)
-        return ScoredBatch(batch, self.old_log_probs[positions, :width], *selected, reuses=self.reuses)
+        ref, values, returns, weights = (None if array is None else array[positions, :width] for array in arrays)
+        old = self.old_log_probs[positions, :width]
+        return ScoredBatch(batch, old, ref, values, returns, weights, reuses=self.reuses)
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:

@@ -22,14 +22,10 @@ class Learned:
     """-log-prob by row and token, nats; 0 for tokens that are not trained."""
 
 
-def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """Measure the loss of the rows without a gradient."""
-    with torch.no_grad():
-        return learn(actor, rows, authors, max_tokens=max_tokens)
-
-
 def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """Add the gradient of the mean loss of the rows' trained tokens to the model's.
+    """Add the gradient of the mean loss of the rows' trained tokens to the model's, and measure the loss.
+
+    Under `torch.no_grad` the loss is only measured.
 
     The loss is the cross-entropy at temperature 1 of tokens by trained authors. All tokens of all rows weigh the same,
     whatever the cut into passes of `max_tokens` tokens.

@@ -14,7 +14,7 @@ from agentloop.algorithms.advantages import (
 )
 from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
-from agentloop.algorithms.declarations import Algorithm, Member
+from agentloop.algorithms.declarations import Member
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import member_of, members_of
@@ -40,7 +40,8 @@ class AdvantageEstimator:
     ) -> None:
         """Credit per turn needs the last three arguments. Raises UserError for an unusable `advantage.function`."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
-        self._algorithm = _algorithm_for_members(config)
+        # With a critic, members are compared only for the stored advantages.
+        self._algorithm = ALGORITHMS[ALGORITHMS[config.algorithm].stored_as or config.algorithm]
         spec = config.advantage.function
         self._own = None if spec is None else load_own_advantage(spec)
 
@@ -182,9 +183,3 @@ def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     paths = sequences_of(nodes).values()
     tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
-
-
-def _algorithm_for_members(config: RunConfig) -> Algorithm:
-    """The algorithm that compares members. With a critic, it gives only the stored advantages."""
-    algorithm = ALGORITHMS[config.algorithm]
-    return ALGORITHMS[algorithm.stored_as or algorithm.name]

@@ -45,16 +45,12 @@ class IssuedBatches:
     def __getitem__(self, number: int) -> IssuedBatch:
         return self._batches[number]
 
-    @property
-    def last(self) -> int:
-        """The number of the newest batch, which may be learned from already."""
-        return max(self._batches, default=self._state.batches)
-
     def issue(self, last: int, version: int, available: Availability) -> None:
         """Plan and issue the missing batches up to `last`, or to the end of the run."""
         # A batch that failed or was forgotten made no iteration.
         parts, lost = self._components, self._state.batches - self._state.iteration
-        for number in range(self.last + 1, min(last, parts.config.run.iterations + lost) + 1):
+        newest = max(self._batches, default=self._state.batches)  # it may be learned from already
+        for number in range(newest + 1, min(last, parts.config.run.iterations + lost) + 1):
             plan, tasks = plan_batch(parts, self._state, number - lost, available)
             self._add(number, plan, tasks)
             values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}
