@@ -46,11 +46,11 @@ class CriticLog(StepLog):
 class CriticLearner:
     def __init__(self, critic: Critic, config: RunConfig) -> None:
         self.critic, self._config = critic, config
-        self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
+        self.optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, iteration: int, *, rows: int) -> float:
         """Begin the steps of an iteration with this number of rows, and return their learning rate."""
-        return self._optimizer.begin(iteration, self._config, rows=rows)
+        return self.optimizer.begin(iteration, self._config, rows=rows)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic, and return the loss; None without a token.
@@ -82,30 +82,27 @@ class CriticLearner:
         log.trained += int(mask.sum())
         return float(loss)
 
-    def bytes_to_come(self) -> int:
-        return self._optimizer.bytes_to_come()
-
     def bytes_of_state(self) -> int:
         """Return the bytes of `state()` after the first step."""
         weights: list[Tensor] = list(self.critic.weights.state_dict().values())
-        return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
+        return sum(weight.nbytes for weight in weights) + self.optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """Make one optimizer step. Without a gradient nothing changes; one that is not finite stops the training."""
         log.steps += 1
         if loss is None:
-            self._optimizer.clear_gradients()
+            self.optimizer.clear_gradients()
             log.skipped_no_signal += 1
             return
-        norm = self._optimizer.gradient_norm()
-        log.check_finite(self._optimizer, loss, norm, key="critic.optimizer", iteration=iteration)
+        norm = self.optimizer.gradient_norm()
+        log.check_finite(self.optimizer, loss, norm, key="critic.optimizer", iteration=iteration)
         log.losses.append(loss)
-        log.apply(self._optimizer, norm)
+        log.apply(self.optimizer, norm)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of weights and optimizer, not copies: `weights/<name>`, `optimizer/<name>/<field>`."""
         weights = {f"weights/{name}": tensor for name, tensor in self.critic.weights.state_dict().items()}
-        return weights | {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
+        return weights | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.state().items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `state()`, exactly. Raises ValueError if it belongs to another critic."""
@@ -115,7 +112,7 @@ class CriticLearner:
             raise ValueError("critic state must belong to this critic, got the weights of another one.")
         self.critic.weights.load_state_dict(weights)
         moments = {k.removeprefix("optimizer/"): t for k, t in tensors.items() if k.startswith("optimizer/")}
-        self._optimizer.load_state(moments)
+        self.optimizer.load_state(moments)
 
 
 def learned(batch: Batch) -> Tensor:

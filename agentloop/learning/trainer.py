@@ -53,8 +53,6 @@ class Trainer:
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
         self._parts, self._losses = config.loss.parts(), stream_losses(config.loss)
-        self._said = False
-        """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if ALGORITHMS[config.algorithm].needs_critic:
@@ -101,19 +99,16 @@ class Trainer:
 
         The choice is reported at first, and when it changes.
         """
-        passes = self._actor.passes
-        if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
+        passes, is_first = self._actor.passes, self._actor.kept_for_backward is None
+        if passes.recomputes or self._ranks.several:
             return None
-        tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
-        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
+        to_come = self._optimizer.bytes_to_come()
+        if self._critic is not None:
+            to_come += self._critic.optimizer.bytes_to_come()
+        note = choose_checkpointing(self._actor, self._config, to_come=to_come)
         if self._critic is not None:
             self._critic.critic.passes.recomputes = passes.recomputes
-        said, self._said = self._said, True
-        return None if said and not passes.recomputes else note
-
-    def bytes_to_come(self) -> int:
-        """Return the bytes that gradients and optimizer states will still take."""
-        return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
+        return note if is_first or passes.recomputes else None
 
     def bytes_of_state(self) -> int:
         """Return the bytes that `save` writes after the first update."""

@@ -262,13 +262,12 @@ class _Training:
 
     def run(self, stop: StopRequest) -> None:
         """Train to the last update or a request to stop; then save a checkpoint."""
-        batch, context = self._config.batch, self._config.context
-        with stop.working(), memory_suffices(batch.micro_batch_tokens):
-            tokens = max(batch.micro_batch_tokens, context.max_tokens)
+        with stop.working(), memory_suffices(self._config.batch.micro_batch_tokens):
             if self._actor.device.type == "cpu" and self.update == 0:
                 state = self._optimizer.bytes_of_state()
                 self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
-            if chosen := choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come()):
+            to_come = self._optimizer.bytes_to_come()
+            if chosen := choose_checkpointing(self._actor, self._config, to_come=to_come):
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:
                 began = time.perf_counter()

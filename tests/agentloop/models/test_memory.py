@@ -74,7 +74,7 @@ def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
 def test_a_gpu_makes_activations_again_where_they_would_not_fit_and_says_so_once(gpu: str) -> None:
     for tokens, recomputes in ((64, False), (10**12, True)):
         actor = Actor(tiny_actor(torch.float32).model.to(gpu))
-        note = choose_checkpointing(actor, tokens=tokens, to_come=0)
+        note = choose_checkpointing(actor, run_config(batch={"micro_batch_tokens": tokens}), to_come=0)
         assert note is not None
         assert ("made again in backward" in note, actor.passes.recomputes) == (recomputes, recomputes)
     learner = trainer(Actor(tiny_actor(torch.float32).model.to(gpu), packs=None), run_config())
