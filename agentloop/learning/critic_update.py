@@ -159,8 +159,8 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
         # Replayed rows do not change fresh ones. Without fresh rows, all trained tokens are whitened together.
         fresh = learned(batch)
         advantages = whiten_tokens(found, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
-    valued = replace(batch, advantages=advantages.float())
-    return replace(scored, batch=valued, values=values, returns=found + values)
+    batch = replace(batch, advantages=advantages.float())
+    return replace(scored, batch=batch, values=values, returns=found + values)
 
 
 @torch.no_grad()
