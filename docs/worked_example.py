@@ -145,7 +145,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     step = accumulate_gradients(policy, scored, config, losses=stream_losses(config.loss), totals=totals)
 
     stats = row_stats(drift_of(scored), totals, batch.trajectory_ids)
-    records = [replace(row.draw, advantage=row.advantage, **asdict(stats[row.trajectory.id])) for row in rows]
+    records = [replace(row.draw, advantage=row.advantage, **stats[row.trajectory.id]) for row in rows]
     store.commit(IterationRecord("worked", 2, 1, 1, 1, 1, 1, 0.5, 1), records, sampler_state=sampler.state())
     right, wrong = store.read([*(row.id for row in earlier.trajectories), *(row.id for row in fresh.trajectories)])
     return {

@@ -88,21 +88,16 @@ class ReplayConfig(LimitSection, MixSection):
     sampler_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of the sampler, for example {half_life: 4}."
     )
-    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
+    baseline: Literal["stored", "shared", "split", "fresh_only"] = Field(
         "stored",
         description="Advantage of a replayed row. stored: from its own group. Others compare it with rows of its "
-        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+        "task in the batch: all (shared), replayed (split), fresh (fresh_only).",
     )
     hindsight: HindsightSection = Field(
         default_factory=HindsightSection, description="Rows of what failed episodes did solve; see docs/mixing.md."
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
-    )
-    negative_weight: Fraction = Field(
-        1.0,
-        description="Factor on the loss of a replayed row with a negative advantage (credit turn: on the negative "
-        "advantages of its tokens); 0: nothing is learned from it.",
     )
     database: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Computes advantages from members that are compared with each other, or from a critic's values.
+"""Computes advantages from members that are compared with each other.
 
 Importing this module must not import torch (see `catalog.py`).
 """
@@ -8,16 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentloop.algorithms.declarations import Algorithm, Member
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from agentloop.algorithms.gae import CriticRows
-
-ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
+ReplayBaseline = Literal["stored", "shared", "split", "fresh_only"]
 STD_EPSILON = 1e-6
 """Added to a deviation before something is divided by it."""
 WHITENING_EPSILON = 1e-8
@@ -124,7 +119,6 @@ def compared_members(
     - split: as `stored`, but replayed members of a task with each other (RePO, Li et al. 2025, arXiv 2506.09340)
     - fresh_only: as `stored`, but replayed members with the fresh members of their task
     - shared: all members of a task with each other
-    - leave_one_out: as `shared`, but each member without itself
 
     With `whole_batch` the batch counts as one task, and its fresh members as one group. Nobody is compared with a
     member without action tokens, because the policy did not earn its reward (OpenRLHF does the same).
@@ -139,12 +133,10 @@ def compared_members(
         if not member.replayed:
             same_group.setdefault((task, group), []).append(position)
     compared: list[tuple[int, ...]] = []
-    for position, member in enumerate(members):
+    for member in members:
         task, group = _task_and_group(member, whole_batch)
         if baseline == "shared":
             compared.append(tuple(same_task.get(task, ())))
-        elif baseline == "leave_one_out":
-            compared.append(tuple(p for p in same_task.get(task, ()) if p != position))
         elif not member.replayed:
             compared.append(tuple(same_group.get((task, group), ())))
         elif baseline == "stored":
@@ -156,19 +148,3 @@ def compared_members(
 
 def _task_and_group(member: Member, whole_batch: bool) -> tuple[str, str]:
     return ("", "") if whole_batch else (member.task, member.group)
-
-
-def advantages_by_critic(rows: CriticRows, *, gamma: float, gae_lambda: float, whiten: bool) -> tuple[Tensor, Tensor]:
-    """Compute advantages, [B, T] and 0 where not trained, and returns, from rewards and values by GAE.
-
-    With `whiten` the trained tokens of fresh rows have mean 0 and deviation 1, and replayed rows do not change them.
-    In a batch without fresh rows, all trained tokens are whitened together.
-    """
-    from agentloop.algorithms.gae import gae, whiten_tokens
-
-    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
-    returns = found + rows.values
-    if not whiten:
-        return found.masked_fill(~rows.loss_mask, 0.0), returns
-    fresh = rows.loss_mask & ~rows.replay_mask[:, None]
-    return whiten_tokens(found, rows.loss_mask, fresh if bool(fresh.any()) else rows.loss_mask), returns

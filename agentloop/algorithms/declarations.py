@@ -63,10 +63,6 @@ class Algorithm:
     whitens: bool = False
     """The results are whitened over the whole batch."""
 
-    std_is_optional: bool = False
-    """`advantage.normalise_std: false` leaves the division out."""
-    without_std: str | None = None
-    """The algorithm that equals this one without the division."""
     stored_as: str | None = None
     """The algorithm of the stored advantages, which samplers read, if those of the training are computed later."""
     credits: tuple[str, ...] = ("trajectory", "turn", "state")

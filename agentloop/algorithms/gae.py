@@ -1,7 +1,5 @@
 """Computes advantages from a critic over the action tokens of whole trajectories, and the critic's own loss."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -9,39 +7,31 @@ from agentloop.algorithms.advantages import WHITENING_EPSILON
 from agentloop.algorithms.log_probs import require_detached
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CriticRows:
-    """The rows of a batch for a critic, in reward units. The rows of one trajectory must be in order."""
-
-    rewards: Tensor
-    """[B, T]"""
-    values: Tensor
-    """[B, T]: value of the state before each action token."""
-    bootstrap: Tensor
-    """[N]: value after the last action token of each trajectory; 0 where the episode ended."""
-    response_mask: Tensor
-    """[B, T] bool: action tokens."""
-    loss_mask: Tensor
-    """[B, T] bool: trained on."""
-    replay_mask: Tensor
-    """[B] bool: replayed rows."""
-    trajectory: Tensor
-    """[B] int64: the trajectory of which each row is a segment."""
-
-
-def gae(rows: CriticRows, *, gamma: float, gae_lambda: float) -> Tensor:
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    *,
+    bootstrap: Tensor,
+    response_mask: Tensor,
+    trajectory: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
     """Estimate advantages (GAE, Schulman et al. 2016, arXiv 1506.02438), [B, T]; 0 except on action tokens.
 
     A_k = sum over l >= 0 of (gamma gae_lambda)^l delta_{k+l} with delta_k = r_k + gamma V_{k+1} - V_k. k counts
     only the action tokens of a trajectory, in order over its rows: the text of tools and users takes no time.
+
+    `rewards` and `values` [B, T] are in reward units; a value is that of the state before the token. `bootstrap` [N] is
+    the value after the last action token of each trajectory, 0 where the episode ended. `trajectory` [B] is each row's
+    trajectory, whose rows must be in order.
     """
-    values, bootstrap = rows.values, rows.bootstrap
-    lines, columns = rows.response_mask.nonzero(as_tuple=True)
-    owners, places, lengths = _in_order(rows.trajectory[lines], len(bootstrap))
+    lines, columns = response_mask.nonzero(as_tuple=True)
+    owners, places, lengths = _in_order(trajectory[lines], len(bootstrap))
     if len(lines) == 0:
         return torch.zeros_like(values)
     table = torch.zeros((2, len(bootstrap), int(lengths.max())), dtype=torch.float64, device=values.device)
-    table[0, owners, places] = rows.rewards[lines, columns].double()
+    table[0, owners, places] = rewards[lines, columns].double()
     table[1, owners, places] = values[lines, columns].double()
     advantages = torch.zeros_like(table[0])
     later = torch.zeros_like(advantages[:, 0])

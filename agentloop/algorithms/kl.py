@@ -10,8 +10,8 @@ from torch import Tensor
 
 from agentloop.algorithms.log_probs import log_ratios, require_detached
 
-Estimator = Literal["k1", "k2", "k3", "abs"]
-KlGradient = Literal["plain", "straight_through", "importance"]
+Estimator = Literal["k1", "k2", "k3"]
+KlGradient = Literal["plain", "importance"]
 
 K3_BOUND = 10.0
 """Nats of one token, as in verl's `low_var_kl`."""
@@ -24,7 +24,6 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
     - k2: d^2 / 2. Biased, >= 0; its gradient is that of the KL.
     - k3: min(exp(-d) - 1 + d, 10). Unbiased below the bound, >= 0. Beyond the bound, d < -2.61 or d > 11, it has no
       gradient. Without the bound, which is verl's, one stale token of exp(20) nats would dominate a step.
-    - abs: |d|. A distance, not an estimate of the KL.
     """
     d = log_ratios(log_probs, ref_log_probs, mask)
     match estimator:
@@ -34,8 +33,6 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
             return d.square() / 2
         case "k3":
             return ((-d).expm1() + d).clamp_max(K3_BOUND)
-        case "abs":
-            return d.abs()
 
 
 def kl_loss(
@@ -54,7 +51,6 @@ def kl_loss(
     is the gradient of KL(reference || policy).
 
     - plain: the estimator with its own gradient; k3 is GRPO as published (arXiv 2402.03300).
-    - straight_through: the estimator's value with k2's gradient, which is the KL's if the current policy sampled.
     - importance: exp(clamp(log_probs - anchors)) x estimator, with the gradient of both. If the policy of `anchors`
       sampled, value and gradient of k1 and k3 are the KL's (DeepSeek-V3.2, arXiv 2512.02556).
 
@@ -65,8 +61,5 @@ def kl_loss(
     match gradient:
         case "plain":
             return estimate
-        case "straight_through":
-            k2 = kl_estimate(log_probs, ref_log_probs, mask, "k2")
-            return estimate.detach() + k2 - k2.detach()
         case "importance":
             return log_ratios(log_probs, anchors, mask).exp() * estimate

@@ -78,14 +78,8 @@ _TWICE = "Drift would count twice: set the anchor to old."
 def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     """Yield the settings that an algorithm refuses, by its declaration."""
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
-    if not each.std_is_optional:
-        if each.without_std is not None:
-            advice = f"It divides by the iteration's: use {each.without_std}."
-            yield "advantage.normalise_std", None, *same, advice
-        yield "advantage.normalise_std", [None, False], *same, "Only grpo has it: use advantage.normalise_batch."
     if each.needs_critic:
         yield "advantage.normalise_batch", "none", *same, critic
-        yield "replay.negative_weight", 1.0, *same, critic
     by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
     yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
     if not each.skips_equal_groups:
@@ -101,7 +95,6 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
 _ROUNDS, _FUNCTION = "rollout.dynamic_sampling_rounds", "advantage.function"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
-    ("advantage.normalise_std", None, _FUNCTION, GIVEN, "The function's numbers are taken as they are: remove it."),
     ("advantage.credit", ["trajectory", "state"], _FUNCTION, GIVEN, _NO_BASELINE),
     ("replay.baseline", ["stored", "shared", "split"], _FUNCTION, GIVEN, _WHOLE_GROUPS),
     *(rule for algorithm in ALGORITHMS.values() for rule in _rules_of_algorithm(algorithm)),

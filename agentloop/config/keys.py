@@ -24,7 +24,7 @@ _NAMES_ELSEWHERE = {
     "batch.ppo_epochs": "num_iterations",
     "batch.micro_batch_tokens": "per_device_train_batch_size micro_batch_size ppo_micro_batch_size_per_gpu",
     "reward.functions": "reward_funcs reward_weights custom_reward_function",
-    "advantage.normalise_std": "scale_rewards norm_adv_by_std_in_grpo",
+    "algorithm": "scale_rewards norm_adv_by_std_in_grpo",
     "loss.aggregation": "loss_type loss_agg_mode",
     "loss.fresh.objective": "epsilon epsilon_high clip_range clip_ratio clip_ratio_high clip_low clip_high",
     "kl.loss_coef": "beta kl_beta kl_coef kl_loss_coef",

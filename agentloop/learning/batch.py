@@ -122,23 +122,6 @@ class Batch(TokenRows):
 
 
 @dataclass(frozen=True, eq=False)
-class CriticOutputs:
-    """The critic's outputs for a batch: [B, T], in reward units, 0 outside of action tokens."""
-
-    scores: Tensor
-    """The episode's reward, at its last action token."""
-    rewards: Tensor
-    """Scores less the KL penalty."""
-    values: Tensor
-    """Estimates before the first optimizer step of the iteration."""
-    returns: Tensor
-    """The critic's targets: advantages + values, before advantages are whitened."""
-
-    def select(self, positions: Tensor, width: int) -> CriticOutputs:
-        return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
-
-
-@dataclass(frozen=True, eq=False)
 class ScoredBatch:
     """A batch with its log-probs before the first optimizer step of the iteration."""
 
@@ -147,8 +130,11 @@ class ScoredBatch:
     """[B, T] nats; 0 where not an action token."""
     ref_log_probs: Tensor | None
     """[B, T] nats; None where no reference is needed."""
-    critic: CriticOutputs | None = None
-    """None without a critic."""
+    values: Tensor | None = None
+    """[B, T] reward units: the critic's estimates before the first optimizer step of the iteration, 0 outside of action
+    tokens; None without a critic."""
+    returns: Tensor | None = None
+    """[B, T] reward units: the critic's targets, advantages + values before advantages are whitened; None as values."""
     importance_weights: Tensor | None = None
     """[B, T]: factor on the policy loss of a token; None: 1."""
     entropies: Tensor | None = None
@@ -160,10 +146,10 @@ class ScoredBatch:
         """Select rows, and cut them to the longest of them."""
         batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
-        arrays = (self.ref_log_probs, self.importance_weights)
-        ref, weights = (None if array is None else array[positions, :width] for array in arrays)
-        critic = None if self.critic is None else self.critic.select(positions, width)
-        return ScoredBatch(batch, self.old_log_probs[positions, :width], ref, critic, weights, reuses=self.reuses)
+        arrays = (self.ref_log_probs, self.values, self.returns, self.importance_weights)
+        ref, values, returns, weights = (None if array is None else array[positions, :width] for array in arrays)
+        old = self.old_log_probs[positions, :width]
+        return ScoredBatch(batch, old, ref, values, returns, weights, reuses=self.reuses)
 
 
 def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
@@ -241,19 +227,6 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
     for row, array in zip(table, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(table)
-
-
-def bound_negative(row: BatchRow, share: float) -> BatchRow:
-    """Multiply a replayed row's weight by `share` (`replay.negative_weight`) if its advantage is negative.
-
-    If its tokens have their own advantages, the negative ones are multiplied instead, whatever the row's advantage is.
-    """
-    if row.stream != REPLAY or share == 1.0:
-        return row
-    if row.token_advantages is not None:
-        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
-        return replace(row, token_advantages=bounded)
-    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
 
 
 def members_of(rows: Sequence[BatchRow]) -> list[Member]:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import advantages_by_critic
 from agentloop.algorithms.catalog import ALGORITHMS
-from agentloop.algorithms.gae import CriticRows, at_last_action_token, explained_variance, value_loss
+from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whiten_tokens
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch
+from agentloop.learning.batch import Batch, ScoredBatch, build_batch
 from agentloop.learning.optimizer import StepLog, WeightOptimizer
 from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
@@ -47,35 +46,34 @@ class CriticLog(StepLog):
 class CriticLearner:
     def __init__(self, critic: Critic, config: RunConfig) -> None:
         self.critic, self._config = critic, config
-        self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
+        self.optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, iteration: int, *, rows: int) -> float:
         """Begin the steps of an iteration with this number of rows, and return their learning rate."""
-        return self._optimizer.begin(iteration, self._config, rows=rows)
+        return self.optimizer.begin(iteration, self._config, rows=rows)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic, and return the loss; None without a token.
 
-        The loss is the mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each
-        times its row's `loss_weights`. Cutting the step into passes changes only speed and memory.
+        The loss is the mean over the trained tokens of the step's fresh rows. Cutting the step into passes changes only
+        speed and memory.
         """
         batch = mini.batch
-        assert mini.critic is not None, "a critic learns from a batch with its own values"
-        mask = learned(batch, self._config)
+        mask = learned(batch)
         if not bool(mask.any()):
             return None
-        weights = mask.double() / mask.sum() * batch.loss_weights[:, None]
+        weights = mask.double() / mask.sum()
         loss = torch.zeros((), dtype=torch.float64, device=self.critic.device)
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
         max_tokens = self._config.batch.micro_batch_tokens
         for positions in batch.passes(mask.any(dim=1), max_tokens=max_tokens, packs=self.critic.packs):
             part = mini.select(positions)
-            rows, before, width = part.batch, part.critic, part.batch.token_ids.shape[1]
-            assert before is not None
+            rows, width = part.batch, part.batch.token_ids.shape[1]
+            assert part.values is not None and part.returns is not None, "a critic learns from its own values"
             seen = (rows.token_ids, rows.attention_mask, rows.response_mask)
             values, _ = self.critic.values(*seen)
             learns, clip = mask[positions, :width], self._config.critic.value_clip
-            losses, clips = value_loss(values, before.values, before.returns, mask=learns, value_clip=clip)
+            losses, clips = value_loss(values, part.values, part.returns, mask=learns, value_clip=clip)
             passed = (losses * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
@@ -84,31 +82,27 @@ class CriticLearner:
         log.trained += int(mask.sum())
         return float(loss)
 
-    def bytes_to_come(self) -> int:
-        return self._optimizer.bytes_to_come()
-
     def bytes_of_state(self) -> int:
         """Return the bytes of `state()` after the first step."""
         weights: list[Tensor] = list(self.critic.weights.state_dict().values())
-        return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
+        return sum(weight.nbytes for weight in weights) + self.optimizer.bytes_of_state()
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
-        """Make one optimizer step. Without a gradient, or with one that is not finite, nothing changes."""
+        """Make one optimizer step. Without a gradient nothing changes; one that is not finite stops the training."""
         log.steps += 1
         if loss is None:
-            self._optimizer.clear_gradients()
+            self.optimizer.clear_gradients()
             log.skipped_no_signal += 1
             return
-        norm = self._optimizer.gradient_norm()
-        if log.skips(self._optimizer, loss, norm, key="critic.optimizer", iteration=iteration):
-            return
+        norm = self.optimizer.gradient_norm()
+        log.check_finite(self.optimizer, loss, norm, key="critic.optimizer", iteration=iteration)
         log.losses.append(loss)
-        log.apply(self._optimizer, norm)
+        log.apply(self.optimizer, norm)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of weights and optimizer, not copies: `weights/<name>`, `optimizer/<name>/<field>`."""
         weights = {f"weights/{name}": tensor for name, tensor in self.critic.weights.state_dict().items()}
-        return weights | {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
+        return weights | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.state().items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `state()`, exactly. Raises ValueError if it belongs to another critic."""
@@ -118,22 +112,19 @@ class CriticLearner:
             raise ValueError("critic state must belong to this critic, got the weights of another one.")
         self.critic.weights.load_state_dict(weights)
         moments = {k.removeprefix("optimizer/"): t for k, t in tensors.items() if k.startswith("optimizer/")}
-        self._optimizer.load_state(moments)
+        self.optimizer.load_state(moments)
 
 
-def learned(batch: Batch, config: RunConfig) -> Tensor:
-    """Find the tokens, [B, T] bool, whose value the critic learns."""
-    if config.critic.train_on == "both":
-        return batch.loss_mask
+def learned(batch: Batch) -> Tensor:
+    """Find the tokens, [B, T] bool, whose value the critic learns: replayed rows are a selection."""
     return batch.loss_mask & ~batch.replay_mask[:, None]
 
 
-def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
+def value_metrics(scored: ScoredBatch) -> dict[str, float]:
     """Measure how well the critic foresaw the returns, before it learns from them."""
-    critic = scored.critic
-    assert critic is not None
-    mask = learned(scored.batch, config)
-    values, targets = critic.values[mask].double(), critic.returns[mask].double()
+    assert scored.values is not None and scored.returns is not None
+    mask = learned(scored.batch)
+    values, targets = scored.values[mask].double(), scored.returns[mask].double()
     if len(values) == 0:
         return {}
     metrics = {"critic/value_mean": float(values.mean()), "critic/return_mean": float(targets.mean())}
@@ -150,28 +141,26 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
     earned = values.new_tensor([member.trajectory.record.reward for member in batch.members])
-    scores = at_last_action_token(earned, batch.response_mask, batch.trajectory)
-    rewards = scores
+    rewards = at_last_action_token(earned, batch.response_mask, batch.trajectory)
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
-        rewards = scores - config.kl.reward_coef * kl.to(scores.dtype)
-    rows = CriticRows(
-        rewards=rewards,
-        values=values,
+        rewards = rewards - config.kl.reward_coef * kl.to(rewards.dtype)
+    found = gae(
+        rewards,
+        values,
         bootstrap=_bootstrap(batch, behind) * section.bootstrap_truncated,
         response_mask=batch.response_mask,
-        loss_mask=batch.loss_mask,
-        replay_mask=batch.replay_mask,
         trajectory=batch.trajectory,
+        gamma=section.gamma,
+        gae_lambda=section.gae_lambda,
     )
-    advantages, returns = advantages_by_critic(
-        rows, gamma=section.gamma, gae_lambda=section.gae_lambda, whiten=section.whiten_advantages
-    )
-    return replace(
-        scored,
-        batch=replace(batch, advantages=advantages.float()),
-        critic=CriticOutputs(scores, rewards, values, returns),
-    )
+    advantages = found.masked_fill(~batch.loss_mask, 0.0)
+    if section.whiten_advantages:
+        # Replayed rows do not change fresh ones. Without fresh rows, all trained tokens are whitened together.
+        fresh = learned(batch)
+        advantages = whiten_tokens(found, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
+    batch = replace(batch, advantages=advantages.float())
+    return replace(scored, batch=batch, values=values, returns=found + values)
 
 
 @torch.no_grad()

@@ -58,24 +58,16 @@ class StepLog:
 
     steps: int = 0
     skipped_no_signal: int = 0
-    skipped_bad_gradient: int = 0
     gradient_norms: list[float] = dataclasses.field(default_factory=list)
 
-    def skips(self, optimizer: WeightOptimizer, loss: float, norm: float, *, key: str, iteration: int) -> bool:
-        """True if loss or gradient is NaN or infinite; the step is then dropped and counted.
-
-        Raises TrainingStopped instead if `on_bad_gradient` in the section `key` is stop.
-        """
-        if math.isfinite(loss) and math.isfinite(norm):
-            return False
-        optimizer.clear_gradients()
-        if optimizer.on_bad_gradient == "stop":
+    def check_finite(self, optimizer: WeightOptimizer, loss: float, norm: float, *, key: str, iteration: int) -> None:
+        """Raises TrainingStopped if loss or gradient is NaN or infinite; `key` is the section of the optimizer."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            optimizer.clear_gradients()
             raise TrainingStopped(
                 f"loss and gradient must be finite, got loss {loss} and gradient norm {norm} in step {self.steps} of "
-                f"iteration {iteration} by {key}. Lower {key}.learning_rate, or set {key}.on_bad_gradient: skip."
+                f"iteration {iteration} by {key}. Lower {key}.learning_rate."
             )
-        self.skipped_bad_gradient += 1
-        return True
 
     def apply(self, optimizer: WeightOptimizer, gradient_norm: float) -> None:
         """Make the step, unless its gradient is 0: it would still move the weights, by momentum and by weight decay."""
@@ -88,10 +80,7 @@ class StepLog:
 
     def metrics(self, role: str) -> dict[str, float]:
         """`role`: actor or critic."""
-        metrics = {
-            f"{role}/skipped_no_signal": float(self.skipped_no_signal),
-            f"{role}/skipped_bad_gradient": float(self.skipped_bad_gradient),
-        }
+        metrics = {f"{role}/skipped_no_signal": float(self.skipped_no_signal)}
         if self.gradient_norms:
             metrics[f"{role}/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         return metrics
@@ -102,8 +91,7 @@ class PolicyLog(StepLog):
     """A log of the policy's optimizer steps."""
 
     held: bool = False
-    """True: the policy makes no more steps in this iteration."""
-    held_steps: int = 0
+    """True: the policy makes no steps in this iteration."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far stored log-probs that stand for old ones are from those of the first step's
     passes, before any weight has moved; None: there are none."""
@@ -113,8 +101,8 @@ class PolicyLog(StepLog):
         metrics = super().metrics(role)
         if self.sampling_gap is not None:
             metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
-        if self.held_steps:
-            metrics["actor/held_steps"] = float(self.held_steps)
+        if self.held:
+            metrics["actor/held_steps"] = float(self.steps)
         if self.kl_losses:
             metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
         return metrics
@@ -133,7 +121,7 @@ class WeightOptimizer:
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
-        self.name, self.on_bad_gradient, self._section = section.name, section.on_bad_gradient, section
+        self.name, self._section = section.name, section
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         whole = [name for name, p in self._parameters.items() if not isinstance(p, DTensor)]
         if 0 < len(whole) < len(self._parameters):

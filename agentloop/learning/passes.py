@@ -173,8 +173,7 @@ class StepLoss:
     """Aggregated KL to the reference, before its coefficient; 0 without a reference."""
     moved: float | None
     """The distance from the old policy: mean k3 in nats over the fresh rows' trained tokens, as if the old policy had
-    sampled them. Without fresh trained tokens, the replayed rows count. None: no token is trained, or neither
-    `kl.early_stop` nor stored old log-probs need the distance."""
+    sampled them. None: no fresh token is trained, or no old log-probs were stored."""
 
 
 def accumulate_gradients(
@@ -193,7 +192,7 @@ def accumulate_gradients(
     contributing = _contributing(batch, config, kinds, whole=whole)
     shares = _shares_of(mini, config, kinds)
     # The device sums: reading a number would make every pass wait.
-    sums = torch.zeros(6, dtype=torch.float64, device=actor.device)
+    sums = torch.zeros(4, dtype=torch.float64, device=actor.device)
     passes = batch.passes(contributing, max_tokens=config.batch.micro_batch_tokens, packs=actor.packs, whole=whole)
     for own in ranks.share(passes):
         positions = passes[0] if own is None else own
@@ -204,10 +203,7 @@ def accumulate_gradients(
             part = shares.select(positions, micro.batch.token_ids.shape[1])
             sums += _backward(actor, micro, config, losses=losses, shares=part, totals=totals)
     totals.count_step(batch.loss_mask, batch.trajectory)
-    if ranks.several:
-        totals.sum_over(ranks)
-    loss, kl, *fresh, replayed, tokens = ranks.sum(sums).tolist()
-    moved, count = fresh if fresh[1] else (replayed, tokens)
+    loss, kl, moved, count = ranks.sum(sums).tolist()
     return StepLoss(loss, kl, moved / count if count else None)
 
 
@@ -279,7 +275,7 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
 def _backward(
     actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """Run one forward-backward pass. Returns [6]: the pass's loss and KL, then the four numbers of `_moved`."""
+    """Run one forward-backward pass. Returns [4]: the pass's loss and KL, then the two numbers of `_moved`."""
     batch, section = micro.batch, config.loss
     kinds = _kinds_of(batch, losses)
     log_probs, entropies = actor.log_probs(
@@ -308,16 +304,14 @@ def _backward(
         loss = loss + (log_probs * 0.0).sum()
     torch.autograd.backward(loss)
     totals.add(policy, inputs, weights=shares.own_weights)
-    moved = torch.zeros(4, dtype=torch.float64, device=loss.device)
-    if micro.reuses or config.kl.early_stop is not None:
+    moved = torch.zeros(2, dtype=torch.float64, device=loss.device)
+    if micro.reuses:
         moved = _moved(micro, log_probs.detach())
     return torch.cat([torch.stack([loss.detach(), kl.detach()]), moved])
 
 
 def _moved(micro: ScoredBatch, log_probs: Tensor) -> Tensor:
-    """Return [4]: the sum of k3 to the old log-probs and the number of tokens, over the trained tokens of fresh rows,
-    then of replayed rows."""
-    batch = micro.batch
-    masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])
-    moved = kl_estimate(micro.old_log_probs, log_probs, batch.loss_mask, "k3").double() * masks
-    return torch.stack([moved.sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()
+    """Return [2]: the sum of k3 to the old log-probs over the trained tokens of fresh rows, and their number."""
+    fresh = micro.batch.loss_mask & ~micro.batch.replay_mask[:, None]
+    moved = kl_estimate(micro.old_log_probs, log_probs, fresh, "k3").double()
+    return torch.stack([moved.sum(), fresh.sum().double()])

@@ -34,10 +34,7 @@ class _Steps:
     """The optimizer steps of one update."""
 
     iteration: int
-    replayed: Tensor
-    """[N] bool: of the batch's trajectories."""
-    totals: list[UpdateTotals] = field(default_factory=list)
-    """Of each step of the policy that was made."""
+    totals: UpdateTotals
     policy: PolicyLog = field(default_factory=PolicyLog)
     critic: CriticLog = field(default_factory=CriticLog)
 
@@ -53,38 +50,34 @@ class Trainer:
         self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
-        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
-            if coef > 0 and reference is None and (name == "loss_coef" or _penalises_tokens(config)):
-                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor, self._config, self._authors = actor, config, authors
         self._reference, self._ranks = reference, ranks
         self._parts, self._losses = config.loss.parts(), stream_losses(config.loss)
-        self._said = False
-        """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if ALGORITHMS[config.algorithm].needs_critic:
             self._critic = CriticLearner(Critic(actor), config)
-        self._penalises = _penalises_tokens(config)
+        self._penalises = self._critic is not None and config.kl.reward_coef > 0
+        """Whether updates take the KL from the rewards. Without a critic, trajectories pay when they are collected."""
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Compute old log-probs of all rows, then make ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
         With a critic, values, KL-penalised rewards, advantages and returns are computed first. The critic makes a step
-        with each of the policy's, also while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
+        with each of the policy's, also while the policy is held (`critic.warmup_iterations`).
 
-        A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
-        moments and step counts as they are. docs/reading-a-run.md explains the metrics.
+        A step without a signal (a gradient of exactly 0) leaves weights, moments and step counts as they are.
+        docs/reading-a-run.md explains the metrics.
 
         Rows that are `scored` need no pass for their old log-probs. If these differ by more than SAMPLING_GAP_BOUND
         from the log-probs of the first step's passes, the update begins again with recomputed ones.
 
-        Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and UserError if a GPU's memory does not suffice. Before anything has changed, raises UserError for a trained
-        token without the behavior log-prob that its ratio needs, and for one that was sampled with top-p or top-k.
+        Raises TrainingStopped for a NaN or infinite loss or gradient, and UserError if a GPU's memory does not
+        suffice. Before anything has changed, raises UserError for a trained token without the behavior log-prob that
+        its ratio needs, and for one that was sampled with top-p or top-k.
         """
         batch = build_batch(rows, self._authors).to(self._actor.device)
-        steps = _Steps(iteration, batch.replayed)
+        steps = _Steps(iteration, UpdateTotals(batch.replayed))
         check_behavior(batch, self._parts, self._config.kl)
         on_gpu = batch.token_ids.is_cuda
         if on_gpu:
@@ -93,7 +86,7 @@ class Trainer:
             note = self._choose_checkpointing()
             result = self._update(batch, steps, reuse=True)
             if result is None:
-                result = self._update(batch, _Steps(iteration, steps.replayed), reuse=False)
+                result = self._update(batch, _Steps(iteration, UpdateTotals(batch.replayed)), reuse=False)
                 assert result is not None and steps.policy.sampling_gap is not None
                 result.metrics.update({"actor/sampling_gap": steps.policy.sampling_gap, RECOMPUTED: 1.0})
         if on_gpu:
@@ -106,19 +99,16 @@ class Trainer:
 
         The choice is reported at first, and when it changes.
         """
-        passes = self._actor.passes
-        if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
+        passes, is_first = self._actor.passes, self._actor.kept_for_backward is None
+        if passes.recomputes or self._ranks.several:
             return None
-        tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
-        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
+        to_come = self._optimizer.bytes_to_come()
+        if self._critic is not None:
+            to_come += self._critic.optimizer.bytes_to_come()
+        note = choose_checkpointing(self._actor, self._config, to_come=to_come)
         if self._critic is not None:
             self._critic.critic.passes.recomputes = passes.recomputes
-        said, self._said = self._said, True
-        return None if said and not passes.recomputes else note
-
-    def bytes_to_come(self) -> int:
-        """Return the bytes that gradients and optimizer states will still take."""
-        return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
+        return note if is_first or passes.recomputes else None
 
     def bytes_of_state(self) -> int:
         """Return the bytes that `save` writes after the first update."""
@@ -137,60 +127,51 @@ class Trainer:
         for members in plan_optimizer_steps(batch, self._config, iteration=iteration):
             chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)
             mini = scored.select(torch.isin(batch.trajectory, chosen).nonzero()[:, 0])
-            if not self._step(mini, steps):
+            if not self._step_policy(mini, steps):
                 return None
+            if self._critic is not None:
+                loss = self._critic.accumulate(mini, steps.critic)
+                self._critic.step(loss, steps.critic, iteration=iteration)
         made = steps.policy.metrics() | rates
         if self._critic is not None:
             made |= steps.critic.metrics()
-        totals = UpdateTotals(steps.replayed)
-        totals.merge(steps.totals)
-        result = update_result(scored, totals)
+        if self._ranks.several:
+            steps.totals.sum_over(self._ranks)
+        result = update_result(scored, steps.totals)
         metrics = fresh_entropy(scored) | metrics | (self._reward_kl(scored) if self._penalises else {})
         return replace(result, metrics=metrics | made | result.metrics, optimizer_steps=steps.policy.steps)
 
     def _score(self, batch: Batch, *, reuse: bool) -> tuple[ScoredBatch, dict[str, float]]:
         """Compute all that the batch's losses need, and metrics of it."""
         needed = self._config.kl.loss_coef > 0 or self._penalises
+        assert self._reference is not None or not needed, "the configuration's KL comes with a reference"
         reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics: dict[str, float] = {}
         if self._critic is not None:
             scored = with_values(scored, self._critic.critic, self._config)
-            metrics = value_metrics(scored, self._config)
+            metrics = value_metrics(scored)
         scored, correction = corrected(scored, self._parts)
         return scored, metrics | correction
 
-    def _step(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """One optimizer step of the policy over the rows of a mini-batch, then one of the critic; False: see
-        `_step_policy`."""
-        is_made = self._step_policy(mini, steps)
-        if is_made and self._critic is not None:
-            loss = self._critic.accumulate(mini, steps.critic)
-            self._critic.step(loss, steps.critic, iteration=steps.iteration)
-        return is_made
-
     def _step_policy(self, mini: ScoredBatch, steps: _Steps) -> bool:
-        """False: nothing was done, because stored log-probs differ too much from the current weights' log-probs."""
+        """Make one optimizer step of the policy over the rows of a mini-batch.
+
+        False: nothing was done, because stored log-probs differ too much from the current weights' log-probs.
+        """
         log, config = steps.policy, self._config
         log.steps += 1
         if log.held:
-            log.held_steps += 1
             return True
-        totals = UpdateTotals(steps.replayed)
-        step = accumulate_gradients(self._actor, mini, config, losses=self._losses, totals=totals, ranks=self._ranks)
+        losses, totals = self._losses, steps.totals
+        step = accumulate_gradients(self._actor, mini, config, losses=losses, totals=totals, ranks=self._ranks)
         if log.steps == 1 and mini.reuses and step.moved is not None:
             # k3 is half the square of a small difference.
             log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
             if log.sampling_gap > SAMPLING_GAP_BOUND:
                 return False
         norm = self._optimizer.gradient_norm()
-        if log.skips(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration):
-            return True
-        steps.totals.append(totals)
-        if config.kl.early_stop is not None and step.moved is not None and step.moved > config.kl.early_stop:
-            self._optimizer.clear_gradients()
-            log.held, log.held_steps = True, log.held_steps + 1
-            return True
+        log.check_finite(self._optimizer, step.loss, norm, key="optimizer", iteration=steps.iteration)
         if config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
         log.apply(self._optimizer, norm)
@@ -256,9 +237,3 @@ class Trainer:
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
-
-
-def _penalises_tokens(config: RunConfig) -> bool:
-    """True: the update takes the KL from the rewards. A penalty on whole trajectories is taken where they are
-    collected."""
-    return config.kl.reward_coef > 0 and ALGORITHMS[config.algorithm].needs_critic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,20 +84,9 @@ def drift_of(scored: ScoredBatch) -> Drift:
     )
 
 
-@dataclass(frozen=True)
-class RowStats:
-    """One trajectory in one update. None: nothing was measured, which is not 0."""
-
-    drift_mean: float | None
-    """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
-    token_gap_max: float | None
-    """Nats: the largest |old - behavior| of action tokens."""
-    ess_share: float | None
-    """Its weight, exp(mean of its log drift), over the sum of its stream's weights."""
-    approx_kl: float | None
-    """Nats per trained token, mean over the update's passes; None if it had no gradient pass."""
-    clip_fraction: float | None
-    """Share of its trained tokens whose loss the clip range decided; None without trained tokens."""
+RowStats = dict[str, Any]
+"""Numbers of one trajectory in one update, by their names in `DrawRecord`; None: nothing was measured, which is not 0.
+"""
 
 
 class UpdateTotals:
@@ -129,7 +119,7 @@ class UpdateTotals:
         """Count the trained tokens of an optimizer step's rows."""
         self.trained.index_add_(0, trajectory, loss_mask.sum(dim=1).double())
         for replayed in self.steps:
-            self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
+            self.steps[replayed] += int(bool(loss_mask[self.replayed[trajectory] == replayed].any()))
 
     def add(self, policy: PolicyLoss, inputs: ObjectiveInput, *, weights: Tensor) -> None:
         """Add one gradient pass; `weights` are those of each stream alone."""
@@ -150,15 +140,6 @@ class UpdateTotals:
             setattr(self, name, total)
         gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
-
-    def merge(self, optimizer_steps: Sequence[UpdateTotals]) -> None:
-        """Take over the sums of some optimizer steps, one after another."""
-        for step in optimizer_steps:
-            for name in ("trained", *_OF_PASSES):
-                getattr(self, name).add_(getattr(step, name))
-            self.ratios += step.ratios
-            for replayed, steps in step.steps.items():
-                self.steps[replayed] += steps
 
     def metrics(self) -> dict[str, float]:
         """Compute each stream's metrics over its own tokens. A metric without tokens is absent."""
@@ -206,9 +187,8 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
     """Combine the scored batch's drift with ratios and losses of its gradient passes, if there were any."""
     batch, drift = scored.batch, drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
-    metrics = drift_metrics(drift, totals.replayed, ages)
     return UpdateResult(
-        metrics | drift_quantiles(drift.token_logs.exp(), batch.replay_mask) | totals.metrics(),
+        drift_metrics(drift, totals.replayed, ages, replay_mask=batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, [member.trajectory.id for member in batch.members]),
         _mean_advantages(scored),
     )
@@ -217,7 +197,7 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
 def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
     """The advantage of each trajectory. With a critic it is the mean over its trained tokens."""
     batch = scored.batch
-    if scored.critic is None:
+    if scored.values is None:
         return {member.trajectory.id: member.advantage for member in batch.members}
     sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
     counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
@@ -240,7 +220,9 @@ def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
     return {"actor/entropy": float(known.mean())} if len(known) else {}
 
 
-def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
+def drift_metrics(
+    drift: Drift, replayed: Tensor, ages: Sequence[str | None], *, replay_mask: Tensor
+) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
 
     `ages` names the age bucket of each trajectory; every bucket of replayed trajectories has an ESS of its
@@ -253,21 +235,13 @@ def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) ->
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
             metrics[f"actor/{stream}/token_gap_max"] = float(drift.token_gap_max[rows].max())
             metrics[f"actor/{stream}/ess"] = drift.effective_sample_size(rows)
+            logs = drift.token_logs[replay_mask == flag]
+            found = quantiles(logs[~logs.isnan()].exp())
+            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in found.items()}
     old = (replayed & (drift.tokens > 0)).tolist()
     for age in sorted({age for age, counts in zip(ages, old, strict=True) if counts and age is not None}):
         rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
         metrics[f"{ESS_BY_AGE}{age}"] = drift.effective_sample_size(rows.to(drift.weight.device))
-    return metrics
-
-
-def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
-    """Quantiles over each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
-    metrics: dict[str, float] = {}
-    for stream, flag in _STREAMS:
-        values = drift[replay_mask == flag].flatten()
-        known = values[~values.isnan()]
-        if len(known):
-            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
     return metrics
 
 
@@ -279,18 +253,24 @@ def quantiles(values: Tensor) -> dict[str, float]:
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
-    """One entry per trajectory of the batch, by id."""
+    """Measure each trajectory of the batch, by its id.
+
+    Drift and gap are over the action tokens with a behavior log-prob. `ess_share` is the trajectory's weight over the
+    sum of its stream's. `approx_kl` is per trained token, the mean over the update's passes. `clip_fraction` is the
+    share of trained tokens whose loss the clip range decided.
+    """
     known, replayed = drift.tokens > 0, totals.replayed
     weights = drift.weight * known
     stream_sums = torch.where(replayed, weights[replayed].sum(), weights[~replayed].sum())
-    columns = (
-        _quotients(drift.sum, drift.tokens),
-        _quotients(drift.token_gap_max, known.double()),
-        _quotients(weights, stream_sums * known),
-        _quotients(totals.approx_kl, totals.scored),
-        _quotients(totals.clipped, totals.trained),
-    )
-    return {id: RowStats(*row) for id, row in zip(trajectory_ids, zip(*columns, strict=True), strict=True)}
+    columns = {
+        "drift_mean": _quotients(drift.sum, drift.tokens),
+        "token_gap_max": _quotients(drift.token_gap_max, known.double()),
+        "ess_share": _quotients(weights, stream_sums * known),
+        "approx_kl": _quotients(totals.approx_kl, totals.scored),
+        "clip_fraction": _quotients(totals.clipped, totals.trained),
+    }
+    rows = zip(*columns.values(), strict=True)
+    return {id: dict(zip(columns, row, strict=True)) for id, row in zip(trajectory_ids, rows, strict=True)}
 
 
 def _quotients(numerators: Tensor, denominators: Tensor) -> list[float | None]:

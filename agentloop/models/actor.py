@@ -1,6 +1,5 @@
 """The policy as the trainer sees it: tokens in, log-probs out."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,9 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
 from agentloop.models.backbone_passes import Passes, on_its_device
-from agentloop.models.row_attention import Laid
+from agentloop.models.row_attention import Laid, has_flash
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 
@@ -41,12 +41,17 @@ class Actor:
         """With `packs` the rows of a pass follow one another without padding; None packs them where that is quicker."""
         self.model = model
         self.compute = on_its_device(compute or ComputeSection(), model)
-        self._head = Head(model, self.compute)
+        self._head = Head(model)
         self.passes = Passes(model.base_model, model.device, self.compute)
-        self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
+        if packs and not self.passes.can_pack:
+            raise UserError(
+                "batch.layout must be padded for a model whose attention is not full sdpa in every layer, got packed "
+                f"with {type(model).__name__} ({model.config._attn_implementation}). Leave it out."
+            )
+        quicker = self.passes.can_pack and self.half_precision and has_flash(model.device)
+        self.packs = quicker if packs is None else packs
         self.kept_for_backward: KeptForBackward | None = None
         """None until `models.memory` has measured it."""
-        self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +69,7 @@ class Actor:
 
     def probe(self) -> None:
         """Try the head now instead of at first use, because all ranks of a sharded model must do so together."""
-        self._head.probe()
+        _ = self._head.leaves_logits
         if isinstance(self.model, FSDPModule):
             # A pass without gradient leaves the outermost weights whole, and whole weights are never trained.
             self.model.reshard()
@@ -106,21 +111,17 @@ class Actor:
         columns."""
         laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         places = laid.places[wanted.rows, wanted.sources]
-        every = torch.arange(token_ids.shape[1], device=token_ids.device)
-        if not self._narrows_head:
-            return laid, every, places
         if self.packs:
             return laid, places, torch.arange(len(places), device=places.device)
         rows, columns = wanted.rows * len(wanted.columns), wanted.columns
         return laid, columns, rows + torch.searchsorted(columns, wanted.sources)
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
-        """Logits at the given columns. A model that can't leave out columns returns logits at all columns."""
+        """Logits at the given columns."""
         if self.model.training:
             self.model.train(False)
-        kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
         with self.passes.open(laid):
-            output: Any = self.model(**laid.inputs, **kept, use_cache=False)
+            output: Any = self.model(**laid.inputs, logits_to_keep=columns, use_cache=False)
         logits: Tensor = output.logits
         return logits
 

@@ -96,11 +96,6 @@ class WithoutAdapters(Actor):
     """
 
     def __init__(self, actor: Actor) -> None:
-        if not has_adapters(actor.model):
-            raise UserError(
-                "kl.reference must not be adapter_off for a model without adapters, got adapter_off. Use copy, or "
-                "set lora.rank."
-            )
         super().__init__(actor.model, packs=actor.packs, compute=actor.compute)
         self._head = actor._head  # tried once for both: all ranks of a sharded model must do so together
 
@@ -119,7 +114,7 @@ def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Acto
     section = config.kl
     if section.loss_coef == 0.0 and section.reward_coef == 0.0:
         return None
-    if section.reference == "adapter_off" or (section.reference == "auto" and has_adapters(actor.model)):
+    if section.reference == "auto" and has_adapters(actor.model):
         return WithoutAdapters(actor)
     model = load_model(config.model, first).model
     model.requires_grad_(False)

@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
+from agentloop.models.row_attention import Laid, attention_within, knows_rows, packed, padded
 
 _WIDEST, _TRIES = 256, 7
 """The size of the products that are timed, and how often each is: far below a second in the slowest type."""
@@ -88,7 +88,7 @@ class Passes:
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute
-        self._within_rows = knows_rows(backbone)
+        self.can_pack = knows_rows(backbone)
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
@@ -101,12 +101,8 @@ class Passes:
                 f"made again, got true with {type(backbone).__name__}. Take it out."
             )
 
-    def pack_by_default(self, *, half_precision: bool) -> bool:
-        """Whether packed rows are quicker than padded rows."""
-        return self._within_rows and half_precision and has_flash(self._device)
-
     def laid(self, token_ids: Tensor, attention_mask: Tensor, *, packs: bool) -> Laid:
-        return packed(token_ids, attention_mask, within_rows=self._within_rows) if packs else padded(token_ids)
+        return packed(token_ids, attention_mask) if packs else padded(token_ids)
 
     @contextmanager
     def open(self, laid: Laid) -> Iterator[None]:

@@ -51,8 +51,8 @@ def fits(kept: KeptForBackward, *, tokens: int, to_come: int, free: int) -> bool
     return kept.bytes_for(tokens) + to_come <= _USABLE * free
 
 
-def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | None:
-    """Let backward compute activations again if the largest passes, of so many tokens, can't keep them.
+def choose_checkpointing(actor: Actor, config: RunConfig, *, to_come: int) -> str | None:
+    """Let backward compute activations again if the largest passes can't keep them.
 
     `to_come` are the bytes of gradients and optimizer state that will be allocated. Returns the choice and its reason
     in words; None where there was nothing to choose.
@@ -60,7 +60,7 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
     if actor.compute.gradient_checkpointing != "auto" or actor.device.type != "cuda" or not actor.passes.can_recompute:
         return None
     kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
-    free = free_memory(actor.device)
+    free, tokens = free_memory(actor.device), max(config.batch.micro_batch_tokens, config.context.max_tokens)
     actor.passes.recomputes = not fits(kept, tokens=tokens, to_come=to_come, free=free)
     chosen = "made again in backward" if actor.passes.recomputes else "kept for backward"
     return (

@@ -56,26 +56,19 @@ def padded(token_ids: Tensor) -> Laid:
     return Laid({"input_ids": token_ids}, places)
 
 
-def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> Laid:
-    """The real tokens alone, [1, N]. With `within_rows`, a beginning shared with the row before is left out.
-
-    Otherwise rows begin where positions begin again at 0: Hugging Face models make a block-diagonal attention mask of
-    them. A model that ignores positions would mix rows up, which `check_scoring` finds.
-    """
+def packed(token_ids: Tensor, attention_mask: Tensor) -> Laid:
+    """The real tokens alone, [1, N]. A beginning that a row shares with the row before it is left out."""
     lengths = attention_mask.sum(dim=1)
     shared = torch.zeros_like(lengths)
-    if within_rows:
-        alike = (token_ids[1:] == token_ids[:-1]) & attention_mask[1:] & attention_mask[:-1]
-        shared[1:] = alike.long().cumprod(dim=1).sum(dim=1)
-        shared = torch.minimum(shared, lengths - 1)  # each row has a token of its own
+    alike = (token_ids[1:] == token_ids[:-1]) & attention_mask[1:] & attention_mask[:-1]
+    shared[1:] = alike.long().cumprod(dim=1).sum(dim=1)
+    shared = torch.minimum(shared, lengths - 1)  # each row has a token of its own
     columns = torch.arange(token_ids.shape[1], device=token_ids.device)
     new = attention_mask & (columns >= shared[:, None])
     own = new.flatten().cumsum(0).view_as(token_ids) - 1
     # A shared token is where the nearest earlier row has computed it.
     places = torch.where(new, own, 0).cummax(dim=0).values
     inputs = {"input_ids": token_ids[new][None], "position_ids": columns.expand_as(new)[new][None]}
-    if not within_rows:
-        return Laid(inputs, places)
     counts, ends = torch.stack([lengths - shared, lengths]), torch.zeros(2, len(lengths) + 1, dtype=torch.int32)
     bounds = ends.to(lengths.device)
     bounds[:, 1:] = counts.cumsum(dim=1)

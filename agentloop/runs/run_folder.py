@@ -333,8 +333,7 @@ _MAY_CHANGE = frozenset(
         *("replay.shortfall", "replay.allow_mismatch", "replay.max_quarantined"),
         *("loss.fresh.missing_log_probs", "loss.replay.missing_log_probs"),
         # remedies for numbers that are not finite
-        *("optimizer.learning_rate", "optimizer.on_bad_gradient", "sft.learning_rate"),
-        *("critic.optimizer.learning_rate", "critic.optimizer.on_bad_gradient"),
+        *("optimizer.learning_rate", "critic.optimizer.learning_rate", "sft.learning_rate"),
     }
 )
 """Keys, and sections of keys, whose values a resume may change; `context.max_tokens` may only be raised."""

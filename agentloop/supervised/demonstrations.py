@@ -75,12 +75,12 @@ def read_demonstrations(path: Path, config: RunConfig, loaded: LoadedModel, *, k
 def _sequences(
     conversation: Conversation, section: ContextSection, renderer: Renderer, strategy: Strategy
 ) -> list[TokenSequence]:
+    named = section.parser != "auto"
     if conversation.tools and not section.allow_hidden_tools:
-        opening, described = shown_messages(conversation.opening, renderer.authors), section.parser != "auto"
-        problem = hidden_tools(renderer.template, conversation.tools, opening, described=described)
+        opening = shown_messages(conversation.opening, renderer.authors)
+        problem = hidden_tools(renderer.template, conversation.tools, opening, described=named)
         if problem is not None:
             raise BadRow(problem)
-    named = section.parser != "auto"
     context = record_conversation(
         conversation,
         renderer,

@@ -6,13 +6,15 @@ import math
 import random
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
@@ -55,7 +57,7 @@ from agentloop.supervised.demonstrations import (
     conversation_texts,
     read_demonstrations,
 )
-from agentloop.supervised.supervised_update import Learned, learn, measure
+from agentloop.supervised.supervised_update import Learned, learn
 from replay.locate import METRICS, newest_model
 from replay.records import RunRecord
 from replay.store import ReplayStore
@@ -260,13 +262,12 @@ class _Training:
 
     def run(self, stop: StopRequest) -> None:
         """Train to the last update or a request to stop; then save a checkpoint."""
-        batch, context = self._config.batch, self._config.context
-        with stop.working(), memory_suffices(batch.micro_batch_tokens):
-            tokens = max(batch.micro_batch_tokens, context.max_tokens)
+        with stop.working(), memory_suffices(self._config.batch.micro_batch_tokens):
             if self._actor.device.type == "cpu" and self.update == 0:
                 state = self._optimizer.bytes_of_state()
                 self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
-            if chosen := choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come()):
+            to_come = self._optimizer.bytes_to_come()
+            if chosen := choose_checkpointing(self._actor, self._config, to_come=to_come):
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:
                 began = time.perf_counter()
@@ -296,7 +297,7 @@ class _Training:
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         rows = batch_of_update(self.data.trained, update, size=self._config.sft.batch, seed=self._config.run.seed)
-        learned = self._on(learn, rows)
+        learned = self._learned(rows)
         norm = self._optimizer.gradient_norm()
         if not math.isfinite(learned.loss + norm):
             raise TrainingStopped(
@@ -315,13 +316,14 @@ class _Training:
             "sft/epoch": update / self._per_epoch,
         }
 
-    def _on(self, act: Callable[..., Learned], rows: list[Demonstration]) -> Learned:
+    def _learned(self, rows: list[Demonstration]) -> Learned:
         sequences = [sequence for row in rows for sequence in row.sequences]
-        return act(self._actor, sequences, self._authors, max_tokens=self._config.batch.micro_batch_tokens)
+        return learn(self._actor, sequences, self._authors, max_tokens=self._config.batch.micro_batch_tokens)
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
         """Measure the held-out loss, show and log it with the update's own figures, and save a checkpoint."""
-        loss = self._on(measure, self.data.held_out).loss
+        with torch.no_grad():
+            loss = self._learned(self.data.held_out).loss
         self.losses.append((self.update, loss))
         measured = {"sft/held_out_loss": loss}
         self._store.add_metrics(self._folder.run_id, self.update, measured)

@@ -22,14 +22,10 @@ class Learned:
     """-log-prob by row and token, nats; 0 for tokens that are not trained."""
 
 
-def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """Measure the loss of the rows without a gradient."""
-    with torch.no_grad():
-        return learn(actor, rows, authors, max_tokens=max_tokens)
-
-
 def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """Add the gradient of the mean loss of the rows' trained tokens to the model's.
+    """Add the gradient of the mean loss of the rows' trained tokens to the model's, and measure the loss.
+
+    Under `torch.no_grad` the loss is only measured.
 
     The loss is the cross-entropy at temperature 1 of tokens by trained authors. All tokens of all rows weigh the same,
     whatever the cut into passes of `max_tokens` tokens.
@@ -41,7 +37,7 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
     token_losses: list[tuple[float, ...]] = [()] * len(rows)
     total = 0.0
     for cut in cut_micro_batches([len(row) for row in rows], max_tokens, packs=actor.packs):
-        losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
+        losses = -row_log_probs(actor, [rows[i].token_ids.tolist() for i in cut], [masks[i] for i in cut])
         whole = losses.sum()
         if torch.is_grad_enabled():
             (whole / tokens).backward()
@@ -51,13 +47,13 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
     return Learned(total / tokens, tokens, tuple(token_losses))
 
 
-def _losses(actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[Tensor]) -> Tensor:
-    """-log-prob of the trained tokens, [B, T] nats, 0 elsewhere."""
+def row_log_probs(actor: Actor, rows: Sequence[Sequence[int]], masks: Sequence[Tensor]) -> Tensor:
+    """Log-probs at temperature 1 of the tokens in the masks, [B, T] nats, 0 elsewhere."""
     device = actor.device
-    ids = pad_sequence([torch.tensor(row.token_ids.tolist()) for row in rows], batch_first=True).to(device)
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     mask = pad_sequence(list(masks), batch_first=True).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     attention = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]
     temperature = torch.ones(len(rows), device=device)
     log_probs, _ = actor.log_probs(ids, attention, mask, temperature, entropy=False)
-    return -log_probs
+    return log_probs

@@ -82,7 +82,7 @@ def warm_up(
     *,
     authors: AuthorTable,
     control_ids: frozenset[int],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> WarmUpResult:
     """Train `actor` in place until it copies the endless `demonstrated`, then `updates_after_target` more updates."""
     optimizers = _optimizers(actor.model)
@@ -100,8 +100,7 @@ def warm_up(
             optimizer.param_groups[0]["lr"] = rate * cooling
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
-        if progress is not None:
-            progress(update, smoothed)
+        progress(update, smoothed)
         if smoothed < section.loss_target:
             cooling_from = min(cooling_from, update)
         if update >= cooling_from + section.updates_after_target:

@@ -14,10 +14,10 @@ from agentloop.algorithms.advantages import (
 )
 from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
-from agentloop.algorithms.declarations import Algorithm, Member
+from agentloop.algorithms.declarations import Member
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import bound_negative, member_of, members_of
+from agentloop.learning.batch import member_of, members_of
 from agentloop.learning.own_algorithm import load_own_advantage
 from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
@@ -40,7 +40,8 @@ class AdvantageEstimator:
     ) -> None:
         """Credit per turn needs the last three arguments. Raises UserError for an unusable `advantage.function`."""
         self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
-        self._algorithm = _algorithm_for_members(config)
+        # With a critic, members are compared only for the stored advantages.
+        self._algorithm = ALGORITHMS[ALGORITHMS[config.algorithm].stored_as or config.algorithm]
         spec = config.advantage.function
         self._own = None if spec is None else load_own_advantage(spec)
 
@@ -90,7 +91,7 @@ class AdvantageEstimator:
     ) -> tuple[list[BatchRow], dict[str, float]]:
         """Set the advantages to train with; returns the rows, and metrics.
 
-        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents, weight of negative rows.
+        The steps are: baseline (`stored`: a row's own), batch normalisation, turns, agents.
         """
         metrics: dict[str, float] = {}
         if baseline != "stored":
@@ -113,8 +114,6 @@ class AdvantageEstimator:
         else:
             own = self._advantages_for_agents(rows, baseline)
         rows = [_spread_agents(row, agents) if agents else row for row, agents in zip(rows, own, strict=True)]
-        share = self._config.replay.negative_weight
-        rows = [bound_negative(row, share) for row in rows]
         return rows, {name: float(value) for name, value in metrics.items()}
 
     def _compared_positions(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
@@ -184,12 +183,3 @@ def _spread_agents(row: BatchRow, advantages: Mapping[str, float]) -> BatchRow:
     paths = sequences_of(nodes).values()
     tokens = [np.repeat([values[at] for at, _ in path], [count for _, count in path]) for path in paths]
     return replace(row, token_advantages=tuple(tokens))
-
-
-def _algorithm_for_members(config: RunConfig) -> Algorithm:
-    """The algorithm that compares members. With a critic, it gives only the stored advantages."""
-    algorithm = ALGORITHMS[config.algorithm]
-    stored = ALGORITHMS[algorithm.stored_as or algorithm.name]
-    if config.advantage.normalise_std is False and stored.without_std is not None:
-        return ALGORITHMS[stored.without_std]
-    return stored

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from replay.diagnosis import SIGNS, trouble
 from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
 from replay.records import IterationRecord
-from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
 """Number of corrupt rows that never stops a run: in a small buffer they would be a large share."""
@@ -101,13 +99,17 @@ class Loop:
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
         parts.publisher.publish(iteration)
-        later = self.evict(iteration, appended)
+        version, capacity = parts.generator.policy_version, self.config.replay.capacity
+        later = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
+        later["buffer/redacted"] = appended.redacted
         clock.lap("publish")
         later |= clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
         if self.pace.is_evaluated(iteration):
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
-        self.log(iteration, metrics | later)
+        shown, left = metrics | later, self.pace.seconds_left(iteration)
+        parts.sinks.log(iteration, shown)
+        self._display.iteration(iteration, self.config.run.iterations, shown, left=left)
         self.note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
@@ -205,7 +207,7 @@ class Loop:
         statistics = {**result.rows, **(observed.rows if observed else {})}
         advantages = {row.trajectory.id: row.advantage for row in batch.rows} | result.advantages
         committed = [
-            replace(row.draw, advantage=advantages[row.trajectory.id], **asdict(statistics[row.trajectory.id]))
+            replace(row.draw, advantage=advantages[row.trajectory.id], **statistics[row.trajectory.id])
             for row in batch.rows
             if row.draw is not None
         ]
@@ -225,13 +227,6 @@ class Loop:
         parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"))
         self.state.iteration = iteration
         return metrics
-
-    def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
-        """Evict the rows that the buffer has no room for."""
-        version = self.components.generator.policy_version
-        capacity = self.config.replay.capacity
-        counts = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
-        return counts | {"buffer/redacted": appended.redacted}
 
     def evaluate(self) -> dict[str, float]:
         """Measure held-out success, and keep it for the success target and the result."""
@@ -258,12 +253,6 @@ class Loop:
 
         write_directory(folder / self.state.best_name, fill)
         keep_only(folder, [self._saved_best, self.state.best_name])
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Show metrics to people and give them to the sinks; the database has them already."""
-        self.components.sinks.log(iteration, metrics)
-        left = self.pace.seconds_left(iteration)
-        self._display.iteration(iteration, self.config.run.iterations, metrics, left=left)
 
     def save(self) -> None:
         """Write a full checkpoint of this iteration, unless there is one."""

@@ -11,6 +11,7 @@ from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.memory import in_gb
+from agentloop.supervised.supervised_update import row_log_probs
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
 """Largest differences between sampling and scoring, in nats. Half precision rounds differently in batches of different
@@ -38,15 +39,11 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
     limit, kind = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE, type(actor.model).__name__
-    if not worst <= limit and actor.packs:
-        raise UserError(
-            f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "
-            f"log-probs that differ by {worst:.3g} nats with {kind}. Set batch.layout: padded."
-        )
+    other = "another architecture, or batch.layout: padded" if actor.packs else "another architecture"
     if not worst <= limit:
         raise UserError(
             f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
-            f"difference of {worst:.3g} with {kind}. Use another architecture."
+            f"difference of {worst:.3g} with {kind}. Use {other}."
         )
     return worst <= _TOLERANCE and not actor.half_precision
 
@@ -80,12 +77,8 @@ def _score_differences(
     actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]
 ) -> torch.Tensor:
     """Absolute differences of the log-probs of each row's last tokens; all rows are scored at once."""
-    lengths, known = [len(row) for row in rows], [len(row) for row in log_probs]
-    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(actor.device)
-    place, length = torch.arange(tokens.shape[1], device=actor.device), tokens.new_tensor(lengths)[:, None]
-    there = place < length
-    sampled = there & (place >= length - tokens.new_tensor(known)[:, None])
+    sampled = [torch.arange(len(row)) >= len(row) - len(known) for row, known in zip(rows, log_probs, strict=True)]
     with torch.no_grad():
-        again, _ = actor.log_probs(tokens, there, sampled, torch.ones(len(rows), device=actor.device), entropy=False)
+        again = row_log_probs(actor, rows, sampled)
     stored = torch.tensor([value for row in log_probs for value in row], dtype=again.dtype, device=again.device)
-    return (again[sampled] - stored).abs()
+    return (again[pad_sequence(sampled, batch_first=True).to(again.device)] - stored).abs()

@@ -186,9 +186,7 @@ class _ChatFile:
     def _advantages(self, members: Sequence[tuple[float, bool]]) -> Sequence[float]:
         if self._teaching.advantage is not None:
             return [self._teaching.advantage] * len(members)
-        normalise = self._setting("advantage.normalise_std", bool)
-        if normalise is None:
-            normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
+        normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
         return self._teaching.group_advantages([reward for reward, _ in members], normalise)
 
     def _rendered(self, conversation: Conversation, number: int) -> Bundle:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.environments import Task
-from agentloop.learning.update_stats import RowStats, UpdateResult
+from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.runs.run_folder import create_run_folder
@@ -138,7 +138,6 @@ class WorkerProgram(Program):
         super().__init__("worker", "--run", run, *options, place=place)
 
 
-_UNMEASURED = RowStats(None, None, None, None, None)
 _LONG_S = 600.0
 
 
@@ -175,7 +174,7 @@ class MadeRun:
         fresh = loop.collection.collect(planned)
         loop.collection.append(fresh)
         batch = loop.draw(planned, fresh)
-        loop.commit(iteration, batch, UpdateResult({}, {r.trajectory.id: _UNMEASURED for r in batch.rows}, {}), None)
+        loop.commit(iteration, batch, UpdateResult({}, {r.trajectory.id: {} for r in batch.rows}, {}), None)
         self._store.add_policy(policy(iteration, run=self._id))
         self._sample_from(iteration)
 

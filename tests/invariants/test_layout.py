@@ -1,16 +1,14 @@
 """Padded rows and packed ones, whole logits and chunks of them, in passes of any size: the same numbers."""
 
-import inspect
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from agentloop.algorithms.heterogeneous import Aggregation
-from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.learning.passes import score
@@ -21,12 +19,13 @@ from tests.fakes.batch_rows import AUTHORS, LOSS, aggregated_by, gradients, ragg
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
-CHUNKS = {"compute": ComputeSection(log_probs="chunked")}
-WAYS: dict[str, dict[str, Any]] = {
-    "padded": {},
-    "packed": {"packs": True},
-    "chunked": CHUNKS,
-    "packed and chunked": {"packs": True, **CHUNKS},
+PLAIN, CHUNKED = 10**9, 0
+"""Most bytes of logits that are made at once."""
+WAYS = {
+    "padded": (False, PLAIN),
+    "packed": (True, PLAIN),
+    "chunked": (False, CHUNKED),
+    "packed and chunked": (True, CHUNKED),
 }
 LOSSES = [
     *(
@@ -44,17 +43,26 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (16, 10))
 
 
+def actor_with(model: PreTrainedModel, way: str, monkeypatch: pytest.MonkeyPatch) -> Actor:
+    packs, most = WAYS[way]
+    monkeypatch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", most)
+    return Actor(model, packs=packs)
+
+
 def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_log_probs_and_entropies_of_one_pass(dtype: torch.dtype, tolerance: float, way: str) -> None:
+def test_every_way_has_log_probs_and_entropies_of_one_pass(
+    dtype: torch.dtype, tolerance: float, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, batch = tiny_actor(dtype), build_batch(ragged(), AUTHORS)
     wanted = score(plain, batch, max_tokens=10**6)
+    actor = actor_with(plain.model, way, monkeypatch)
     for tokens in (1, 40, 10**6):
-        found = score(Actor(plain.model, **WAYS[way]), batch, max_tokens=tokens)
+        found = score(actor, batch, max_tokens=tokens)
         for one, other in zip(found, wanted, strict=True):
             assert_close(one, other, tolerance)
 
@@ -63,13 +71,16 @@ def test_every_way_has_log_probs_and_entropies_of_one_pass(dtype: torch.dtype, t
     ("way", "loss"), [(way, loss) for way in WAYS for loss in LOSSES if way == "padded" or "entropy_coef" in loss]
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_every_way_has_the_same_gradient(dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]) -> None:
+def test_every_way_has_the_same_gradient(
+    dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = tiny_actor(dtype)
     scored = rescore(plain, ragged(), old=tiny_actor(dtype, seed=1))
     wanted_loss, wanted, _ = gradients(plain, scored, run_config(loss=loss))
+    actor = actor_with(plain.model, way, monkeypatch)
     for tokens in (1, 30, 10**6):
         config = run_config(loss=loss, batch={"micro_batch_tokens": tokens})
-        found, gradient, _ = gradients(Actor(plain.model, **WAYS[way]), scored, config)
+        found, gradient, _ = gradients(actor, scored, config)
         assert_close(gradient, wanted, tolerance)
         assert found == pytest.approx(wanted_loss, rel=max(tolerance, 1e-6))
 
@@ -92,8 +103,7 @@ def test_model_that_mixes_packed_rows_is_refused(tmp_path: Path, monkeypatch: py
     def with_positions_of_its_own(self: Any, *, position_ids: Any = None, **inputs: Any) -> Any:
         return forward(self, **inputs)
 
-    with_positions_of_its_own.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(Qwen2ForCausalLM, "forward", with_positions_of_its_own)
     config = small_config(tmp_path, model, batch={"layout": "packed"})
-    with pytest.raises(UserError, match=r"^batch\.layout must be padded"):
+    with pytest.raises(UserError, match=r"^model\.path must give the same log-probs .*, or batch\.layout: padded\."):
         train(config, display=SilentDisplay())

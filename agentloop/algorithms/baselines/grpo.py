@@ -11,12 +11,10 @@ GRPO = Algorithm(
     paper="Shao et al. 2024, arXiv 2402.03300",
     formula="(r - mean) / (std + 1e-6), std with n - 1",
     no_signal="a group of equal rewards",
-    remark="`advantage.normalise_std: false` leaves the division out",
+    remark="`dr_grpo` leaves the division out",
     compares="group",
     baseline=mean_reward,
     divides=True,
-    std_is_optional=True,
-    without_std="dr_grpo",
 )
 
 

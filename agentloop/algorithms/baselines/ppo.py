@@ -10,7 +10,6 @@ PPO = Algorithm(
     remark="rows are stored with the advantage of `grpo`, which samplers alone look at",
     compares="critic",
     stored_as="grpo",
-    std_is_optional=True,
     credits=("trajectory",),
     several_agents=False,
 )

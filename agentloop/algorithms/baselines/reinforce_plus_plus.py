@@ -12,7 +12,6 @@ REINFORCE_PLUS_PLUS = Algorithm(
     compares="batch",
     baseline=mean_reward,
     divides=True,
-    without_std="reinforce",
 )
 REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++_baseline",
@@ -24,6 +23,5 @@ REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     compares="group",
     baseline=mean_reward,
     whitens=True,
-    without_std="dr_grpo",
     credits=("trajectory", "state"),
 )

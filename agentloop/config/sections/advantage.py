@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.algorithms.catalog import ALGORITHMS, algorithms_where
+from agentloop.algorithms.catalog import ALGORITHMS
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
-_WITH_CHOICE = algorithms_where(lambda algorithm: algorithm.std_is_optional)
-
 
 class AdvantageSection(Section):
-    normalise_std: bool | None = Field(
-        None,
-        description="Divide by the group's standard deviation; null: where the algorithm does. Only "
-        f"{' and '.join(_WITH_CHOICE)} have the choice.",
-    )
     function: str | None = Field(
         None,
         description="`path/to/file.py:function` that takes the members of a group and returns their advantages, "
@@ -59,15 +52,7 @@ def check_advantages(config: RunConfig) -> None:
     if credit == "turn" and trains and replay.baseline == "stored" and algorithm.compares_members:
         raise ValueError(
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
-            "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
-        )
-    parts = (config.loss.replay.objective, config.loss.replay.missing_log_probs)
-    blind = any(part.name == "bc" and part.arguments["weighting"] == "uniform" for part in parts)
-    if credit != "trajectory" and replay.negative_weight != 1.0 and blind:
-        raise ValueError(
-            f"replay.negative_weight must be 1 when advantage.credit is {credit} and loss.replay has bc with weighting "
-            f"uniform, which knows no negative turns, got {replay.negative_weight:g}. Remove it, or set weighting: "
-            "advantage."
+            "the whole trajectory alone. Use shared, split or fresh_only."
         )
     by_task = function is not None or algorithm.compares == "group"
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"

@@ -11,11 +11,6 @@ from replay.setting_types import Positive, PositiveFloat, Section
 
 
 class ComputeSection(Section):
-    log_probs: Literal["auto", "plain", "chunked"] = Field(
-        "auto",
-        description="How log-probs are computed from hidden states. plain: from whole logits; chunked: from parts of "
-        "them, computed again in backward; auto: chunked where a pass has more than 64 MiB of logits, else plain.",
-    )
     autocast: Literal["auto", "none", "bfloat16"] = Field(
         "auto",
         description="bfloat16: sampling, scoring and gradients multiply in bfloat16, the weights stay float32; auto: "

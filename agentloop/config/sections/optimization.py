@@ -29,9 +29,6 @@ class OptimizerSection(Section):
         0.0, description="Share of the weights taken off, times the learning rate (sgd: added to the gradient)."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
-    on_bad_gradient: Literal["skip", "stop"] = Field(
-        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
-    )
 
 
 class CriticSection(Section):
@@ -45,11 +42,6 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(0.5, description="Values move at most this far in an update; null: free.")
-    train_on: Literal["fresh", "both"] = Field(
-        "fresh",
-        description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
-        "replay.successful_only; of no effect where nothing is replayed.",
-    )
     whiten_advantages: bool = Field(True, description="Whiten advantages by mean and deviation of the fresh rows.")
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
@@ -57,24 +49,19 @@ class CriticSection(Section):
 
 class KlSection(Section):
     loss_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference in the loss.")
-    loss_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
-    loss_gradient: Literal["plain", "straight_through", "importance"] = Field(
+    loss_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
+    loss_gradient: Literal["plain", "importance"] = Field(
         "plain",
-        description="Its gradient. plain: the estimator's own (of k1: nothing on average); straight_through: k2's, "
-        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
-        "of no effect where loss_coef is 0.",
+        description="Its gradient. plain: the estimator's own (of k1: nothing on average; of k2: the KL's for fresh "
+        "tokens); importance: the KL's for replayed tokens too (k1, k3). Like its estimator of no effect where "
+        "loss_coef is 0.",
     )
     reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
-    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator (with reward_coef).")
-    early_stop: PositiveFloat | None = Field(
-        None,
-        description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
-        "per fresh trained token; null: never.",
-    )
-    reference: Literal["auto", "copy", "adapter_off"] = Field(
+    reward_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Its estimator (with reward_coef).")
+    reference: Literal["auto", "copy"] = Field(
         "auto",
-        description="copy: the starting policy, frozen; adapter_off: the policy without its adapters; auto: "
-        "adapter_off for a model with adapters.",
+        description="copy: the starting policy, frozen; auto: a policy with adapters is its own reference, without "
+        "them.",
     )
 
 

@@ -5,14 +5,13 @@ The head is replaced inside the model's own forward, where tied weights are one 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentloop.config.sections.model import ComputeSection
-from agentloop.errors import UserError
 from agentloop.models.backbone_passes import forward_replaced
 from agentloop.models.token_log_probs.chunked import ChunkSizes, head_log_probs
 
@@ -34,38 +33,43 @@ class ScoredTokens:
 
 
 class Head:
-    """A model's head, and the way in which it makes log-probs."""
+    """A model's head, and the way in which it makes log-probs.
 
-    def __init__(self, model: PreTrainedModel, compute: ComputeSection) -> None:
+    Some models change their logits after the head, or have a head of more than one product. Their log-probs are always
+    made from whole logits.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._chosen = compute.log_probs
-        self._leaves_logits: bool | None = None
-        """Whether the model returns the head's own result as its logits; found out at first use."""
 
-    def probe(self) -> None:
-        """Try the head now instead of at first use, because all ranks of a sharded model must do so together."""
-        if self._chosen != "plain":
-            self._can_replace()
+    @cached_property
+    @torch.no_grad()
+    def leaves_logits(self) -> bool:
+        """True if the head is one plain product whose result the model returns. The model is tried with two tokens."""
+        model: Any = self._model
+        head = model.get_output_embeddings()
+        # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
+        own_forward = type(head).forward is not nn.Linear.forward or "forward" in vars(head)
+        if not isinstance(head, nn.Linear) or own_forward or head.bias is not None:
+            return False
+        returned: list[Tensor] = []
+
+        def noted(states: Tensor) -> Tensor:
+            returned.append(nn.functional.linear(states, head.weight))
+            return returned[-1]
+
+        if model.training:
+            model.train(False)
+        with forward_replaced(head, noted):
+            output = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
+        return len(returned) == 1 and output.logits is returned[0]
 
     def choose_chunks(self, count: int) -> ChunkSizes | None:
         """The chunks by which log-probs of `count` tokens are made; None: they are made from whole logits."""
-        chosen: str = self._chosen
-        if chosen == "auto":
-            vocabulary = int(self._model.config.get_text_config().vocab_size)
-            chosen = "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
-        if chosen == "plain" or not self._can_replace():
+        vocabulary = int(self._model.config.get_text_config().vocab_size)
+        if 4 * count * vocabulary <= _PLAIN_BYTES or not self.leaves_logits:
             return None
         return ChunkSizes.for_device(self._model.device)
-
-    def _can_replace(self) -> bool:
-        if self._leaves_logits is None:
-            self._leaves_logits = _leaves_logits(self._model)
-        if not self._leaves_logits and self._chosen != "auto":
-            raise UserError(
-                f"compute.log_probs must be auto or plain for a model whose logits are not those of a plain linear "
-                f"head, got {self._chosen} with {type(self._model).__name__}. Take it out."
-            )
-        return self._leaves_logits
 
     def scores(
         self, asked: ScoredTokens, sizes: ChunkSizes, forward: Callable[[], Tensor]
@@ -92,24 +96,3 @@ class Head:
         if len(returned) != 1 or both is not returned[0]:
             raise RuntimeError("the model must return its head's result as logits, as when it was tried.")
         return both[:, 0], both[:, 1] if asked.entropy else None
-
-
-@torch.no_grad()
-def _leaves_logits(model: PreTrainedModel) -> bool:
-    """True if the head is one plain product whose result the model returns. The model is tried with two tokens."""
-    head: Any = model.get_output_embeddings()
-    # A sharded head is of a subclass with the same forward; a head with an adapter or a quantised one is not.
-    is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
-    if not is_plain or head.bias is not None:
-        return False
-    returned: list[Tensor] = []
-
-    def noted(states: Tensor) -> Tensor:
-        returned.append(nn.functional.linear(states, head.weight))
-        return returned[-1]
-
-    if model.training:
-        model.train(False)
-    with forward_replaced(head, noted):
-        output: Any = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
-    return len(returned) == 1 and output.logits is returned[0]

@@ -40,7 +40,8 @@ class WorkerCollection(Collection):
         to_come = {*UNENDED, OPEN_GROUP, WAITING}
         while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends.isdisjoint(to_come):
             # The learner stopped at this batch, and would stop again. Its tasks come again; their fault may be mended.
-            self._go_on_to_next(self._batches[state.batches + 1].tasks)
+            _, tasks = self._batches[state.batches + 1]
+            self._go_on_to_next(tasks)
         self._penalties: dict[str, KlPenalty] = {}
         """KL penalties by id, for rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
@@ -50,7 +51,7 @@ class WorkerCollection(Collection):
         request, available = self._request(iteration)
         turn = self._state.batches + 1
         self._batches.issue(turn + self._section.max_staleness, request.policy_version, available)
-        plan, tasks = self._batches[turn].plan, self._batches[turn].tasks
+        plan, tasks = self._batches[turn]
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def collect(self, planned: IterationPlan) -> Collected:

@@ -1,7 +1,6 @@
 """Batches that are issued to workers as tickets. Each is planned once, and found again after a crash."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,13 +17,8 @@ from replay.storage.collecting.ticket_records import TRAIN, PlannedBatch, Purpos
 _PLANS = TypeAdapter(BatchPlan)
 
 
-@dataclass(frozen=True)
-class IssuedBatch:
-    """The plan of a batch, made before any of its episodes are collected."""
-
-    plan: BatchPlan
-    tasks: tuple[int, ...]
-    """Index of the training task of each slot."""
+IssuedBatch = tuple[BatchPlan, tuple[int, ...]]
+"""The plan of a batch, made before any of its episodes are collected, and the index of the task of each slot."""
 
 
 class IssuedBatches:
@@ -45,22 +39,18 @@ class IssuedBatches:
             mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...]) -> None:
-        self._batches[number] = IssuedBatch(plan, tasks)
+        self._batches[number] = (plan, tasks)
         self._state.tasks.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
 
     def __getitem__(self, number: int) -> IssuedBatch:
         return self._batches[number]
 
-    @property
-    def last(self) -> int:
-        """The number of the newest batch, which may be learned from already."""
-        return max(self._batches, default=self._state.batches)
-
     def issue(self, last: int, version: int, available: Availability) -> None:
         """Plan and issue the missing batches up to `last`, or to the end of the run."""
         # A batch that failed or was forgotten made no iteration.
         parts, lost = self._components, self._state.batches - self._state.iteration
-        for number in range(self.last + 1, min(last, parts.config.run.iterations + lost) + 1):
+        newest = max(self._batches, default=self._state.batches)  # it may be learned from already
+        for number in range(newest + 1, min(last, parts.config.run.iterations + lost) + 1):
             plan, tasks = plan_batch(parts, self._state, number - lost, available)
             self._add(number, plan, tasks)
             values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}

@@ -11,10 +11,6 @@ from agentloop.algorithms.corrections import Correction, correct
 Array = npt.NDArray[np.float64]
 
 
-def correction(kind: Any, level: Any = "token", mean: Any = "product", **bounds: float | None) -> Correction:
-    return Correction(kind, level, mean, **bounds)
-
-
 def units_of(mask: npt.NDArray[np.bool_], trajectory: list[int], level: str) -> list[list[tuple[int, int]]]:
     """Positions of each unit, in order, trajectory by trajectory."""
     units: list[list[tuple[int, int]]] = []
@@ -65,7 +61,7 @@ KINDS = [
 @pytest.mark.parametrize("mean", ["product", "geometric"])
 @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
 @pytest.mark.parametrize("bounds", KINDS, ids=lambda bounds: bounds["kind"])
-def test_weights_equal_the_written_formula(bounds: dict[str, Any], level: str, mean: str) -> None:
+def test_weights_equal_the_written_formula(bounds: dict[str, Any], level: Any, mean: Any) -> None:
     rejected = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -77,7 +73,7 @@ def test_weights_equal_the_written_formula(bounds: dict[str, Any], level: str, m
         behavior = old - np.where(rng.random(shape) < 0.02, rng.uniform(-30, 30, shape), rng.normal(0, 0.2, shape))
         behavior[rng.random(shape) < 0.1] = np.nan
         behavior[~mask] = rng.choice([np.nan, np.inf, -np.inf, 95.0], int((~mask).sum()))
-        how = correction(level=level, mean=mean, **bounds)
+        how = Correction(level=level, mean=mean, **bounds)
         found = correct(
             torch.tensor(old),
             torch.tensor(behavior),

@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.gae import (
-    CriticRows,
-    at_last_action_token,
-    explained_variance,
-    gae,
-    value_loss,
-    whiten_tokens,
-)
+from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whiten_tokens
 
 
 def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -49,16 +42,8 @@ def brute_force(
 @pytest.mark.parametrize("seed", range(4))
 def test_gae_equals_the_written_sum(seed: int, gamma: float, gae_lambda: float) -> None:
     rewards, values, mask, owners, bootstrap = ragged(seed)
-    rows = CriticRows(
-        rewards=rewards,
-        values=values,
-        bootstrap=bootstrap,
-        response_mask=mask,
-        loss_mask=mask,
-        replay_mask=torch.zeros_like(owners).bool(),
-        trajectory=owners,
-    )
-    found = gae(rows, gamma=gamma, gae_lambda=gae_lambda)
+    discounts = {"gamma": gamma, "gae_lambda": gae_lambda}
+    found = gae(rewards, values, bootstrap=bootstrap, response_mask=mask, trajectory=owners, **discounts)
     written = brute_force(rewards, values, mask, owners, bootstrap, g=gamma, lam=gae_lambda)
     torch.testing.assert_close(found, torch.tensor(written, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     assert not found[~mask].any()

@@ -49,9 +49,6 @@ REFUSED = [
     ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),
     # excluded by another
     (f"{FUNCTION}algorithm=opo", "algorithm must be grpo when advantage.function is a.py:f, got opo. The function "),
-    (f"{FUNCTION}advantage.normalise_std=false", "advantage.normalise_std must be null when advantage.function is a."),
-    ("algorithm=reinforce++; advantage.normalise_std=false", "normalise_std must be null when algorithm is reinfor"),
-    ("algorithm=dr_grpo; advantage.normalise_std=true", "advantage.normalise_std must be null or false when algorithm"),
     (f"{PPO}advantage.normalise_batch=scale", "advantage.normalise_batch must be none when algorithm is ppo"),
     (FUNCTION + TURN, "advantage.credit must be trajectory or state when advantage.function is a.py:f, g"),
     (PPO + TURN, "advantage.credit must be trajectory when algorithm is ppo, got turn"),
@@ -63,7 +60,6 @@ REFUSED = [
     (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),
     (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),
     (f"{FUNCTION}replay.baseline=fresh_only", "replay.baseline must be stored, shared or split when advantage.functio"),
-    (f"{PPO}replay.negative_weight=0.5", "replay.negative_weight must be 1.0 when algorithm is ppo, got 0.5"),
     (f"{WORKERS}rollout.engine=local; engine.urls=[]", "rollout.engine must be vllm when collection.by is workers"),
     (f"{WORKERS}algorithm=remax", "algorithm must be another one when collection.by is workers, got remax"),
     (f"{WORKERS}{ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when collection.by is workers, got 1"),
@@ -82,7 +78,6 @@ REFUSED = [
     (f"{POOL}tasks.data=x.jsonl", "environment.task_pool must be unlimited when tasks.data is x.jsonl, got 50"),
     # more than two, or numbers that are compared
     (f"{TURN}replay.fraction=0.5", "replay.baseline must not be stored when advantage.credit is turn"),
-    (f"{TURN}replay.negative_weight=0.5; {UNKNOWN}bc", "replay.negative_weight must be 1 when advantage.credit is t"),
     ("replay.fraction=0.5; replay.baseline=shared", "environment.task_pool must be a number when replay.baseline is s"),
     ("tasks.shuffle=false", "environment.task_pool must be a number when tasks.shuffle is false"),
     ("tasks={data: x.jsonl, held_out: train}", "tasks.held_out must be another split than the one that is trained on"),

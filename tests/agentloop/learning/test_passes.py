@@ -165,18 +165,17 @@ def test_a_replayed_failure_that_became_likelier_has_no_say_by_default() -> None
     assert float((gradient(nearer) - gradient(silent)).norm()) > 0.1
 
 
-@pytest.mark.parametrize("fresh", [6, 0])
-def test_distance_of_an_early_stop_is_k3_over_the_fresh_tokens_that_have_a_gradient(fresh: int) -> None:
-    """(r - 1) - log r, r = pi / old; over replayed tokens where there are no fresh ones."""
+def test_distance_from_stored_log_probs_is_k3_over_the_fresh_tokens_that_have_a_gradient() -> None:
+    """(r - 1) - log r, r = pi / old."""
     actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
-    scored = rescore(actor, ragged(fresh=fresh), old=old)
+    scored = replace(rescore(actor, ragged(), old=old), reuses=True)
     batch, before = scored.batch, written_log_probs(old, scored.batch)
     distances = []
     for (line, t), now in written_log_probs(actor, batch).items():
         log_r = (now - before[line, t]).item()
-        if batch.advantages[line, t] != 0 and bool(batch.replay_mask[line]) == (fresh == 0):
+        if batch.advantages[line, t] != 0 and not batch.replay_mask[line]:
             distances.append(min(math.exp(log_r) - 1 - log_r, 10.0))
-    config = run_config(loss=LOSS, batch={"micro_batch_tokens": 40}, kl={"early_stop": 1.0})
+    config = run_config(loss=LOSS, batch={"micro_batch_tokens": 40})
     totals = UpdateTotals(batch.replayed)
     step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
     assert step.moved == pytest.approx(sum(distances) / len(distances), rel=1e-9)

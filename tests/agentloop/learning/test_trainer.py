@@ -50,7 +50,7 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     assert after.keys() == state.keys()
     assert all(torch.equal(after[k], state[k]) for k in state)
     stats = result.rows["t0"]
-    assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
+    assert (stats["approx_kl"], stats["clip_fraction"]) == (None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
     names = {"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "approx_kl", "ratio_mean", "ratio_min", "ratio_max"}
     quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
     names |= {"drift_mean", "token_gap_max", "ess", *quantiles}
-    shared = {"actor/grad_norm", "actor/learning_rate", "actor/skipped_no_signal", "actor/skipped_bad_gradient"}
+    shared = {"actor/grad_norm", "actor/learning_rate", "actor/skipped_no_signal"}
     assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
     assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
 
@@ -241,19 +241,14 @@ def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
     assert metrics["actor/fresh/drift_mean"] == 1.0
 
 
-@pytest.mark.parametrize("on_bad_gradient", ["stop", "skip"])
-def test_nan_never_reaches_the_weights_and_stops_the_run_or_is_counted(on_bad_gradient: str) -> None:
+def test_nan_never_reaches_the_weights_and_stops_the_run() -> None:
     actor = tiny_actor()
-    learner = trainer(actor, run_config(**CONFIG, optimizer={"on_bad_gradient": on_bad_gradient}))
+    learner = trainer(actor, run_config(**CONFIG))
     with torch.no_grad():
         actor.model.model.norm.weight[0] = math.nan
     before = weights_of(actor)
-    if on_bad_gradient == "stop":
-        with pytest.raises(TrainingStopped, match="must be finite, got loss nan .* step 1 of iteration 7"):
-            learner.update(ragged(), iteration=7)
-    else:
-        result = learner.update(ragged(), iteration=7)
-        assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
+    with pytest.raises(TrainingStopped, match="must be finite, got loss nan .* step 1 of iteration 7"):
+        learner.update(ragged(), iteration=7)
     assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
     assert learner.state() == {}
     assert all(p.grad is None for p in actor.model.parameters())
@@ -293,12 +288,6 @@ def test_log_probs_that_are_no_denominator_are_refused_before_any_update(
         with pytest.raises(UserError, match=refused):
             learner.update(rows, iteration=1)
     assert torch.equal(weights_of(actor), before) == (refused is not None)
-
-
-@pytest.mark.parametrize("key", ["loss_coef", "reward_coef"])
-def test_kl_needs_a_reference(key: str) -> None:
-    with pytest.raises(ValueError, match=rf"kl.{key} must be 0 without a reference policy, got 0.5"):
-        trainer(tiny_actor(), run_config(algorithm="ppo", kl={key: 0.5}))
 
 
 def test_replay_stream_has_an_ess_for_each_age() -> None:

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
-from agentloop.config.sections.model import ComputeSection
-from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.head import Head
-from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, without_logits_to_keep
+from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
 
-PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
+PLAIN, CHUNKED = 10**9, 0
+"""Most bytes of logits that are made at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +25,19 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (2, 7))
 
 
-def scores(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = False) -> tuple[Tensor, Tensor]:
-    return Actor(model, packs=packs, compute=compute).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+def scored(actor: Actor, most: int) -> tuple[Tensor, Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", most)
+        return actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
 
 
-def gradients(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = False) -> list[Tensor]:
+def scores(model: PreTrainedModel, most: int, *, packs: bool = False) -> tuple[Tensor, Tensor]:
+    return scored(Actor(model, packs=packs), most)
+
+
+def gradients(model: PreTrainedModel, most: int, *, packs: bool = False) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
-    log_probs, entropies = scores(model, compute, packs=packs)
+    log_probs, entropies = scores(model, most, packs=packs)
     torch.autograd.backward((log_probs * torch.arange(12.0).view(2, 6) + 0.3 * entropies).sum())
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return [grad.clone() for grad in found]
@@ -50,7 +55,6 @@ def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
 MODELS: list[tuple[Callable[[], PreTrainedModel], bool]] = [
     *((lambda: tiny_actor().model, packs) for packs in (False, True)),
     *((lambda: tiny_actor(tie_word_embeddings=False).model, packs) for packs in (False, True)),
-    (without_logits_to_keep, False),
 ]
 
 
@@ -96,13 +100,10 @@ def biased() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [scaled, adapted, biased])
-def test_model_with_own_logits_takes_the_plain_path_by_default(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_own_logits_takes_the_plain_path(make: Any) -> None:
     model = make()
-    monkeypatch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", 0)
-    for one, other in zip(scores(model, ComputeSection()), scores(model, PLAIN), strict=True):
+    for one, other in zip(scores(model, CHUNKED), scores(model, PLAIN), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(UserError, match=r"^compute\.log_probs must be auto or plain for a model whose logits"):
-        scores(model, CHUNKED)
 
 
 def test_reference_without_adapters_scores_alike() -> None:
@@ -111,24 +112,21 @@ def test_reference_without_adapters_scores_alike() -> None:
     model._hf_peft_config_loaded = True
     calls: list[int] = []
     hook = model.model.register_forward_hook(lambda *call: calls.append(1))
-    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
+    reference = WithoutAdapters(actor := Actor(model))
     actor.probe()
     assert len(calls) == 1
-    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    scored(reference, CHUNKED)
     assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
     hook.remove()
     assert_equal(model)
-    found, wanted = (
-        WithoutAdapters(Actor(model, compute=compute)).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
-        for compute in (CHUNKED, PLAIN)
-    )
+    found, wanted = (scored(WithoutAdapters(Actor(model)), most) for most in (CHUNKED, PLAIN))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert not torch.allclose(found[0], scores(model, PLAIN)[0])
 
 
 def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
-    head = Head(tiny_actor().model, ComputeSection())
+    head = Head(tiny_actor().model)
     # 64 MiB / 4 bytes / 23 words = 729,444.2 tokens
     assert head.choose_chunks(729_444) is None
     assert head.choose_chunks(729_445) is not None

@@ -17,8 +17,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 def kept(layers: int, **compute: Any) -> KeptForBackward:
-    settings = ComputeSection(log_probs="plain", **compute)
-    return kept_for_backward(Actor(tiny_actor(num_hidden_layers=layers).model, compute=settings))
+    return kept_for_backward(Actor(tiny_actor(num_hidden_layers=layers).model, compute=ComputeSection(**compute)))
 
 
 def test_a_layer_whose_activations_are_made_again_keeps_its_input_alone() -> None:
@@ -30,7 +29,7 @@ def test_a_layer_whose_activations_are_made_again_keeps_its_input_alone() -> Non
 def test_what_is_kept_grows_with_tokens_and_by_what_the_products_type_weighs() -> None:
     assert KeptForBackward(fixed=100, per_token=7).bytes_for(10) == 170
     actor = tiny_actor(torch.float32)
-    half = Actor(actor.model, compute=ComputeSection(autocast="bfloat16", log_probs="plain"))
+    half = Actor(actor.model, compute=ComputeSection(autocast="bfloat16"))
     matrices = [weight for weight in actor.model.parameters() if weight.ndim == 2]
     copies = 2 * sum(weight.numel() for weight in matrices)
     # Less what the head keeps of one token: the first is not predicted.
@@ -75,7 +74,7 @@ def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
 def test_a_gpu_makes_activations_again_where_they_would_not_fit_and_says_so_once(gpu: str) -> None:
     for tokens, recomputes in ((64, False), (10**12, True)):
         actor = Actor(tiny_actor(torch.float32).model.to(gpu))
-        note = choose_checkpointing(actor, tokens=tokens, to_come=0)
+        note = choose_checkpointing(actor, run_config(batch={"micro_batch_tokens": tokens}), to_come=0)
         assert note is not None
         assert ("made again in backward" in note, actor.passes.recomputes) == (recomputes, recomputes)
     learner = trainer(Actor(tiny_actor(torch.float32).model.to(gpu), packs=None), run_config())

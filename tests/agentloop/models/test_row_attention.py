@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
 from agentloop.models import row_attention
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes
@@ -50,14 +51,14 @@ def differentiated(actor: Actor) -> tuple[Tensor, Tensor]:
 
 
 def test_what_a_row_begins_with_like_the_one_before_it_is_there_once() -> None:
-    laid = packed(IDS, THERE, within_rows=True)
+    laid = packed(IDS, THERE)
     assert laid.inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 7, 9, 2, 3]]
     assert laid.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 4, 0, 1, 2]]
     rows = laid.inputs["rows"]
     assert (rows.new, rows.whole) == ([5, 3, 1, 3], [5, 6, 5, 3])  # the third is all in the second: its last is kept
     assert laid.places[THERE].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 0, 1, 2, 5, 8, 9, 10, 11]
     assert rows.places.tolist() == laid.places[THERE].tolist()
-    assert packed(IDS[2:], THERE[2:], within_rows=True).inputs["rows"].places is None  # they share nothing
+    assert packed(IDS[2:], THERE[2:]).inputs["rows"].places is None  # they share nothing
     assert (rows.new_bounds.tolist(), rows.whole_bounds.tolist()) == ([0, 5, 8, 9, 12], [0, 5, 11, 16, 19])
 
 
@@ -74,7 +75,7 @@ def test_shared_beginnings_have_the_scores_and_gradient_of_padding(model: PreTra
 
 def test_attention_is_the_models_own_after_a_pass_that_fails() -> None:
     model = tiny_actor().model
-    laid = packed(IDS, THERE, within_rows=True)
+    laid = packed(IDS, THERE)
     with pytest.raises(RuntimeError, match="size"), Passes(model.base_model, model.device, ComputeSection()).open(laid):
         model(**laid.inputs | {"position_ids": torch.zeros(1, 3, dtype=torch.int64)}, use_cache=False)
     assert model.config._attn_implementation == "sdpa"
@@ -86,6 +87,8 @@ def test_attention_that_is_more_than_full_or_else_is_not_replaced() -> None:
     eager = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager"))
     others = [Qwen2ForCausalLM(windowed).base_model, MambaForCausalLM(mamba).base_model, eager.base_model]
     assert not any(map(knows_rows, [*others, nn.Linear(2, 2)]))
+    with pytest.raises(UserError, match="batch.layout must be padded .*, got packed with LlamaForCausalLM .eager"):
+        Actor(eager, packs=True)
 
 
 class Calls(TorchDispatchMode):
@@ -108,7 +111,7 @@ def test_flash_attention_is_told_where_rows_begin(recomputes: bool, monkeypatch:
     monkeypatch.setattr(row_attention, "has_flash", lambda device: True)
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SIZES)).bfloat16().eval()
-    laid = packed(IDS, THERE, within_rows=True)
+    laid = packed(IDS, THERE)
     rows = laid.inputs["rows"]
     arrays = {name: getattr(rows, name).to("meta") for name in ("places", "new_bounds", "whole_bounds")}
     inputs = {name: value.to("meta") for name, value in laid.inputs.items() if name != "rows"}

@@ -19,7 +19,7 @@ from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume, open_run_folder
 from agentloop.supervised.demonstrations import compare_with_environment, read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
-from agentloop.supervised.supervised_update import learn, measure
+from agentloop.supervised.supervised_update import learn
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
 from replay.errors import ReplayError
@@ -118,10 +118,9 @@ def test_loss_is_the_mean_cross_entropy_of_trained_tokens() -> None:
             count += 1
     # xx.x, x + xxxx, x, and (after two of an author that is not trained) x.xxx
     assert count == 3 + 5 + 1 + 4
-    for act in (learn, measure):
-        found = act(actor, rows, AUTHORS, max_tokens=1000)
-        assert found.tokens == count
-        assert found.loss == pytest.approx(total / count, rel=1e-12)
+    found = learn(actor, rows, AUTHORS, max_tokens=1000)
+    assert found.tokens == count
+    assert found.loss == pytest.approx(total / count, rel=1e-12)
 
 
 def test_gradient_does_not_depend_on_the_passes_and_measuring_leaves_none() -> None:
@@ -133,7 +132,8 @@ def test_gradient_does_not_depend_on_the_passes_and_measuring_leaves_none() -> N
     limit = 1e-10 * float(gradients[0].abs().max())
     assert all(float((other - gradients[0]).abs().max()) <= limit for other in gradients[1:])
     actor = tiny_actor(torch.float64)
-    measure(actor, rows_of_tokens(), AUTHORS, max_tokens=12)
+    with torch.no_grad():
+        learn(actor, rows_of_tokens(), AUTHORS, max_tokens=12)
     assert all(p.grad is None for p in actor.model.parameters())
 
 

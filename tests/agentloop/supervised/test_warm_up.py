@@ -60,7 +60,8 @@ def conversations() -> Iterator[tuple[Message, ...]]:
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
     settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
     shown = map(shown_by(loaded), conversations())
-    return warm_up(Actor(loaded.model), shown, settings, authors=AUTHORS, control_ids=loaded.codec.added_ids)
+    given = {"authors": AUTHORS, "control_ids": loaded.codec.added_ids, "progress": lambda *_: None}
+    return warm_up(Actor(loaded.model), shown, settings, **given)
 
 
 def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: Path) -> None:

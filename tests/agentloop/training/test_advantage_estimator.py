@@ -137,34 +137,6 @@ def test_a_reward_of_zero_is_whitened_where_nobody_is_compared(algorithm: str) -
     assert found == pytest.approx([0.577350, 0.577350, -1.154701], abs=1e-6)
 
 
-def test_what_is_replayed_and_went_badly_has_a_bounded_weight() -> None:
-    rows = [replace(v, weight=weight) for v, weight in zip(MIXED, (1, 1, 0.8, 0.8), strict=True)]
-    for share in (0.0, 0.25, 0.999, 1.0):
-        weights = [
-            r.weight for r in estimator(replay={"negative_weight": share}).advantages_for_batch(rows, "stored")[0]
-        ]
-        assert weights == pytest.approx([1, 1, 0.8, share * 0.8])
-
-
-def test_turns_that_were_replayed_and_went_badly_have_a_bounded_advantage() -> None:
-    """Of a trajectory that went well too; a fresh one's are left alone, and no row is weighed twice."""
-    rows = [
-        rewarded(name, 0.0, authors="ulel", advantage=advantage, stream=stream)
-        for name, advantage, stream in (("a", 0.5, "replay"), ("b", -0.25, "replay"), ("c", 0.5, "fresh"))
-    ]
-    bounded, _ = estimator(
-        "reinforce", lambda _: [(1.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.25}
-    ).advantages_for_batch(rows, "stored")
-    # Last turn: outcome - 2 = -1.5, -2.25; first: 1 + what follows = -0.5 and -1.25. Replayed ones x 0.25.
-    found = build_batch(bounded, AUTHORS).advantages.tolist()
-    assert found == [[0, -0.125, 0, -0.375], [0, -0.3125, 0, -0.5625], [0, -0.5, 0, -1.5]]
-    mixed, _ = estimator(
-        "reinforce", lambda _: [(3.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.0}
-    ).advantages_for_batch(rows, "stored")
-    assert build_batch(mixed, AUTHORS).advantages.tolist() == [[0, 1.5, 0, 0], [0, 0.75, 0, 0], [0, 1.5, 0, -1.5]]
-    assert [r.weight for r in bounded + mixed] == [1.0] * 6
-
-
 def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing() -> None:
     alone = rewarded("x", 1.0, stream="replay", group="elsewhere", task="another")
     rows, metrics = estimator().advantages_for_batch([*MIXED, alone], "fresh_only")

@@ -52,7 +52,7 @@ def test_greedy_episodes_are_what_remax_compares_with(tmp_path: Path, qwen2: Pat
 
 
 def test_replayed_rows_are_measured_anew_in_the_batch(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"fraction": 0.5, "unit": "trajectory", "baseline": "shared", "negative_weight": 0.5}
+    replay = {"fraction": 0.5, "unit": "trajectory", "baseline": "shared"}
     config, display = quick(tmp_path, qwen2, environment={"task_pool": 4}, replay=replay), SilentDisplay()
     result = train(config, display=display)
     query = """select d.stream, t.task, t.reward, d.advantage, t.advantage from draws d
