@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError, needing
 from agentloop.launch.roles import load_roles, load_run_config, role_members
-from agentloop.launch.supervision import launch_here
+from agentloop.launch.supervision import run_roles
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
 from agentloop.workers.joined_run import join_run
@@ -124,15 +124,14 @@ def worker(
 
 @app.command(
     cls=ResumingCommand,
-    epilog="Example: agentloop launch configs/cluster.yaml, or: agentloop launch configs/cluster.yaml --on ray",
+    epilog="Example: agentloop launch configs/cluster.yaml",
 )
 def launch(
     file: Annotated[Path, typer.Argument(metavar="ROLES", help="YAML file of the roles: see configs/cluster.yaml.")],
-    on: Annotated[Literal["local", "ray"], typer.Option(help="Where they are started.")] = "local",
     run: RunPlace = None,
     resume: Resume = None,
 ) -> None:
-    """Start the roles of a run: learner, engines, workers, on this machine or on Ray."""
+    """Start the roles of a run: learner, engines, workers, on this machine."""
     going_on = read_resume(resume, run)
     roles = load_roles(file)
     config = load_run_config(roles)
@@ -141,11 +140,7 @@ def launch(
     place = run or run_to_continue(config, resume=going_on) or claim_run_folder(config)
     members = role_members(roles, config, place)
     print(f"run folder: {place}", flush=True)
-    if on == "ray":
-        from agentloop.launch.ray_cluster import launch_on_ray
-
-        raise typer.Exit(launch_on_ray(members, place, roles.ray))
-    raise typer.Exit(launch_here(members, place))
+    raise typer.Exit(run_roles(members, place))
 
 
 @app.command(
