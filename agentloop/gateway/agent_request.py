@@ -1,6 +1,6 @@
 """An agent's request and the reply to it, in one form for all protocols."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,10 +53,6 @@ class AgentReply:
     """The text of the request's `stop` that ended the reply."""
     log_probs: tuple[tuple[str, float], ...] = ()
     """The sampled tokens as text, each with its log-prob, if the request asks for them."""
-
-
-FindReply = Callable[[str], AgentReply | None]
-"""Finds the reply that a session gave under an id; None where it gave none."""
 
 
 class BadRequest(Exception):

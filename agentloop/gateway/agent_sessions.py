@@ -225,15 +225,15 @@ class AgentSession:
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
         return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number, request.stop))
 
-    def _make_reply(self, node: Node, request: AgentRequest | None, *, cached: int) -> AgentReply:
-        sampled, number, stop = node.messages[-1], node.number, request.stop if request else ()
+    def _make_reply(self, node: Node, request: AgentRequest, *, cached: int) -> AgentReply:
+        sampled, number, stop = node.messages[-1], node.number, request.stop
         calls = [replace(call, id=id) for call, id in zip(sampled.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
         finish: Finish = ended if self.tree.ended(number, stop) else "length"
         message = replace(sampled, tool_calls=tuple(calls))
         counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
-        scored = self._log_probs(node) if request is not None and request.log_probs else ()
+        scored = self._log_probs(node) if request.log_probs else ()
         return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop), scored)
 
     def _log_probs(self, node: Node) -> tuple[tuple[str, float], ...]:
@@ -241,13 +241,6 @@ class AgentSession:
         said = node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens))
         texts = [self._policy.renderer.codec.decode([token]) for token in said.token_ids.tolist()]
         return tuple(zip(texts, said.behavior_log_probs.tolist(), strict=True))
-
-    def find_reply(self, id: str) -> AgentReply | None:
-        """Find the reply that the session gave under this id. None: it gave none."""
-        number = id.removeprefix(self._reply_ids)
-        nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
-        replies = (self._make_reply(node, None, cached=0) for node in nodes if node.num_sampled)
-        return next((reply for reply in replies if reply.id == id), None)
 
     def mark_delivered(self, reply: AgentReply) -> None:
         """Note that the agent, still connected, has all but the reply's end: it sends no request before the end."""

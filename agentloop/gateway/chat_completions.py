@@ -6,7 +6,7 @@ from typing import Any
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
 from agentloop.gateway.request_fields import agent_request, flag, read_list, read_tools
 from context.messages import Message
@@ -14,7 +14,7 @@ from context.messages import Message
 PING = b": ping\n\n"
 
 
-def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
+def read(body: Mapping[str, Any]) -> AgentRequest:
     rows = list(enumerate(read_list("messages", body.get("messages"))))
     tools = read_tools(body.get("tools"), ["function"])
     limits, log_probs = ["max_tokens", "max_completion_tokens"], flag("logprobs", body.get("logprobs"))
