@@ -32,8 +32,6 @@ class AgentRequest:
     """Fields that no engine obeys. An instruction that `messages` hold asks the policy for what they ask."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply. Its message ends before them."""
-    log_probs: bool = False
-    """True: the answer shows the log-probs of the sampled tokens."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class AgentReply:
     """Tokens of the prompt that earlier requests of the session had already shown to the engine."""
     stop: str | None = None
     """The text of the request's `stop` that ended the reply."""
-    log_probs: tuple[tuple[str, float], ...] = ()
-    """The sampled tokens as text, each with its log-prob, if the request asks for them."""
 
 
 class BadRequest(Exception):

@@ -233,14 +233,7 @@ class AgentSession:
         finish: Finish = ended if self.tree.ended(number, stop) else "length"
         message = replace(sampled, tool_calls=tuple(calls))
         counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
-        scored = self._log_probs(node) if request.log_probs else ()
-        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop), scored)
-
-    def _log_probs(self, node: Node) -> tuple[tuple[str, float], ...]:
-        """The sampled tokens as text, each with its log-prob."""
-        said = node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens))
-        texts = [self._policy.renderer.codec.decode([token]) for token in said.token_ids.tolist()]
-        return tuple(zip(texts, said.behavior_log_probs.tolist(), strict=True))
+        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop))
 
     def mark_delivered(self, reply: AgentReply) -> None:
         """Note that the agent, still connected, has all but the reply's end: it sends no request before the end."""

@@ -43,6 +43,7 @@ _INSTRUCTED = (*_FORMATS, *_SINGLE, *_CHOICES)
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "modalities": (["text"],),
+    "logprobs": (False,),
     "top_logprobs": (0,),
     "background": (False,),
     "truncation": ("disabled",),
@@ -71,7 +72,6 @@ def agent_request(
     limits: Collection[str] = (),
     read: Collection[str] = (),
     field: str = "messages",
-    log_probs: bool = False,
 ) -> AgentRequest:
     """Read a request from its body.
 
@@ -104,7 +104,6 @@ def agent_request(
         overruled=tuple(sorted(overruled | asked.keys())),
         instructed=() if aside else tuple(asked),
         stop=tuple(_read_stop(stop_field, body.get(stop_field))),
-        log_probs=log_probs,
         body=body,
     )
 
