@@ -1,6 +1,6 @@
 """An agent's request and the reply to it, in one form for all protocols."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,10 @@ class AgentReply:
     """Tokens of the prompt that earlier requests of the session had already shown to the engine."""
     stop: str | None = None
     """The text of the request's `stop` that ended the reply."""
+
+
+FindReply = Callable[[str], AgentReply | None]
+"""Finds the reply that a session gave under an id; None where it gave none."""
 
 
 class BadRequest(Exception):

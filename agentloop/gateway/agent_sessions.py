@@ -225,8 +225,8 @@ class AgentSession:
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
         return node.num_sampled == most or (node.num_sampled < most and self.tree.ended(node.number, request.stop))
 
-    def _make_reply(self, node: Node, request: AgentRequest, *, cached: int) -> AgentReply:
-        sampled, number, stop = node.messages[-1], node.number, request.stop
+    def _make_reply(self, node: Node, request: AgentRequest | None, *, cached: int) -> AgentReply:
+        sampled, number, stop = node.messages[-1], node.number, request.stop if request else ()
         calls = [replace(call, id=id) for call, id in zip(sampled.tool_calls, self.tree.call_ids(number), strict=True)]
         id = f"{self._reply_ids}{number:04d}"
         ended: Finish = "tool_calls" if calls else "stop"
@@ -234,6 +234,13 @@ class AgentSession:
         message = replace(sampled, tool_calls=tuple(calls))
         counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
         return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop))
+
+    def find_reply(self, id: str) -> AgentReply | None:
+        """Find the reply that the session gave under this id. None: it gave none."""
+        number = id.removeprefix(self._reply_ids)
+        nodes = self.tree.nodes[int(number) :][:1] if number.isdecimal() else []
+        replies = (self._make_reply(node, None, cached=0) for node in nodes if node.num_sampled)
+        return next((reply for reply in replies if reply.id == id), None)
 
     def mark_delivered(self, reply: AgentReply) -> None:
         """Note that the agent, still connected, has all but the reply's end: it sends no request before the end."""

@@ -6,7 +6,7 @@ from typing import Any
 from anthropic import types
 from pydantic import BaseModel
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, NoRoom
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply, NoRoom
 from agentloop.gateway.http_json import arguments_text, event_type, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_tools, wrong
 
@@ -17,7 +17,7 @@ _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
-def read(body: Mapping[str, Any]) -> AgentRequest:
+def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
     given = read_list("messages", body.get("messages"))
     rows = [row for index, message in enumerate(given) for row in _rows(index, message)]
     if rows and body.get("system"):

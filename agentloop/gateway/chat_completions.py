@@ -6,7 +6,7 @@ from typing import Any
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_list, read_tools
 from context.messages import Message
@@ -14,7 +14,7 @@ from context.messages import Message
 PING = b": ping\n\n"
 
 
-def read(body: Mapping[str, Any]) -> AgentRequest:
+def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
     rows = list(enumerate(read_list("messages", body.get("messages"))))
     tools = read_tools(body.get("tools"), ["function"])
     return agent_request(body, rows, tools, limits=["max_tokens", "max_completion_tokens"], read=["stop"])

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, flag, read_agent, wrong
@@ -41,7 +41,7 @@ class ProviderProtocol(Protocol):
 
     PING: bytes
 
-    def read(self, body: Mapping[str, Any], /) -> AgentRequest: ...
+    def read(self, body: Mapping[str, Any], find_reply: FindReply, /) -> AgentRequest: ...
     def answer(self, request: AgentRequest, reply: AgentReply, /) -> dict[str, Any]: ...
     def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]: ...
     def error_event(self, bad: BadRequest, /) -> bytes: ...
@@ -115,7 +115,7 @@ class _Replies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, body = await _open_session(self.sessions, Request(scope, receive))
         protocol = _load_protocol(self.module)
-        request = protocol.read(body)
+        request = protocol.read(body, session.find_reply)
         gone = asyncio.ensure_future(receive())  # only a disconnect can still be received
         replying = asyncio.ensure_future(session.reply(request, gone))
         begun, end = False, b""

@@ -3,14 +3,15 @@
 Thinking is the summary of a reasoning item, which clients send back.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from openai.types import responses as types
 from pydantic import BaseModel
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.http_json import arguments_text, event_type, openai_error, sse, to_json
 from agentloop.gateway.request_fields import agent_request, read_blocks, read_list, read_name, read_tool, wrong
 
@@ -18,10 +19,11 @@ PING = b": ping\n\n"
 _ASSISTANT = ("reasoning", "message", "function_call")
 """The kinds of item in one reply, in their order. A reply may have several calls."""
 _SEARCH = "web_search"
+_ITEM_ID = re.compile(r"(?:rs|msg)_(.{1,40})|fc_(.{1,40})_[0-9]+")
 
 
-def read(body: Mapping[str, Any]) -> AgentRequest:
-    rows = _rows(body.get("instructions"), body.get("input"))
+def read(body: Mapping[str, Any], find_reply: FindReply) -> AgentRequest:
+    rows = _rows(body.get("instructions"), body.get("input"), lambda id: _find_item(id, find_reply, body.get("tools")))
     offered = body.get("tools")
     tools = [tool for tool, _ in _tools("tools", offered)]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
@@ -45,8 +47,17 @@ def _tools(field: str, given: Any, namespace: str | None = None) -> Iterator[tup
             yield read_tool(where, tool, ["function"]), namespace
 
 
-def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
-    """Write the input as messages of chat completions; a reply's items become one."""
+def _find_item(id: Any, find_reply: FindReply, tools: Any) -> dict[str, Any] | None:
+    """Find the item of a delivered reply by the item's id; None where there is none."""
+    found = _ITEM_ID.fullmatch(id) if isinstance(id, str) else None
+    reply = found and find_reply(found[1] or found[2])
+    return next((item for item in _items(reply, tools) if item["id"] == id), None) if reply else None
+
+
+def _rows(
+    instructions: Any, given: Any, find_item: Callable[[Any], dict[str, Any] | None]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Write the input as messages of chat completions; a reply's items become one. `find_item` reads references."""
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "text", instructions)
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -58,6 +69,11 @@ def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
         where = f"input[{index}]"
         if not isinstance(item, dict):
             raise wrong(where, "an object", item)
+        if item.get("type") == "item_reference":
+            referred = find_item(item.get("id"))
+            if referred is None:
+                raise wrong(f"{where}.id", "that of an item of a reply that this session was given", item.get("id"))
+            item = referred
         kind = item.get("type", "message")
         if kind == "function_call_output":
             row, place = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}, -1
@@ -66,7 +82,7 @@ def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
         elif kind in _ASSISTANT:
             row, place = _part(where, kind, item), _ASSISTANT.index(kind)
         else:
-            raise wrong(f"{where}.type", "message, reasoning, function_call or function_call_output, sent whole", kind)
+            raise wrong(f"{where}.type", "message, reasoning, function_call or function_call_output", kind)
         if 0 <= last < place:
             rows[-1][1].update(row)
         elif last == place == _ASSISTANT.index("function_call"):

@@ -55,6 +55,9 @@ class ScriptedSession:
         finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
         return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
 
+    def find_reply(self, id: str) -> None:
+        """Find nothing: it remembers no reply."""
+
     def mark_delivered(self, reply: AgentReply) -> None:
         self.log.append(f"delivered {reply.id.rpartition('_')[2]}")
 

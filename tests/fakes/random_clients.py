@@ -50,6 +50,8 @@ class RandomClients:
         self._url, self._openai = url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **options)
         self._anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, **options)
         self.asks = (self._chat, self._responses, self._messages)
+        self._references: dict[str, list[dict[str, Any]]] = {}
+        """By messages that responses have given."""
 
     async def end(self) -> bool:
         """Of the episode, which is rewarded; whether there was anything to reward."""
@@ -86,7 +88,7 @@ class RandomClients:
 
     async def _responses(self, said: Sequence[Message], tools: Any, *, stream: bool, **given: Any) -> Answer:
         given["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in tools]
-        given["input"] = [item for message in said for item in _items(message)]
+        given["input"] = [item for m in said for item in self._references.get(str(to_template(m))) or _items(m)]
         done: Any
         if stream:
             async with self._openai.responses.stream(**given) as events:
@@ -95,7 +97,9 @@ class RandomClients:
             done = await self._openai.responses.create(**given)
         calls = [(item.call_id, item.name, item.arguments) for item in done.output if item.type == "function_call"]
         thoughts = [part.text for item in done.output if item.type == "reasoning" for part in item.summary]
-        return done.id, _read(done.output_text, calls, "".join(thoughts))
+        message = _read(done.output_text, calls, "".join(thoughts))
+        self._references[str(to_template(message))] = [{"type": "item_reference", "id": i.id} for i in done.output]
+        return done.id, message
 
     async def _messages(
         self, said: Sequence[Message], tools: Any, *, stream: bool, metadata: Any, **given: Any
