@@ -24,12 +24,10 @@ class AgentRequest:
     """The most tokens that the reply may have; None: the agent sets no limit."""
     stream: bool
     overruled: tuple[str, ...]
-    """Fields that the agent set without effect: the run's settings decide, or the policy is not shown them. And the
-    fields of `instructed`, which the reply may disobey."""
+    """Fields that the agent set without effect: the run's settings decide, or the policy is not shown them. And
+    fields that no engine obeys: an instruction in `messages` asks the policy for them, and the reply may disobey."""
     body: Mapping[str, Any] = field(repr=False)
     """The request's JSON as the agent sent it."""
-    instructed: tuple[str, ...] = ()
-    """Fields that no engine obeys. An instruction that `messages` hold asks the policy for what they ask."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply. Its message ends before them."""
 

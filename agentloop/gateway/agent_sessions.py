@@ -51,8 +51,6 @@ class Policy:
     max_tokens: int
     """The most tokens of a prompt and its reply together."""
     max_reply_tokens: int
-    unsupported: Literal["refuse", "instruct"] = "instruct"
-    """What becomes of a request's fields that no engine obeys: see `gateway.unsupported`."""
 
 
 @dataclass(eq=False)
@@ -135,9 +133,6 @@ class AgentSession:
             is_its_own = node.agent == request.agent and not request.aside
             return node.number not in being_sent and is_its_own and self._fits_limits(node, request)
 
-        if request.instructed and self._policy.unsupported == "refuse":
-            field = request.instructed[0]
-            raise BadRequest(400, f"{field} must be left out where gateway.unsupported is refuse, got it.", field)
         await self._tokenize(request)
         self._policy.parser(request.tools)  # refuses tools that it can't show or read before anything is sampled
         prompt = self.tree.prompt(

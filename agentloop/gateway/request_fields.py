@@ -102,7 +102,6 @@ def agent_request(
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
         overruled=tuple(sorted(overruled | asked.keys())),
-        instructed=() if aside else tuple(asked),
         stop=tuple(_read_stop(stop_field, body.get(stop_field))),
         body=body,
     )
