@@ -36,20 +36,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     "Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001 -- --tensor-parallel-size 2",
 )
 def engine(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")],
     further: Annotated[
         list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve unchanged.")
     ] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy is served.")
-    ] = None,
-    attach: Annotated[
-        str | None, typer.Option(metavar="URL", help="Start nothing: publish to the server at URL, and prove it.")
-    ] = None,
-    vllm: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="vLLM's executable; AGENTLOOP_VLLM, or the one on the PATH.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on this machine only.")] = 8000,
     name: Annotated[str, typer.Option(help="What it calls the model.")] = "policy",
@@ -61,7 +53,6 @@ def engine(
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's folder.")] = 600.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for its first answer.")] = 1800.0,
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
@@ -70,24 +61,17 @@ def engine(
         signal.signal(number, lambda number, _: asked.append(number))
 
     policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
-    if (model is None) == (attach is None):
-        raise UserError(
-            f"MODEL must be given, or --attach, but not both, got {model} and {attach}. "
-            "Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001"
-        )
-    options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
-    with EngineControl(attach or options.url, model=name, key=key) as control:
-        watch = EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence)
-        if attach is not None:
-            watch.stay(None)
-            return
-        folder = Path("runs") if run is None else run
-        with vllm_process(options, key, folder=folder, say=say, vllm=vllm) as process:
-            try:
-                watch.serve(process, start_timeout_s=start_timeout)
-            except EngineEnded as error:
-                say(str(error))
-                raise typer.Exit(1) from error
+    options = ServeOptions(model, name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
+    folder = Path("runs") if run is None else run
+    with (
+        EngineControl(options.url, model=name, key=key) as control,
+        vllm_process(options, key, folder=folder, say=say) as process,
+    ):
+        try:
+            EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence).serve(process)
+        except EngineEnded as error:
+            say(str(error))
+            raise typer.Exit(1) from error
 
 
 def _wait_for_policies(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:
