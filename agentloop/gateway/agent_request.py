@@ -24,12 +24,16 @@ class AgentRequest:
     """The most tokens that the reply may have; None: the agent sets no limit."""
     stream: bool
     overruled: tuple[str, ...]
-    """Fields that the agent set without effect: the run's settings decide, or the policy is not shown them. And
-    fields that no engine obeys: an instruction in `messages` asks the policy for them, and the reply may disobey."""
+    """Fields that the agent set without effect: the run's settings decide, or the policy is not shown them. And the
+    fields of `instructed`, which the reply may disobey."""
     body: Mapping[str, Any] = field(repr=False)
     """The request's JSON as the agent sent it."""
+    instructed: tuple[str, ...] = ()
+    """Fields that no engine obeys. An instruction that `messages` hold asks the policy for what they ask."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply. Its message ends before them."""
+    log_probs: bool = False
+    """True: the answer shows the log-probs of the sampled tokens."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class AgentReply:
     """Tokens of the prompt that earlier requests of the session had already shown to the engine."""
     stop: str | None = None
     """The text of the request's `stop` that ended the reply."""
+    log_probs: tuple[tuple[str, float], ...] = ()
+    """The sampled tokens as text, each with its log-prob, if the request asks for them."""
 
 
 FindReply = Callable[[str], AgentReply | None]

@@ -51,6 +51,8 @@ class Policy:
     max_tokens: int
     """The most tokens of a prompt and its reply together."""
     max_reply_tokens: int
+    unsupported: Literal["refuse", "instruct"] = "instruct"
+    """What becomes of a request's fields that no engine obeys: see `gateway.unsupported`."""
 
 
 @dataclass(eq=False)
@@ -133,6 +135,9 @@ class AgentSession:
             is_its_own = node.agent == request.agent and not request.aside
             return node.number not in being_sent and is_its_own and self._fits_limits(node, request)
 
+        if request.instructed and self._policy.unsupported == "refuse":
+            field = request.instructed[0]
+            raise BadRequest(400, f"{field} must be left out where gateway.unsupported is refuse, got it.", field)
         await self._tokenize(request)
         self._policy.parser(request.tools)  # refuses tools that it can't show or read before anything is sampled
         prompt = self.tree.prompt(
@@ -228,7 +233,14 @@ class AgentSession:
         finish: Finish = ended if self.tree.ended(number, stop) else "length"
         message = replace(sampled, tool_calls=tuple(calls))
         counts = (node.num_path_tokens - node.num_sampled, node.num_sampled, int(time.time()), cached)
-        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop))
+        scored = self._log_probs(node) if request is not None and request.log_probs else ()
+        return AgentReply(id, message, finish, *counts, self.tree.find_stop(number, stop), scored)
+
+    def _log_probs(self, node: Node) -> tuple[tuple[str, float], ...]:
+        """The sampled tokens as text, each with its log-prob."""
+        said = node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens))
+        texts = [self._policy.renderer.codec.decode([token]) for token in said.token_ids.tolist()]
+        return tuple(zip(texts, said.behavior_log_probs.tolist(), strict=True))
 
     def find_reply(self, id: str) -> AgentReply | None:
         """Find the reply that the session gave under this id. None: it gave none."""

@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
-from agentloop.gateway.request_fields import agent_request, read_list, read_tools
+from agentloop.gateway.request_fields import agent_request, flag, read_list, read_tools
 from context.messages import Message
 
 PING = b": ping\n\n"
@@ -17,7 +17,8 @@ PING = b": ping\n\n"
 def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
     rows = list(enumerate(read_list("messages", body.get("messages"))))
     tools = read_tools(body.get("tools"), ["function"])
-    return agent_request(body, rows, tools, limits=["max_tokens", "max_completion_tokens"], read=["stop"])
+    limits, log_probs = ["max_tokens", "max_completion_tokens"], flag("logprobs", body.get("logprobs"))
+    return agent_request(body, rows, tools, limits=limits, read=["stop", "logprobs"], log_probs=log_probs)
 
 
 def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
     if message.tool_calls:
         turn["content"] = message.content or None
         turn["tool_calls"] = openai_calls(message)
-    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": None}
+    choice = {"index": 0, "message": turn, "finish_reason": reply.finish, "logprobs": _log_probs(request, reply)}
     return to_json(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
 
 
@@ -43,7 +44,8 @@ def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(openai_calls(message))]
     finishes = [None] * len(deltas) + [reply.finish]
     for delta, finish in zip([*deltas, {}], finishes, strict=True):
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        scored = _log_probs(request, reply) if finish else None
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": scored}
         yield _chunk(request, reply, choices=[choice])
     options = request.body.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
@@ -75,6 +77,14 @@ def openai_calls(message: Message) -> list[dict[str, Any]]:
     functions = [{"name": call.name, "arguments": arguments_text(call.arguments)} for call in message.tool_calls]
     calls = zip(message.tool_calls, functions, strict=True)
     return [{"id": call.id, "type": "function", "function": function} for call, function in calls]
+
+
+def _log_probs(request: AgentRequest, reply: AgentReply) -> dict[str, Any] | None:
+    """Write the log-probs of all sampled tokens, also of a call's and of the end of the turn."""
+    if not request.log_probs:
+        return None
+    rest: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+    return {"content": [{"token": text, "logprob": value, **rest} for text, value in reply.log_probs]}
 
 
 def _usage(reply: AgentReply) -> dict[str, Any]:

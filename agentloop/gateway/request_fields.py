@@ -43,7 +43,6 @@ _INSTRUCTED = (*_FORMATS, *_SINGLE, *_CHOICES)
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "modalities": (["text"],),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "background": (False,),
     "truncation": ("disabled",),
@@ -72,6 +71,7 @@ def agent_request(
     limits: Collection[str] = (),
     read: Collection[str] = (),
     field: str = "messages",
+    log_probs: bool = False,
 ) -> AgentRequest:
     """Read a request from its body.
 
@@ -102,7 +102,9 @@ def agent_request(
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
         overruled=tuple(sorted(overruled | asked.keys())),
+        instructed=() if aside else tuple(asked),
         stop=tuple(_read_stop(stop_field, body.get(stop_field))),
+        log_probs=log_probs,
         body=body,
     )
 

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAIError
 from agentloop.errors import one_line
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.chat_completions import openai_calls
+from agentloop.gateway.request_fields import wrong
 from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
@@ -33,6 +34,8 @@ class TextUpstream:
     async def ask(self, request: AgentRequest, conversation: int, prompt: Prompt, most: int) -> Completion:
         """Return its reply in at most `most` of the policy's tokens, without thinking. Raises GenerationFailed."""
         body: dict[str, Any] = {"messages": [_openai_message(message) for message in request.messages]}
+        if request.log_probs:
+            raise wrong("logprobs", "left out where another model answers by text", True)
         if request.stop:
             body["stop"] = list(request.stop)
         if request.tools:

@@ -124,7 +124,8 @@ def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
     from agentloop.gateway.agent_sessions import Policy
 
     parser = parsers_by_tools(config.context, renderer.template)
-    return Policy(renderer, parser, config.context.max_tokens, config.rollout.max_tokens_per_turn)
+    limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
+    return Policy(renderer, parser, *limits, config.gateway.unsupported)
 
 
 def parsers_by_tools(section: ContextSection, template: ChatTemplate) -> Callable[[Tools], ReplyParser]:

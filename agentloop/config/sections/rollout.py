@@ -110,6 +110,11 @@ class GatewaySection(Section):
     public_url: str | None = Field(
         None, pattern="^https?://[^@]+$", description="Where agents on other machines find it; null: at host and port."
     )
+    unsupported: Literal["refuse", "instruct"] = Field(
+        "instruct",
+        description="What becomes of a reply format, a required call or single calls, which no engine can enforce. "
+        "instruct: the policy is asked for it in the last user message; refuse: the request gets a 400.",
+    )
 
 
 class CollectionSection(Section):

@@ -1,14 +1,15 @@
-"""What no engine enforces is asked of the policy in its prompt; texts that end a reply are exact."""
+"""What no engine enforces is asked of the policy in its prompt; texts that end a reply, and log-probs, are exact."""
 
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentloop.gateway import anthropic_messages, chat_completions
-from agentloop.gateway.agent_request import AgentReply, AgentRequest
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession
 from agentloop.records import Completion, GenerationFailed
 from context import Message
@@ -58,6 +59,7 @@ def test_field_that_no_engine_obeys_is_an_instruction_and_named(
     assert response.headers["x-agentloop-overruled"] == names
     (request,) = gateway.session.requests
     assert request.messages[-1].content.split("\n\nInstruction: ") == ["Which stone?", *instructions]
+    assert request.instructed == tuple(names.split(", "))
 
 
 def test_instruction_stands_in_the_last_user_message_while_tools_are_called(gateway: Gateway) -> None:
@@ -69,7 +71,7 @@ def test_instruction_stands_in_the_last_user_message_while_tools_are_called(gate
     assert [message.content for message in request.messages] == [f"Which stone?\n\nInstruction: {CALL}", "", "78"]
 
 
-def answered(said: str | Sequence[int], **wishes: Any) -> tuple[AgentSession, AgentReply]:
+def answered(said: str | Sequence[int], *, policy: Any = POLICY, **wishes: Any) -> tuple[AgentSession, AgentReply]:
     """A session after one request, whose reply the engine ended behind this text."""
 
     async def ask(request: AgentRequest, number: int, prompt: Prompt, most: int) -> Completion:
@@ -77,19 +79,24 @@ def answered(said: str | Sequence[int], **wishes: Any) -> tuple[AgentSession, Ag
         return Completion(tuple(ids), (-0.5,) * len(ids), 0)
 
     request = AgentRequest("policy", "", False, (Message("user", "Where?"),), [], None, False, (), {}, **wishes)
-    session = AgentSession("s", POLICY, ask, now=TODAY)
+    session = AgentSession("s", policy, ask, now=TODAY)
     return session, asyncio.run(session.reply(request, asyncio.Future(loop=asyncio.new_event_loop())))
 
 
-def test_answer_names_the_stop() -> None:
-    chat = chat_completions.read({**BODIES[CHAT], "stop": "Observation: it"})
+def test_answer_names_the_stop_and_shows_log_probs_of_the_sampled_tokens() -> None:
+    chat = chat_completions.read({**BODIES[CHAT], "stop": "Observation: it", "logprobs": True})
     claude = anthropic_messages.read({**BODIES[MESSAGES], "stop_sequences": ["END", "Observation: it"]})
     assert (chat.stop, claude.stop, chat.overruled) == (("Observation: it",), ("END", "Observation: it"), ())
-    _, reply = answered("At sea.\nObservation: it", stop=claude.stop)
+    _, reply = answered("At sea.\nObservation: it", stop=claude.stop, log_probs=chat.log_probs)
     assert (reply.message.content, reply.finish, reply.stop) == ("At sea.\n", "stop", "Observation: it")
     answer = anthropic_messages.answer(claude, reply)
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Observation: it")
     assert b'"stop_sequence":"Observation: it"' in list(anthropic_messages.events(claude, reply))[-2]
+    scored = chat_completions.answer(chat, reply)["choices"][0]["logprobs"]["content"]
+    sampled = MODEL.codec.encode("At sea.\nObservation: it")
+    assert [(one["token"], one["logprob"]) for one in scored] == [(MODEL.codec.decode([id]), -0.5) for id in sampled]
+    assert b'"logprob":-0.5' in list(chat_completions.events(chat, reply))[-2]
+    assert answered("At sea.")[1].log_probs == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,3 +119,10 @@ def test_row_has_the_tokens_that_the_engine_sampled_until_a_stop(seed: int) -> N
 def test_engine_that_goes_on_behind_a_stop_gives_no_reply() -> None:
     with pytest.raises(GenerationFailed, match="the engine must end a reply at its stop, got more tokens"):
         answered("At sea. END And more.", stop=("END",))
+
+
+def test_instructions_are_refused_by_name_where_the_run_says_so() -> None:
+    strict = replace(POLICY, unsupported="refuse")
+    with pytest.raises(BadRequest, match=r"^response_format must be left out where gateway\.unsupported is refuse"):
+        answered("At sea.", policy=strict, instructed=("response_format",))
+    answered("At sea.", policy=strict)

@@ -68,7 +68,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {**_tool(), "tool_choice": {"type": "function", "function": "look"}}, "tool_choice must be auto, none, or"),
     (CHAT, {**_tool(), "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.mode must be left out"),
     (CHAT, {**_tool(), "parallel_tool_calls": 0}, "parallel_tool_calls must be true or false, got 0."),
-    (CHAT, {"logprobs": 1}, "logprobs must be false, or left out, got 1."),
+    (CHAT, {"logprobs": 1}, "logprobs must be true or false, got 1."),
     (CHAT, {"top_logprobs": 3}, "top_logprobs must be 0, or left out, got 3."),
     (CHAT, {"stop": ["a", ""]}, 'stop must be a text or a list of texts, none of them empty, got ["a", ""].'),
     (CHAT, {"stop_sequences": ["a"]}, "stop_sequences must be left out"),
