@@ -28,7 +28,7 @@ from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
-from agentloop.gateway.recorded_sessions import MOST_OPEN, RecordedSessions, Recording
+from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
@@ -103,8 +103,6 @@ def record_sessions(
             say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
-        if sessions.refused:
-            say(f"{sessions.refused:,} requests were refused: {MOST_OPEN:,} sessions were open")
 
 
 def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
