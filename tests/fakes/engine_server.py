@@ -121,13 +121,8 @@ class EngineServer:
         answer: dict[str, Any] = {}
         if params.get("prompt_logprobs") is not None:
             answer["prompt_logprobs"] = self.models.prompt_log_probs(asked)
-        if body.get("return_token_ids"):
-            answer["prompt_token_ids"] = list(asked.prompt)
-        return self._whole(asked, choice, answer)
-
-    def _whole(self, asked: Asked, choice: dict[str, Any], rest: dict[str, Any]) -> Response:
         usage = {"prompt_tokens": len(asked.prompt)}
-        return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **rest})
+        return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **answer})
 
     def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked:
         """What is to be sampled. Raises Refused."""
