@@ -1,6 +1,5 @@
 """`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner."""
 
-import os
 import signal
 import sys
 import time
@@ -14,7 +13,7 @@ from agentloop.cli.options import Resume, ResumingCommand, RunPlace, read_resume
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
-from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
+from agentloop.engines.serving.engine_process import ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError, needing
@@ -56,7 +55,7 @@ def engine(
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = os.environ.get(KEY_VARIABLE) or None, role_printer("engine"), list[int]()
+    key, say, asked = read_key(), role_printer("engine"), list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
 

@@ -22,7 +22,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.engines.remote.server_facts import ServerFacts, ask_server
+from agentloop.engines.remote.server_facts import KEY_VARIABLE, ServerFacts, ask_server
 from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
@@ -115,7 +115,7 @@ def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         text = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        text = text.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        text = text.replace(KEY_VARIABLE, UPSTREAM_KEY)
         raise UserError(f"{text} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 

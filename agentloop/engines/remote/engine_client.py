@@ -287,7 +287,7 @@ def connect_engine(
     config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
 ) -> RemoteEngine:
     """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
-    section, key = config.engine, read_key(config.engine.api_key_env)
+    section, key = config.engine, read_key()
     limits = EngineLimits(
         concurrency=section.concurrency,
         turn_timeout_s=section.turn_timeout_s,

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from agentloop.engines.remote.server_facts import LEAST_VERSION, check_version
+from agentloop.engines.remote.server_facts import KEY_VARIABLE, LEAST_VERSION, check_version
 from agentloop.errors import UserError, one_line, shortened
 
 LOOPBACK = "127.0.0.1"
-EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
+EXECUTABLE_VARIABLE = "AGENTLOOP_VLLM"
 _VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 START_S = 1800.0
 """Seconds to start: vLLM first compiles, and captures graphs."""

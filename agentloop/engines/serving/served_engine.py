@@ -62,11 +62,9 @@ def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> 
 
 
 @contextmanager
-def served_engine(
-    options: ServeOptions, *, key_variable: str, run: Path, note: Callable[[str], None]
-) -> Iterator[ServedEngine]:
+def served_engine(options: ServeOptions, *, run: Path, note: Callable[[str], None]) -> Iterator[ServedEngine]:
     """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError if it does not answer."""
-    key = read_key(key_variable)
+    key = read_key()
     with (
         vllm_process(options, key, folder=run, say=note) as process,
         EngineControl(options.url, model=options.served_model_name, key=key) as control,

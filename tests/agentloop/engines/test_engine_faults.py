@@ -232,7 +232,7 @@ def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, m
     engine = connected(server)
     server.key = "another"
     refused = asked(engine)
-    with pytest.raises(UserError, match="api_key_env names must hold the engine's key, got status 401") as unknown:
+    with pytest.raises(UserError, match="AGENTLOOP_ENGINE_KEY must hold the engine's key, got status 401") as unknown:
         ask_server(server.address, key=KEY)
     server.key = KEY
     server.traps.set(Trap.CUT_BODY)
@@ -240,14 +240,16 @@ def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, m
     assert str(refused) == 'refused: status 401: {"error":"Unauthorized"}'
     assert engine.faults == {"refused": 1, "cut_body": 3}
     assert KEY not in "".join([repr(engine), caplog.text, str(unknown.value), *map(repr, replies)])
-    monkeypatch.setenv("ENGINE_KEY", "one two")
-    with pytest.raises(UserError, match=r"^ENGINE_KEY must be letters, digits and signs without a space\.") as spaced:
-        read_key("ENGINE_KEY")
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", "one two")
+    with pytest.raises(
+        UserError, match=r"^AGENTLOOP_ENGINE_KEY must be letters, digits and signs without a space\."
+    ) as spaced:
+        read_key()
     assert "two" not in str(spaced.value)
-    monkeypatch.setenv("ENGINE_KEY", f" {KEY}\n")
-    assert read_key("ENGINE_KEY") == KEY
-    monkeypatch.delenv("ENGINE_KEY")
-    assert read_key("ENGINE_KEY") is None
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", f" {KEY}\n")
+    assert read_key() == KEY
+    monkeypatch.delenv("AGENTLOOP_ENGINE_KEY")
+    assert read_key() is None
 
 
 def test_a_cancelled_turn_frees_its_place(server: EngineServer) -> None:
