@@ -1,6 +1,5 @@
 """`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner."""
 
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from agentloop.errors import UserError, needing
 from agentloop.launch.roles import load_roles, load_run_config, role_members
 from agentloop.launch.supervision import run_roles
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
-from agentloop.runs.signals import end_at_once, graceful_stop
+from agentloop.runs.signals import end_at_once, graceful_stop, noted_signals
 from agentloop.workers.joined_run import join_run
 from agentloop.workers.worker import Worker
 from replay.locate import place
@@ -55,22 +54,20 @@ def engine(
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = read_key(), role_printer("engine"), list[int]()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
-
-    policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
-    options = ServeOptions(model, name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
-    folder = Path("runs") if run is None else run
-    with (
-        EngineControl(options.url, model=name, key=key) as control,
-        vllm_process(options, key, folder=folder, say=say) as process,
-    ):
-        try:
-            EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence).serve(process)
-        except EngineEnded as error:
-            say(str(error))
-            raise typer.Exit(1) from error
+    key, say = read_key(), role_printer("engine")
+    with noted_signals() as asked:
+        policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
+        options = ServeOptions(model, name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
+        folder = Path("runs") if run is None else run
+        with (
+            EngineControl(options.url, model=name, key=key) as control,
+            vllm_process(options, key, folder=folder, say=say) as process,
+        ):
+            try:
+                EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence).serve(process)
+            except EngineEnded as error:
+                say(str(error))
+                raise typer.Exit(1) from error
 
 
 def _wait_for_policies(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:

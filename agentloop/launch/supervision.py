@@ -1,16 +1,16 @@
 """A launch, from the first role's start to the last one's end."""
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from agentloop.errors import UserError
 from agentloop.launch.roles import RoleMember
 from agentloop.launch.supervised_role import Show, SupervisedRole, was_killed
+from agentloop.runs.signals import noted_signals
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _LOOK_AGAIN_S = 0.1
@@ -23,7 +23,7 @@ def run_roles(members: Sequence[RoleMember], run: Path) -> int:
     """
     devices, show = assigned_devices(members, os.environ), _console(members)
     roles: list[SupervisedRole] = []
-    with _noted_signals() as stop:
+    with noted_signals() as stop:
         try:
             for member in members:
                 environment = {**os.environ, **devices.get(member.name, {})}
@@ -56,18 +56,6 @@ def assigned_devices(members: Sequence[RoleMember], environment: Mapping[str, st
         )
     given = iter(devices)
     return {member.name: {_DEVICES: ",".join(next(given) for _ in range(member.needs.gpus))} for member in members}
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Collect, within the block, the numbers of Ctrl-C and SIGTERM signals, which have no other effect."""
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def _watch(roles: Sequence[SupervisedRole], stop: Sequence[int]) -> None:

@@ -229,11 +229,9 @@ def free_port() -> int:
 
 
 def _check_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(
-                f"--port must be free, got {port} ({error.strerror}). End the program there, or choose another port."
-            ) from error
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as error:
+        raise UserError(
+            f"--port must be free, got {port}: {error.strerror}. End the program there, or choose another port."
+        ) from error

@@ -51,7 +51,7 @@ def test_watch_ends_with_the_last_error_of_the_log(tmp_path: Path, engine: Engin
 def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port must be free, got {port} "):
+        with pytest.raises(UserError, match=f"--port must be free, got {port}: "):
             EngineProcess(["true"], {}, port=port, log=tmp_path / "log")
 
 
