@@ -37,24 +37,21 @@ class EngineWatch:
 
     def serve(self, process: EngineProcess) -> None:
         """Watch the engine that `process` runs. Raises UserError if it does not start, EngineEnded if it dies."""
-        process.wait_until(self._engine.healthy, limit_s=START_S, stopped=self._stopped)
-        answers, answered_at = False, time.monotonic()
+        if not process.wait_until(self._engine.healthy, limit_s=START_S, stopped=self._stopped):
+            return
+        self._say(f"answers at {self._engine.url}")
+        answered_at = time.monotonic()
         while not self._stopped():
             if process.exit_code is not None:
                 raise _ended(f"exit code {process.exit_code}: {process.last_error()}")
-            answered, answers = answers, self._engine.healthy()
-            if answers:
+            if self._engine.healthy():
                 answered_at = time.monotonic()
-                if not answered:
-                    self._say(f"answers at {self._engine.url}")
                 try:
                     self.publish_newest()
                 except EngineRefused as error:
                     raise _ended(str(error)) from error
             elif time.monotonic() - answered_at > self._silent_s:
                 raise _ended(f"no answer for {self._silent_s:g} s.")
-            elif answered:
-                self._say(f"does not answer at {self._engine.url} any more; waiting until it does")
             time.sleep(LOOK_AGAIN_S)
 
     def publish_newest(self) -> None:
