@@ -102,10 +102,7 @@ def worker(
     end_at_once(stop.exit_code)  # a tool that never ends, or a database that never answers, is not waited for
 
 
-@app.command(
-    cls=ResumingCommand,
-    epilog="Example: agentloop launch configs/cluster.yaml",
-)
+@app.command(cls=ResumingCommand, epilog="Example: agentloop launch configs/cluster.yaml")
 def launch(
     file: Annotated[Path, typer.Argument(metavar="ROLES", help="YAML file of the roles: see configs/cluster.yaml.")],
     run: RunPlace = None,
