@@ -17,7 +17,7 @@ from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
 _EXTRAS = {"postgres": ["psycopg"], "parquet": ["pyarrow"], "pandas": ["pandas", "pyarrow"], "inspect": ["uvicorn"]} | {
-    name: [name] for name in ("datasets", "peft", "ray", "mcp", "tensorboard", "wandb", "trackio")
+    name: [name] for name in ("datasets", "peft", "mcp", "tensorboard", "wandb", "trackio")
 }
 """Packages of each extra of agentloop-replay, by which the extra is found."""
 _GIGABYTE = 1024**3

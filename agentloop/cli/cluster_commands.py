@@ -1,12 +1,10 @@
 """`agentloop engine | worker | launch | gateway`: the programs of a run besides its learner."""
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,14 +12,14 @@ from agentloop.cli.options import Resume, ResumingCommand, RunPlace, read_resume
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
-from agentloop.engines.serving.engine_process import KEY_VARIABLE, ServeOptions, vllm_process
+from agentloop.engines.serving.engine_process import ServeOptions, vllm_process
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError, needing
 from agentloop.launch.roles import load_roles, load_run_config, role_members
-from agentloop.launch.supervision import launch_here
+from agentloop.launch.supervision import run_roles
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
-from agentloop.runs.signals import end_at_once, graceful_stop
+from agentloop.runs.signals import end_at_once, graceful_stop, noted_signals
 from agentloop.workers.joined_run import join_run
 from agentloop.workers.worker import Worker
 from replay.locate import place
@@ -36,20 +34,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     "Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001 -- --tensor-parallel-size 2",
 )
 def engine(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id that vLLM is started with.")],
     further: Annotated[
         list[str] | None, typer.Argument(metavar="[-- WORDS]", help="Passed on to vllm serve unchanged.")
     ] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Folder of the run whose newest policy is served.")
-    ] = None,
-    attach: Annotated[
-        str | None, typer.Option(metavar="URL", help="Start nothing: publish to the server at URL, and prove it.")
-    ] = None,
-    vllm: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="vLLM's executable; AGENTLOOP_VLLM, or the one on the PATH.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on this machine only.")] = 8000,
     name: Annotated[str, typer.Option(help="What it calls the model.")] = "policy",
@@ -61,30 +51,20 @@ def engine(
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's folder.")] = 600.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for its first answer.")] = 1800.0,
     silence: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which it ends.")] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
-    key, say, asked = os.environ.get(KEY_VARIABLE) or None, role_printer("engine"), list[int]()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
-
-    policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
-    if (model is None) == (attach is None):
-        raise UserError(
-            f"MODEL must be given, or --attach, but not both, got {model} and {attach}. "
-            "Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001"
-        )
-    options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
-    with EngineControl(attach or options.url, model=name, key=key) as control:
-        watch = EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence)
-        if attach is not None:
-            watch.stay(None)
-            return
+    key, say = read_key(), role_printer("engine")
+    with noted_signals() as asked:
+        policies = None if run is None else _wait_for_policies(run, wait_s=wait, stopped=lambda: bool(asked), say=say)
+        options = ServeOptions(model, name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
         folder = Path("runs") if run is None else run
-        with vllm_process(options, key, folder=folder, say=say, vllm=vllm) as process:
+        with (
+            EngineControl(options.url, model=name, key=key) as control,
+            vllm_process(options, key, folder=folder, say=say) as process,
+        ):
             try:
-                watch.serve(process, start_timeout_s=start_timeout)
+                EngineWatch(control, policies, say=say, stopped=lambda: bool(asked), silent_s=silence).serve(process)
             except EngineEnded as error:
                 say(str(error))
                 raise typer.Exit(1) from error
@@ -122,17 +102,13 @@ def worker(
     end_at_once(stop.exit_code)  # a tool that never ends, or a database that never answers, is not waited for
 
 
-@app.command(
-    cls=ResumingCommand,
-    epilog="Example: agentloop launch configs/cluster.yaml, or: agentloop launch configs/cluster.yaml --on ray",
-)
+@app.command(cls=ResumingCommand, epilog="Example: agentloop launch configs/cluster.yaml")
 def launch(
     file: Annotated[Path, typer.Argument(metavar="ROLES", help="YAML file of the roles: see configs/cluster.yaml.")],
-    on: Annotated[Literal["local", "ray"], typer.Option(help="Where they are started.")] = "local",
     run: RunPlace = None,
     resume: Resume = None,
 ) -> None:
-    """Start the roles of a run: learner, engines, workers, on this machine or on Ray."""
+    """Start the roles of a run: learner, engines, workers, on this machine."""
     going_on = read_resume(resume, run)
     roles = load_roles(file)
     config = load_run_config(roles)
@@ -141,11 +117,7 @@ def launch(
     place = run or run_to_continue(config, resume=going_on) or claim_run_folder(config)
     members = role_members(roles, config, place)
     print(f"run folder: {place}", flush=True)
-    if on == "ray":
-        from agentloop.launch.ray_cluster import launch_on_ray
-
-        raise typer.Exit(launch_on_ray(members, place, roles.ray))
-    raise typer.Exit(launch_here(members, place))
+    raise typer.Exit(run_roles(members, place))
 
 
 @app.command(

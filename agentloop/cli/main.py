@@ -31,7 +31,7 @@ _LATE = {
     "cluster_commands": {
         "engine": "Serve a run's policy with vLLM on this machine: started, watched, and always proved.",
         "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
-        "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
+        "launch": "Start the roles of a run: learner, engines, workers, on this machine.",
         "gateway": "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run.",
     },
     "page_commands": {

@@ -27,8 +27,6 @@ from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
 ENVIRONMENT = "gateway"
-MOST_OPEN = 4096
-"""The most open sessions: each is in memory."""
 _NAME = re.compile(r"[A-Za-z0-9._:~@+-]{1,128}")
 _log = logging.getLogger(__name__)
 
@@ -107,11 +105,9 @@ class RecordedSession(AgentSession):
 class RecordedSessions:
     """All open sessions of a recording. Whoever has the key may open one under any name."""
 
-    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float, most: int = MOST_OPEN) -> None:
-        """A session without a request for `idle_s` ends. At most `most` sessions are open."""
-        self.recording, self._key, self._idle_s, self._most = recording, key, idle_s, most
-        self.refused = 0
-        """Requests that were refused because too many sessions were open."""
+    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
+        """A session without a request for `idle_s` ends."""
+        self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
 
@@ -137,11 +133,6 @@ class RecordedSessions:
         if not _NAME.fullmatch(episode):
             raise BadRequest(404, "The session's name must have at most 128 letters, digits and . _ : ~ @ + -")
         id = f"{self.recording.run[:12]}:{episode}"
-        if id not in self._sessions and len(self._sessions) >= self._most:
-            self.refused += 1
-            raise BadRequest(
-                503, f"At most {self._most} sessions may be open, and all are. End some, or lower --idle-s."
-            )
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening
         try:

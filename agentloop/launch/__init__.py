@@ -1,1 +1,1 @@
-"""Starts a run's roles as commands, on this machine or on a Ray cluster. It imports no torch."""
+"""Starts a run's roles as commands, on this machine. It imports no torch."""

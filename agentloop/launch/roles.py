@@ -16,7 +16,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, read_keys
 from agentloop.errors import UserError
 from replay.errors import sentence_for_validation_error
-from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
+from replay.setting_types import Positive, PositiveFloat, Section
 
 _AGENTLOOP = (sys.executable, "-m", "agentloop")
 _RANK_RESTARTS = 3
@@ -24,7 +24,6 @@ _RANK_RESTARTS = 3
 
 class RoleSection(Section):
     count: Positive = Field(1, description="How many of it run at once.")
-    cpus: Positive = Field(1, description="CPU cores each of them gets from Ray.")
     gpus: int = Field(0, ge=0, description="GPUs each of them gets.")
     stop_s: PositiveFloat = Field(30.0, description="Seconds it may take to leave once it was asked to; then: kill.")
     command: tuple[str, ...] = Field(
@@ -75,18 +74,10 @@ class RolesSection(Section):
         return {name: role for name, role in known.items() if role is not None}
 
 
-class RaySection(Section):
-    address: str | None = Field(
-        None, description="Where the cluster is (auto, or HOST:PORT); null: RAY_ADDRESS, or Ray on this machine alone."
-    )
-    placement_timeout_s: NonNegative = Field(40.0, description="Seconds the roles may take to be placed.")
-
-
 class RolesFile(Section):
     config: str = Field(description="The run's configuration.")
     set: tuple[str, ...] = Field((), description="Keys that override it, as [model.path=Qwen/Qwen3-8B].")
     roles: RolesSection = Field(default_factory=RolesSection, description="What runs.")
-    ray: RaySection = Field(default_factory=RaySection, description="For --on ray.")
 
 
 def load_roles(path: Path) -> RolesFile:

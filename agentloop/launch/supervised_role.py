@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,16 +36,13 @@ Show = Callable[[str, str], None]
 class SupervisedRole:
     """A supervised command. The constructor starts it; afterwards `look` is called at intervals."""
 
-    def __init__(
-        self, member: RoleMember, run: Path, environment: Mapping[str, str], *, launch: str, show: Show
-    ) -> None:
-        """`launch` is this launch's id: processes of the member's earlier starts in this launch are killed first."""
+    def __init__(self, member: RoleMember, run: Path, environment: Mapping[str, str], *, show: Show) -> None:
         self.member = member
         self.exit_code: int | None = None
         """The exit code, once the command is not restarted any more."""
         self.failure: str | None = None
         """Why the command is not restarted, where that ends the launch."""
-        self._mark = f"{run.absolute()}:{member.name}:{launch}"
+        self._mark = f"{run.absolute()}:{member.name}:{uuid.uuid4().hex}"
         self._environment, self._show = {**environment, "PYTHONUNBUFFERED": "1", MARK: self._mark}, show
         path = run / LOGS / f"{member.name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +85,6 @@ class SupervisedRole:
 
     def _start(self) -> None:
         self._due, self._started_at = None, time.monotonic()
-        kill_marked(self._mark)
         self._process = _start_process(self.member.command, self._environment)
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)

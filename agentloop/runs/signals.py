@@ -107,6 +107,18 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
         shower.join()
 
 
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Collect, within the block, the numbers of Ctrl-C and SIGTERM signals, which have no other effect."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in _SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 def end_at_once(code: int) -> NoReturn:
     """End this process at once, and kill the processes that multiprocessing began, which would wait for ever."""
     for child in multiprocessing.active_children():

@@ -275,11 +275,11 @@ def _start_engine(
     folder: RunFolder, first: Path | str, loaded: LoadedModel, display: RunDisplay
 ) -> AbstractContextManager[ServedEngine]:
     """Start the run's own engine, after the learner has its weights, because it measures the free memory."""
-    on_gpu, variable = loaded.model.device.type == "cuda", folder.config.engine.api_key_env
+    on_gpu = loaded.model.device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
     options = serve_options(folder.config, first, shares_gpu=on_gpu)
-    return served_engine(options, key_variable=variable, run=folder.path, note=display.note)
+    return served_engine(options, run=folder.path, note=display.note)
 
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:

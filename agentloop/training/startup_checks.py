@@ -27,7 +27,8 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
     """
     if actor.compute.autocast != "none":
         exact = actor.compute.model_copy(update={"autocast": "none"})
-        check_scoring(generator.with_compute(exact), Actor(actor.model, packs=actor.packs, compute=exact), text=text)
+        plain = LocalGenerator(actor.model, stop_ids=frozenset(), compute=exact)
+        check_scoring(plain, Actor(actor.model, packs=actor.packs, compute=exact), text=text)
     prompts, worst = {0: list(text), 1: list(text[:2])}, 0.0
     generator.begin(seed=0, temperature=1.0)
     for _ in range(2):

@@ -22,13 +22,13 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.engines.remote.server_facts import ServerFacts, ask_server
+from agentloop.engines.remote.server_facts import KEY_VARIABLE, ServerFacts, ask_server
 from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
-from agentloop.gateway.recorded_sessions import MOST_OPEN, RecordedSessions, Recording
+from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
@@ -103,8 +103,6 @@ def record_sessions(
             say(f"agents ask {section.public_url or url}/e/NAME/v1, each attempt at a task with a NAME of its own")
             while not stop.requested:
                 time.sleep(_LOOK_S)
-        if sessions.refused:
-            say(f"{sessions.refused:,} requests were refused: {MOST_OPEN:,} sessions were open")
 
 
 def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
@@ -117,7 +115,7 @@ def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
         text = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        text = text.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)
+        text = text.replace(KEY_VARIABLE, UPSTREAM_KEY)
         raise UserError(f"{text} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 

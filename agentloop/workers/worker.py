@@ -21,7 +21,6 @@ from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
-from agentloop.workers.listed_engines import ListedEngines
 from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.storage.collecting.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, RunView
@@ -62,7 +61,6 @@ class Worker:
         self._say = say
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
-        self._engines = ListedEngines(run.engine)
         self._claims: dict[Place, Claim] = {}
         """The claims of episodes that are unfinished, or not stored yet."""
         self._results: list[EpisodeResult] = []
@@ -102,7 +100,7 @@ class Worker:
         if self._back_off_s:
             self._say("the database answers again")
             self._back_off_s = 0.0
-        self._engines.update(view.engines)
+        self._run.engine.use_listed(view.engines)
         await self._store_results()
         if len(self._errors) >= _MOST_ERRORS_IN_A_ROW:
             raise UserError(
@@ -115,7 +113,7 @@ class Worker:
         if time.monotonic() >= self._next_report:
             await self._ask(self._run.store.roles.report, "worker", self._run.id, self.id, self._facts())
             self._next_report = time.monotonic() + self._lease_s / 3
-        busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
+        busy = self._claims or (view.has_free_tickets and self._run.engine.serves)
         self._pause_s = _LOOK_S if busy else min(2 * self._pause_s, _LONGEST_LOOK_S, self._lease_s / 3)
         return self._pause_s
 
@@ -150,7 +148,7 @@ class Worker:
     async def _claim(self, view: RunView) -> None:
         count = 0 if any(map(_is_last_try, self._claims.values())) else self._concurrency - len(self._claims)
         count = count if self._desk is None else min(count, self._desk.waiting)
-        if not count or not view.has_free_tickets or not self._engines.any_serves:
+        if not count or not view.has_free_tickets or not self._run.engine.serves:
             return
         claims, known = await self._ask(self._claim_tickets, count)
         if self._claims and any(map(_is_last_try, claims)):  # if it ends this worker, no other ticket loses a try

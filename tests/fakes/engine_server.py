@@ -52,7 +52,6 @@ class EngineServer:
         self.transfers = transfers
         self.scale_out = True
         """Whether it was started with `--enable-scale-out`, without which `/inference` is forbidden."""
-        self.is_healthy = True
         self.version = "0.32.0"
         self.requests: list[dict[str, Any]] = []
         """The bodies it was sent, for the routes that sample."""
@@ -82,7 +81,7 @@ class EngineServer:
             "POST /start_weight_update": self._start_update,
             "POST /update_weights": self._update_weights,
             "POST /finish_weight_update": self._finish_update,
-            "GET /health": self._health,
+            "GET /health": lambda *_: None,
             "GET /version": lambda *_: {"version": self.version},
             "GET /server_info": lambda *_: {"vllm_config": {"model_config": {"dtype": f"torch.{models.number_type}"}}},
             "GET /v1/models": self._list_models,
@@ -122,13 +121,8 @@ class EngineServer:
         answer: dict[str, Any] = {}
         if params.get("prompt_logprobs") is not None:
             answer["prompt_logprobs"] = self.models.prompt_log_probs(asked)
-        if body.get("return_token_ids"):
-            answer["prompt_token_ids"] = list(asked.prompt)
-        return self._whole(asked, choice, answer)
-
-    def _whole(self, asked: Asked, choice: dict[str, Any], rest: dict[str, Any]) -> Response:
         usage = {"prompt_tokens": len(asked.prompt)}
-        return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **rest})
+        return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **answer})
 
     def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked:
         """What is to be sampled. Raises Refused."""
@@ -165,10 +159,6 @@ class EngineServer:
         self.most_running = max(self.most_running, self.models.running + 1)
         return await self.models.sample(asked)
 
-    async def _health(self, request: Request, body: Any) -> None:
-        if not self.is_healthy:
-            raise Refused(503, "EngineCore is dead.")
-
     async def _list_models(self, request: Request, body: Any) -> dict[str, Any]:
         models = self.models
         base = {"id": models.name, "parent": None, "max_model_len": self.max_model_len, "root": str(models.folder)}
@@ -190,15 +180,8 @@ class EngineServer:
         del self.models.adapters[name], self.models.paths[name]
 
     async def _pause(self, request: Request, body: Any) -> None:
-        mode = request.query_params.get("mode", "abort")
-        assert mode in ("abort", "wait", "keep")
-        await self._still(aborts=mode == "abort", waits=mode != "keep")
+        assert request.query_params["mode"] == "keep"  # replies under way go on later
         self.models.going.clear()
-
-    async def _still(self, *, aborts: bool, waits: bool = True) -> None:
-        self.models.aborts += aborts
-        while waits and self.models.running:
-            await asyncio.sleep(0.005)
 
     async def _resume(self, request: Request, body: Any) -> None:
         if self.models.asleep:
@@ -214,7 +197,9 @@ class EngineServer:
             raise Refused(500, str(error)) from error
 
     async def _sleep(self, request: Request, body: Any) -> None:
-        await self._still(aborts=True)
+        self.models.aborts += 1
+        while self.models.running:
+            await asyncio.sleep(0.005)
         self.models.sleep(int(request.query_params.get("level", "1")))
 
     async def _init_transfer(self, request: Request, body: Any) -> None:

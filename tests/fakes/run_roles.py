@@ -69,12 +69,12 @@ class Roles:
         if role == LEARNER:
             words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
         elif role == ENGINE_ROLE:
-            words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
+            words = ["engine", str(self._model), "--port", str(self.port)]
             words += ["--run", str(self.run), *self._engine_words]
         else:
             words = ["worker", "--run", str(self.run), "--concurrency", "8"]
         self.started[role] += 1
-        self.processes[role] = Program(*words, place={"PYTHONPATH": str(ROOT)})
+        self.processes[role] = Program(*words, place={"PYTHONPATH": str(ROOT), "AGENTLOOP_VLLM": str(self._vllm)})
 
     def printed(self, role: str) -> str:
         return self.processes[role].output

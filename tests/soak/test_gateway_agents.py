@@ -37,13 +37,13 @@ def folder(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_agent_learns(agent: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if engine == "vllm" and missing() is not None:
         pytest.skip(str(missing()))
-    monkeypatch.setenv("ENGINE_KEY", KEY)
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", KEY)
     run, settings = tmp_path / "gateway-agents-001", [f"environment.agent={agent}", f"run.seed={SEEDS[engine]}"]
     settings += [f"model.path={START}", f"run.folder={tmp_path}"]
     with ExitStack() as until_trained:
         if engine == "vllm":
             control = until_trained.enter_context(real_engine(folder / START, tmp_path))
-            settings += ["rollout.engine=vllm", f'engine.urls=["{control.url}"]', "engine.api_key_env=ENGINE_KEY"]
+            settings += ["rollout.engine=vllm", f'engine.urls=["{control.url}"]']
             settings += ["engine.served_model_name=tiny"]
         sets = [part for setting in settings for part in ("--set", setting)]
         started(folder, "agentloop", "train", f"{EXAMPLES}/train.yaml", *sets)

@@ -145,11 +145,11 @@ def test_tokens_are_of_their_spans_version_over_100_publishes(engine_for_whole_w
 def test_quickstart_learns_through_vllm(
     rank: int, learning_rate: float, warmed_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENGINE_KEY", KEY)
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", KEY)
     with real_engine(warmed_up, tmp_path, lora_rank=rank) as engine:
         result = quickstart(
             *(tmp_path, f"model.path={warmed_up}", "rollout.engine=vllm", f'engine.urls=["{engine.url}"]'),
-            *("engine.served_model_name=tiny", "engine.api_key_env=ENGINE_KEY", "context.max_tokens=1024"),
+            *("engine.served_model_name=tiny", "context.max_tokens=1024"),
             *(f"lora.rank={rank}", f"optimizer.learning_rate={learning_rate}", "run.stop_at_success=0.95"),
         )
     run = Path(str(result["folder"]))

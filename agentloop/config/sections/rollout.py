@@ -50,8 +50,7 @@ def _checked_url(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         # The URL itself would show it.
         raise ValueError(
-            "engine.urls must hold no user and no password, got a URL with one. "
-            "Put the key into the variable that engine.api_key_env names."
+            "engine.urls must hold no user and no password, got a URL with one. Put the key into AGENTLOOP_ENGINE_KEY."
         )
     return url.rstrip("/")
 
@@ -74,11 +73,6 @@ class EngineSection(Section):
     options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
     urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
     served_model_name: str | None = Field(None, description="Engines' name of the model; null: the one they serve.")
-    api_key_env: str = Field(
-        "AGENTLOOP_ENGINE_KEY",
-        pattern="^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Environment variable that holds the engines' key; the key itself is never stored or logged.",
-    )
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
     turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, including retries.")
     restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for a silent engine.")

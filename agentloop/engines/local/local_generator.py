@@ -66,16 +66,6 @@ class LocalGenerator:
         self._temperature = 1.0
         self._cache = EpisodeCache(self.model)
 
-    def with_compute(self, compute: ComputeSection) -> LocalGenerator:
-        """Return another generator of the same policy, with these compute settings."""
-        return LocalGenerator(
-            self.model,
-            stop_ids=self._stop_ids,
-            stop_strings=self._stop_strings,
-            policy_version=self.policy_version,
-            compute=compute,
-        )
-
     def published(self, version: int) -> None:
         """Note that the model has new weights."""
         self.policy_version = version

@@ -122,9 +122,7 @@ def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None
     given = _compare_given(probe, found) if policy.kind == "full" else likeliest
     proof = Proof(compare_log_probs(given), compare_log_probs(likeliest), prove_s=time.monotonic() - began)
     if record is not None:
-        line: dict[str, Any] = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
-        if not proof.holds:
-            line |= {"columns": Compared._fields, "compared": [given, *following]}
+        line = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
         with record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     if not proof.holds:

@@ -38,6 +38,7 @@ from agentloop.engines.remote.vllm_protocol import (
 )
 from agentloop.errors import UserError, one_line, shortened
 from agentloop.records import Completion, GenerationFailed
+from replay.storage.collecting.ticket_records import SERVING, Participant
 
 _LOOK_AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 4.0
@@ -130,6 +131,22 @@ class RemoteEngine:
         """
         chosen = self._urls.all if urls is None else urls
         self._urls.set_serving(version, label=label or name or str(version), adapter=name, urls=chosen)
+
+    def use_listed(self, engines: Sequence[Participant]) -> None:
+        """Use the engines that the learner lists as serving. One that loads new weights gets no requests meanwhile."""
+        listed = {each.id: each.facts for each in engines if each.facts["state"] == SERVING}
+        serving = {url: facts for url, facts in listed.items() if url in self._servers}
+        for url in self._urls.serving.keys() - serving.keys():
+            self.withdraw(url)
+        for url, facts in serving.items():
+            version, label, adapter = int(facts["version"]), str(facts["label"]), facts["adapter"]
+            if self._urls.serving.get(url) != Weights(version, adapter) or label not in self._urls.versions[url]:
+                self.published(version, name=adapter, label=label, urls=[url])
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is an engine to ask now."""
+        return bool(self._urls.serving)
 
     def withdraw(self, url: str) -> None:
         """Use this engine no more until `published` names it again: its weights will change, or it is gone."""
@@ -270,7 +287,7 @@ def connect_engine(
     config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
 ) -> RemoteEngine:
     """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
-    section, key = config.engine, read_key(config.engine.api_key_env)
+    section, key = config.engine, read_key()
     limits = EngineLimits(
         concurrency=section.concurrency,
         turn_timeout_s=section.turn_timeout_s,

@@ -14,6 +14,8 @@ from agentloop.errors import UserError, one_line, shortened
 
 LEAST_VERSION = "0.32"
 """The oldest vLLM that works. Older ones name no weights in replies, and do not know `--enable-scale-out`."""
+KEY_VARIABLE = "AGENTLOOP_ENGINE_KEY"
+"""The environment variable that holds the engines' key, which is never stored or logged."""
 CONNECT_TIMEOUT_S = 5.0
 _WARM_UP = httpx2.Timeout(300.0, connect=CONNECT_TIMEOUT_S)
 """A server's first reply may take a minute."""
@@ -32,7 +34,7 @@ class EngineAway(UserError):
     """No server answers at the URL; one may be starting."""
 
 
-def read_key(variable: str) -> str | None:
+def read_key(variable: str = KEY_VARIABLE) -> str | None:
     """Read the engine's key from the environment; None where the variable is not set. No message shows the key."""
     key = os.environ.get(variable, "").strip()
     if not re.fullmatch(r"[!-~]*", key):
@@ -96,8 +98,8 @@ def _base_model(client: httpx2.Client, url: str, model: str | None) -> dict[str,
     answer = client.get("/v1/models")
     if answer.status_code in (401, 403):
         raise UserError(
-            f"the variable that engine.api_key_env names must hold the engine's key, got status "
-            f"{answer.status_code} from {url}. Set it to the --api-key the engine was started with."
+            f"{KEY_VARIABLE} must hold the engine's key, got status {answer.status_code} from {url}. Set it to the "
+            "--api-key the engine was started with."
         )
     try:
         answer.raise_for_status()

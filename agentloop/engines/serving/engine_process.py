@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from agentloop.engines.remote.server_facts import LEAST_VERSION, check_version
+from agentloop.engines.remote.server_facts import KEY_VARIABLE, LEAST_VERSION, check_version
 from agentloop.errors import UserError, one_line, shortened
 
 LOOPBACK = "127.0.0.1"
-EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
+EXECUTABLE_VARIABLE = "AGENTLOOP_VLLM"
 _VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+START_S = 1800.0
+"""Seconds to start: vLLM first compiles, and captures graphs."""
 _VERSION_S = 300.0
 """Seconds for `vllm --version`, whose imports take a while."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -74,17 +76,17 @@ class ServeOptions:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
-    """Find vLLM: `named`, or from AGENTLOOP_VLLM, or from the PATH. Raises UserError for none or an old one."""
-    key, wanted = "--vllm" if named else EXECUTABLE_VARIABLE, named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
+def find_vllm(environment: Mapping[str, str]) -> Path:
+    """Find vLLM where AGENTLOOP_VLLM says, or on the PATH. Raises UserError for none or an old one."""
+    wanted = os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
     found = shutil.which(wanted)
     if found is None:
         raise UserError(
-            f"{key} must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
-            "environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
+            f"{EXECUTABLE_VARIABLE} must be vLLM's own executable, got {wanted!r}, which is not there. Install vLLM in "
+            "an environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
             f"'vllm>={LEAST_VERSION}'), then set {EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
-    check_version(_read_version(found, environment), key=key, where=found)
+    check_version(_read_version(found, environment), key=EXECUTABLE_VARIABLE, where=found)
     return Path(found)
 
 
@@ -166,10 +168,7 @@ class EngineProcess:
             if ready():
                 return True
             if time.monotonic() > end:
-                raise UserError(
-                    f"vllm serve must answer within {limit_s:g} s, got nothing. See its log: {self.log} "
-                    "(`agentloop engine` takes a longer --start-timeout)"
-                )
+                raise UserError(f"vllm serve must answer within {limit_s:g} s, got nothing. See its log: {self.log}")
             time.sleep(_LOOK_AGAIN_S)
         return False
 
@@ -196,11 +195,11 @@ class EngineProcess:
 
 @contextmanager
 def vllm_process(
-    options: ServeOptions, key: str | None, *, folder: Path, say: Callable[[str], None], vllm: Path | None = None
+    options: ServeOptions, key: str | None, *, folder: Path, say: Callable[[str], None]
 ) -> Iterator[EngineProcess]:
-    """Run `vllm serve` within the block, with a log in `folder`. `vllm`: see `find_vllm`. Raises UserError."""
+    """Run `vllm serve` within the block, with a log in `folder`. Raises UserError."""
     environment, log = serve_environment(options, key, os.environ), folder / f"engine-{options.port}.log"
-    command = serve_command(find_vllm(vllm, environment), options)
+    command = serve_command(find_vllm(environment), options)
     say(f"starting vllm serve {options.model} (log: {log})")
     process = EngineProcess(command, environment, port=options.port, log=log)
     try:
@@ -230,12 +229,9 @@ def free_port() -> int:
 
 
 def _check_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(
-                f"--port must be free, got {port} ({error.strerror}). End the program there, attach to it with "
-                f"--attach http://{LOOPBACK}:{port}, or choose another port."
-            ) from error
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as error:
+        raise UserError(
+            f"--port must be free, got {port}: {error.strerror}. End the program there, or choose another port."
+        ) from error

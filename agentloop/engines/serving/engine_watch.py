@@ -7,7 +7,7 @@ from pathlib import Path
 from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
 from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import newest_published, one_publisher
-from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.engine_process import START_S, EngineProcess
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError
 
@@ -19,10 +19,7 @@ answer while it loads weights, either.
 
 
 class EngineWatch:
-    """Watches an engine until `stopped`, and publishes each newest policy in the folder `policies` to it once.
-
-    An engine that answers again after a silence counts as a new one, without a policy of the run.
-    """
+    """Watches an engine until `stopped`, and publishes each newest policy in the folder `policies` to it once."""
 
     def __init__(
         self,
@@ -38,34 +35,23 @@ class EngineWatch:
         self._say, self._stopped, self._silent_s = say, stopped, silent_s
         self._published: Path | None = None
 
-    def serve(self, process: EngineProcess, *, start_timeout_s: float) -> None:
-        """Watch an engine started here. Raises UserError if it does not start, EngineEnded if it dies."""
-        if process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
-            self.stay(process)
-
-    def stay(self, process: EngineProcess | None) -> None:
-        """Watch an engine until it ends. Without a `process` the engine is not ours: it may go and come back."""
-        answers, answered_at = False, time.monotonic()
+    def serve(self, process: EngineProcess) -> None:
+        """Watch the engine that `process` runs. Raises UserError if it does not start, EngineEnded if it dies."""
+        if not process.wait_until(self._engine.healthy, limit_s=START_S, stopped=self._stopped):
+            return
+        self._say(f"answers at {self._engine.url}")
+        answered_at = time.monotonic()
         while not self._stopped():
-            if process is not None and process.exit_code is not None:
+            if process.exit_code is not None:
                 raise _ended(f"exit code {process.exit_code}: {process.last_error()}")
-            answered, answers = answers, self._engine.healthy()
-            if answers:
+            if self._engine.healthy():
                 answered_at = time.monotonic()
-                if not answered:
-                    self._say(f"answers at {self._engine.url}")
-                    self._published = None
                 try:
                     self.publish_newest()
                 except EngineRefused as error:
-                    if process is not None:
-                        raise _ended(str(error)) from error
-                    self._say(str(error))
-                    answers = False
-            elif process is not None and time.monotonic() - answered_at > self._silent_s:
+                    raise _ended(str(error)) from error
+            elif time.monotonic() - answered_at > self._silent_s:
                 raise _ended(f"no answer for {self._silent_s:g} s.")
-            elif answered:
-                self._say(f"does not answer at {self._engine.url} any more; waiting until it does")
             time.sleep(LOOK_AGAIN_S)
 
     def publish_newest(self) -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from agentloop.config import RunConfig
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import read_key
-from agentloop.engines.serving.engine_process import EngineProcess, ServeOptions, free_port, vllm_process
+from agentloop.engines.serving.engine_process import START_S, EngineProcess, ServeOptions, free_port, vllm_process
 from agentloop.errors import TrainingStopped
 
-_START_S = 1800.0
-"""Seconds to start: vLLM first compiles, and captures graphs."""
 _SILENT_S = 60.0
 _LOOK_AGAIN_S = 0.5
 
@@ -64,14 +62,12 @@ def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> 
 
 
 @contextmanager
-def served_engine(
-    options: ServeOptions, *, key_variable: str, run: Path, note: Callable[[str], None]
-) -> Iterator[ServedEngine]:
+def served_engine(options: ServeOptions, *, run: Path, note: Callable[[str], None]) -> Iterator[ServedEngine]:
     """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError if it does not answer."""
-    key = read_key(key_variable)
+    key = read_key()
     with (
         vllm_process(options, key, folder=run, say=note) as process,
         EngineControl(options.url, model=options.served_model_name, key=key) as control,
     ):
-        process.wait_until(control.healthy, limit_s=_START_S, stopped=lambda: False)
+        process.wait_until(control.healthy, limit_s=START_S, stopped=lambda: False)
         yield ServedEngine(options, process, control)

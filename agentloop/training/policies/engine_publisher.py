@@ -69,11 +69,10 @@ class EnginePublisher(Publisher):
     ) -> None:
         """`served` is the run's own engine, if it has one. Raises UserError for engines of several number types."""
         super().__init__(loaded, engine, store, folder=folder, weights=weights)
-        section = folder.config.engine
-        key = read_key(section.api_key_env)
+        key = read_key()
         self._controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
         self._prober = Prober(weights, _common_number_type(self._controls), folder.config.rollout.temperature)
-        self._restart_timeout_s = section.restart_timeout_s
+        self._restart_timeout_s = folder.config.engine.restart_timeout_s
         self._served = served
         self._sleep_level = 0 if served is None else served.options.sleep_level
         self.seconds: dict[str, float] = defaultdict(float)

@@ -5,40 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.engines.serving.engine_process import free_port
 from tests.fakes.processes import Program
-from tests.fakes.scripted_http import scripted_server
+from tests.fakes.run_roles import engine_executable
 from tests.fakes.shell import Shell
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ((), "MODEL must be given, or --attach, but not both, got None and None."),
-        (("m", "--attach", "http://127.0.0.1:9"), "MODEL must be given, or --attach, but not both, got m and http://"),
-        (("m", "--run", "/nowhere", "--wait", "0"), "--run must be the folder of a run, got '/nowhere', which is not "),
-    ],
-)
-def test_what_it_needs_is_one_line(words: tuple[str, ...], expected: str, shell: Shell, tmp_path: Path) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        assert shell.refusal(["engine", *words], tmp_path).startswith(expected)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def test_run_that_is_not_there_is_one_line(shell: Shell, tmp_path: Path) -> None:
+    refused = shell.refusal(["engine", "m", "--run", "/nowhere", "--wait", "0"], tmp_path)
+    assert refused.startswith("--run must be the folder of a run, got '/nowhere', which is not ")
 
 
 @pytest.mark.slow
-def test_attached_it_says_whether_the_engine_answers_and_leaves_when_asked(tmp_path: Path) -> None:
-    with scripted_server() as server:
-        server.answers["/health"] = (200, None)
-        run = tmp_path / "run-001"  # which is there only later
-        words, place = ["engine", "--attach", server.url, "--run", run], {"AGENTLOOP_ENGINE_KEY": "the-secret"}
-        with Program(*words, place=place) as process:
-            process.says("engine: waits for the run")
-            run.mkdir()
-            process.says(f"engine: answers at {server.url}")
-            server.answers["/health"] = (503, None)
-            process.says("does not answer at")
-            process.send(signal.SIGTERM)
-            assert process.wait() == 0
-    assert "the-secret" not in process.output
+def test_it_waits_for_its_run_and_leaves_when_asked(tmp_path: Path, qwen2: Path) -> None:
+    run = tmp_path / "run-001"  # which is there only later
+    place = {"AGENTLOOP_VLLM": str(engine_executable(tmp_path)), "AGENTLOOP_ENGINE_KEY": "the-secret"}
+    with Program("engine", qwen2, "--run", run, "--port", str(free_port()), place=place) as process:
+        process.says("engine: waits for the run")
+        run.mkdir()
+        process.says("engine: answers at")
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+    (log,) = run.glob("engine-*.log")
+    assert "the-secret" not in process.output + log.read_text()

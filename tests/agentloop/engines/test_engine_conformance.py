@@ -1,30 +1,20 @@
-"""What an engine must hold, whoever serves it: the test server, and the one that VLLM_URL names.
+"""What an engine must hold: the test server that stands for vLLM here; soak tests ask a real one."""
 
-`VLLM_URL=http://127.0.0.1:8000 AGENTLOOP_ENGINE_KEY=... pytest tests/agentloop/engines/test_engine_conformance.py`
-needs a server of float32 weights with `--logprobs-mode processed_logprobs` whose model's folder is on this machine;
-`VLLM_MODEL` names the folder where the server calls it something else.
-"""
-
-import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-import httpx2
 import pytest
 from transformers import PreTrainedModel
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
+from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.engines.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
-from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
+from agentloop.engines.remote.server_facts import ServerFacts, ask_server
 from tests.fakes.engine_sampling import load, plain_log_probs, plain_scores, replies_of, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 
 KEY = "a-key-that-nobody-sees"
-REAL = os.environ.get("VLLM_URL")
 VERSION = 3
 IMPATIENT = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, restart_timeout_s=0.0)
 
@@ -34,7 +24,6 @@ class Subject:
     """An engine, and the model that it must agree with."""
 
     facts: ServerFacts
-    key: str | None
     model: PreTrainedModel
 
     @property
@@ -51,7 +40,7 @@ class Subject:
         self, *, stop_ids: frozenset[int] = frozenset(), version: int = VERSION, temperature: float = 1.0
     ) -> RemoteEngine:
         ids, size = self.stop_ids | stop_ids, self.vocabulary
-        engine = RemoteEngine([self.facts], key=self.key, stop_ids=ids, vocab_size=size, limits=IMPATIENT)
+        engine = RemoteEngine([self.facts], key=KEY, stop_ids=ids, vocab_size=size, limits=IMPATIENT)
         engine.published(version)
         engine.begin(seed=0, temperature=temperature)
         return engine
@@ -78,15 +67,11 @@ def server(qwen2: Path) -> Iterator[EngineServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=(None, REAL)[: 1 + bool(REAL)])
-def subject(request: pytest.FixtureRequest, server: EngineServer) -> Subject:
-    url = request.param or server.address
-    key = read_key("AGENTLOOP_ENGINE_KEY") if url == REAL else KEY
-    facts = ask_server(url, key=key)
-    httpx2.post(f"{url}/update_weight_version", json={"new_version": str(VERSION)}).raise_for_status()
-    root = httpx2.get(f"{url}/v1/models", headers=key_headers(key)).json()["data"][0]["root"]
-    folder = os.environ.get("VLLM_MODEL", root) if url == REAL else root
-    return Subject(facts, key, load(folder))
+@pytest.fixture(scope="module")
+def subject(server: EngineServer) -> Subject:
+    facts = ask_server(server.address, key=KEY)
+    server.models.label = str(VERSION)
+    return Subject(facts, server.models.model)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -117,10 +102,6 @@ def test_a_greedy_reply_is_the_most_likely_one_and_ends_with_its_stop_token(subj
 
 def test_a_prompt_is_read_token_for_token(subject: Subject) -> None:
     prompt = [subject.vocabulary - 1, 0, 0, 1, *sorted(subject.stop_ids)[:3], 5]
-    body = generate_body(subject.facts.model, prompt, temperature=1.0, max_new_tokens=2)
-    url, headers = subject.facts.url + GENERATE, key_headers(subject.key)
-    answer = httpx2.post(url, json={**body, "return_token_ids": True}, headers=headers).raise_for_status().json()
-    assert (answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]) == prompt
     request = GenerationRequest(0, prompt, 8)
     subject.assert_own(request, *subject.replies(request))
 
@@ -144,21 +125,18 @@ def test_a_prompt_that_is_too_long_or_none_of_the_models_is_refused(subject: Sub
 
 
 def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path) -> None:
-    name, folder = f"run@{uuid.uuid4().int}", save_adapter(Path(subject.model.name_or_path), tmp_path)
+    name, folder = "run@4", save_adapter(Path(subject.model.name_or_path), tmp_path)
     adapted = load(subject.model.name_or_path)
     adapted.load_adapter(str(folder))
-    post = partial(httpx2.post, headers=key_headers(subject.key), timeout=60)
-    loaded = post(f"{subject.facts.url}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
-    if loaded.status_code in (404, 405) and subject.facts.url == REAL:
-        pytest.skip("this server was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
-    loaded.raise_for_status()
-    engine = subject.engine()
-    engine.published(VERSION + 1, name)
-    request = GenerationRequest(0, subject.prompt(5), 16)
-    reply = recorded(replies_of(engine, [request])[0])
+    with EngineControl(subject.facts.url, model=subject.facts.model, key=KEY) as control:
+        control.load_adapter(name, folder)
+        engine = subject.engine()
+        engine.published(VERSION + 1, name)
+        request = GenerationRequest(0, subject.prompt(5), 16)
+        reply = recorded(replies_of(engine, [request])[0])
+        control.unload_adapter(name)
     replace(subject, model=adapted.eval()).assert_own(request, reply)
     below = plain_log_probs(subject.model, request.prompt_ids, reply.token_ids)
     assert reply.log_probs != pytest.approx(below, abs=0.01)
     assert reply.policy_version == VERSION + 1
-    post(f"{subject.facts.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
     assert str(replies_of(engine, [request])[0]) == f"unproved_version: the engine has no '{name}': has it restarted?"

@@ -17,6 +17,7 @@ from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server, read_key
 from agentloop.engines.remote.vllm_protocol import RETRIED_FAULTS, FaultKind
 from agentloop.errors import UserError
+from replay.storage.collecting.ticket_records import PUBLISHING, SERVING, Participant
 from tests.fakes.engine_sampling import load, plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
@@ -167,6 +168,28 @@ def test_an_episode_asks_the_same_engine_in_every_turn(both: tuple[EngineServer,
     assert [asked_of(episode) for episode in episodes] == [1] * 24
 
 
+def test_only_an_engine_that_the_learner_lists_as_serving_is_asked(both: tuple[EngineServer, EngineServer]) -> None:
+    engine = connected(*both)
+
+    def listed(server: EngineServer, version: int, state: str = SERVING) -> Participant:
+        server.models.label = f"run@{version}"
+        facts = {"version": version, "label": f"run@{version}", "adapter": None, "state": state}
+        return Participant(server.address, facts, 1.0, 0.1)
+
+    def versions() -> set[object]:
+        return {reply.policy_version for reply in replies_of(engine, MANY) if isinstance(reply, Completion)}
+
+    engine.use_listed([listed(both[0], 3), listed(both[1], 4)])
+    assert versions() == {3, 4}
+    before = len(both[1].requests)
+    for second in ([listed(both[1], 5, PUBLISHING)], []):
+        engine.use_listed([listed(both[0], 3), *second])
+        assert versions() == {3}
+    assert len(both[1].requests) == before
+    engine.use_listed([replace(listed(both[0], 3), id="http://elsewhere:1")])
+    assert not engine.serves
+
+
 def test_a_turn_waits_for_an_engine_to_be_proved_until_its_deadline(server: EngineServer) -> None:
     engine = connected(server, turn_timeout_s=0.3)
     engine.withdraw(server.address)
@@ -209,7 +232,7 @@ def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, m
     engine = connected(server)
     server.key = "another"
     refused = asked(engine)
-    with pytest.raises(UserError, match="api_key_env names must hold the engine's key, got status 401") as unknown:
+    with pytest.raises(UserError, match="AGENTLOOP_ENGINE_KEY must hold the engine's key, got status 401") as unknown:
         ask_server(server.address, key=KEY)
     server.key = KEY
     server.traps.set(Trap.CUT_BODY)
@@ -217,14 +240,16 @@ def test_key_is_secret(server: EngineServer, caplog: pytest.LogCaptureFixture, m
     assert str(refused) == 'refused: status 401: {"error":"Unauthorized"}'
     assert engine.faults == {"refused": 1, "cut_body": 3}
     assert KEY not in "".join([repr(engine), caplog.text, str(unknown.value), *map(repr, replies)])
-    monkeypatch.setenv("ENGINE_KEY", "one two")
-    with pytest.raises(UserError, match=r"^ENGINE_KEY must be letters, digits and signs without a space\.") as spaced:
-        read_key("ENGINE_KEY")
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", "one two")
+    with pytest.raises(
+        UserError, match=r"^AGENTLOOP_ENGINE_KEY must be letters, digits and signs without a space\."
+    ) as spaced:
+        read_key()
     assert "two" not in str(spaced.value)
-    monkeypatch.setenv("ENGINE_KEY", f" {KEY}\n")
-    assert read_key("ENGINE_KEY") == KEY
-    monkeypatch.delenv("ENGINE_KEY")
-    assert read_key("ENGINE_KEY") is None
+    monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", f" {KEY}\n")
+    assert read_key() == KEY
+    monkeypatch.delenv("AGENTLOOP_ENGINE_KEY")
+    assert read_key() is None
 
 
 def test_a_cancelled_turn_frees_its_place(server: EngineServer) -> None:

@@ -50,7 +50,7 @@ def test_newest_is_the_highest_whole_number(tmp_path: Path, learner: LoadedModel
     ("file", "content", "said"),
     [
         ("model-head.safetensors", b"other", "must be the bytes that were published, got sha256"),
-        (MARKER, None, "must be whole, got no COMPLETE"),
+        (RECORD, None, "must have a published.json, got No such file or directory in "),
         (RECORD, b'{"run": "tiny"}', r"must have a published.json, got \d mistakes in it"),
     ],
 )

@@ -5,8 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,59 +33,26 @@ time.sleep(1000)
 """
 
 
-@contextmanager
-def watching(engine: EngineControl, folder: Path, start: Callable[[EngineWatch], object]) -> Iterator[list[str]]:
-    """What a watch over the engine says, which runs in a thread."""
-    said, stop = list[str](), threading.Event()
-    watch = EngineWatch(engine, folder, say=said.append, stopped=stop.is_set)
-    thread = threading.Thread(target=start, args=(watch,))
-    thread.start()
-    try:
-        yield said
-    finally:
-        stop.set()
-        thread.join(LIMIT_S)
-    assert not thread.is_alive()
-
-
-def served(said: list[str]) -> int:
-    return sum("serves policy 000000, proved" in line for line in said)
-
-
 def test_watch_ends_with_the_last_error_of_the_log(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
     die = f"until [ -e {tmp_path / 'die'} ]; do sleep 0.02; done; echo EngineDeadError: asked to die; exit 3"
     process = EngineProcess(["sh", "-c", die], {"PATH": os.environ["PATH"]}, port=free_port(), log=tmp_path / "log")
-    ended = list[str]()
+    said = list[str]()
 
-    def serve(watch: EngineWatch) -> None:
-        with pytest.raises(EngineEnded) as died:
-            watch.serve(process, start_timeout_s=LIMIT_S)
-        ended.append(str(died.value))
+    def hear(line: str) -> None:
+        said.append(line)
+        if "serves policy 000000, proved" in line:
+            (tmp_path / "die").touch()  # what it had started may still answer
 
-    with watching(engine, tmp_path, serve) as said:
-        until(lambda: served(said) == 1)
-        (tmp_path / "die").touch()  # what it had started may still answer
-        until(lambda: bool(ended))
-    assert ended[0].startswith("vllm serve must go on serving, got exit code 3: EngineDeadError: asked to die")
+    with pytest.raises(EngineEnded, match="^vllm serve must go on serving, got exit code 3: EngineDeadError: asked to"):
+        EngineWatch(engine, tmp_path, say=hear).serve(process)
+    assert len(said) == 2 and said[0].startswith("answers at http://127.0.0.1:")
 
 
 def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach http://127.0.0.1:{port}"):
+        with pytest.raises(UserError, match=f"--port must be free, got {port}: "):
             EngineProcess(["true"], {}, port=port, log=tmp_path / "log")
-
-
-@pytest.mark.slow
-def test_attached_engine_is_proved_when_it_is_back(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
-    with watching(engine, tmp_path, lambda watch: watch.stay(None)) as said:
-        until(lambda: served(said) == 1)
-        server.is_healthy = False
-        until(lambda: any("does not answer at" in line for line in said))
-        server.models.restart()
-        server.is_healthy = True
-        until(lambda: served(said) == 2)
-    assert server.models.loaded == ["000000"] * 2
 
 
 def test_each_policy_is_published_once_even_where_it_is_refused(

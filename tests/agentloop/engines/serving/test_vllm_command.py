@@ -53,20 +53,20 @@ def test_executable_is_the_one_named_and_new_enough(tmp_path: Path, monkeypatch:
     program = tmp_path / "vllm"
     _says(program, "Triton is installed, but disabled\n0.32.1rc1+cpu")
     monkeypatch.delenv("AGENTLOOP_VLLM", raising=False)
-    assert find_vllm(program, {}) == program
-    with monkeypatch.context() as named:
-        named.setenv("AGENTLOOP_VLLM", str(program))
-        assert find_vllm(None, {}) == program
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_vllm(None, {}) == program
-    with pytest.raises(UserError, match="--vllm must be vLLM's own executable, got '/nowhere/vllm'"):
-        find_vllm(Path("/nowhere/vllm"), {})
+    with monkeypatch.context() as on_the_path:
+        on_the_path.setenv("PATH", str(tmp_path))
+        assert find_vllm({}) == program
+    monkeypatch.setenv("AGENTLOOP_VLLM", "/nowhere/vllm")
+    with pytest.raises(UserError, match="AGENTLOOP_VLLM must be vLLM's own executable, got '/nowhere/vllm'"):
+        find_vllm({})
+    monkeypatch.setenv("AGENTLOOP_VLLM", str(program))
+    assert find_vllm({}) == program
     for said, got in (("0.26.0", "0.26.0"), ("0.9.2", "0.9.2"), ("it is not said", "exit code 0")):
         _says(program, said)
         with pytest.raises(UserError) as refused:
-            find_vllm(program, {})
+            find_vllm({})
         assert str(refused.value) == (
-            f"--vllm must be of vLLM 0.32 or newer, got {got} at {program}. "
+            f"AGENTLOOP_VLLM must be of vLLM 0.32 or newer, got {got} at {program}. "
             "Install it in vLLM's own environment: pip install 'vllm>=0.32'."
         )
 
