@@ -3,7 +3,7 @@
 from replay.questions.cluster import cluster, is_collected_by_workers
 from replay.questions.filters.query import Query, QueryResult, RowCondition, Sort, chosen
 from replay.questions.iteration import held_out, held_out_task, iteration
-from replay.questions.listing import Patience, ids_of, label_counts, page, run_labels_of, sampled_rows
+from replay.questions.listing import Patience, page, run_labels_of, sampled_rows
 from replay.questions.runs import metric_series, progress, run_names, runs
 from replay.questions.summary import distributions, summary
 from replay.questions.tasks import TaskSort, task, task_list, task_success
@@ -26,10 +26,8 @@ __all__ = [
     "find",
     "held_out",
     "held_out_task",
-    "ids_of",
     "is_collected_by_workers",
     "iteration",
-    "label_counts",
     "metric_series",
     "overview",
     "page",

@@ -159,12 +159,6 @@ def _row_facts(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElem
     return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]
 
 
-def ids_of(store: ReplayStore, run: str | None, filter: str | None) -> list[str]:
-    """Return the ids of all rows of a run (None: of all runs) that a filter holds for."""
-    with store.reading() as connection:
-        return list(connection.scalars(sa.select(_rows.id).where(chosen(run, filter))))
-
-
 class SampledRow(NamedTuple):
     """A row's id, and the versions of the policies that sampled its oldest and its newest token."""
 
@@ -183,17 +177,6 @@ def sampled_rows(
     with store.reading() as connection:
         found = connection.execute(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit))
         return [SampledRow(id, max(0, oldest), newest) for id, oldest, newest in found]
-
-
-def label_counts(store: ReplayStore, run: str | None = None) -> list[QueryResult]:
-    """Count the trajectories and runs that have each label, in one run or in all."""
-    mine, of, count = schema.trajectory_labels.c, schema.run_labels.c, sa.func.count()
-    rows = sa.select(mine.label, count).join(schema.trajectories).where(run_is(run, _rows.run)).group_by(mine.label)
-    of_runs = sa.select(of.label, count).where(run_is(run, of.run)).group_by(of.label)
-    with store.reading() as connection:
-        found = [{row[0]: int(row[1]) for row in connection.execute(query)} for query in (rows, of_runs)]
-    names = sorted({*found[0], *found[1]})
-    return [{"label": name, "trajectories": found[0].get(name, 0), "runs": found[1].get(name, 0)} for name in names]
 
 
 def run_labels_of(store: ReplayStore, run: str) -> list[QueryResult]:

@@ -47,7 +47,7 @@ def documented(language: str) -> list[Block]:
 COMMANDS = [(block.place, command) for block in documented("sh") for command in block.commands()]
 TRAINING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" not in pair[1]]
 RESUMING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" in pair[1]]
-STORING = [pair for pair in COMMANDS if pair[1].startswith(("agentloop replay import", "agentloop replay label"))]
+STORING = [pair for pair in COMMANDS if pair[1].startswith("agentloop replay import")]
 LOOKING = [
     pair
     for pair in COMMANDS
