@@ -215,8 +215,8 @@ class ReplayStore:
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
         """The rows that the run draws from. They are read again after an error, for it may have rolled some back."""
         with self._lock:
-            if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named_sources):
-                self._newest = RunDraws(request.run, request.named_sources)
+            if self._newest is None or self._newest.run != request.run:
+                self._newest = RunDraws(request.run)
             try:
                 yield self._newest
             except BaseException:

@@ -124,15 +124,9 @@ def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Lim
 
 
 def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
-    """Return the rows under every name that a pick can ask for: sources, and the ids of other runs."""
-    found = []
-    for column in ("source", "run"):
-        codes = index.columns[column][rows]
-        for code in np.unique(codes).tolist():
-            name = index.codes[column].names[code]
-            if column == "source" or name != index.run:
-                found.append((name, rows[match_sources(index, (name,), rows)]))
-    return found
+    """Return the rows of each source."""
+    codes = index.columns["source"][rows]
+    return [(index.codes["source"].names[code], rows[codes == code]) for code in np.unique(codes).tolist()]
 
 
 def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:

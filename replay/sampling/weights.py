@@ -1,8 +1,7 @@
 """The weights of rows: limits exclude rows, and the sampler weighs the others. Weights are kept until rows change."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from replay.storage.statements import execute
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The only limit that is not a key of `replay`."""
-_RUN_ID = re.compile("[0-9a-f]{32}")
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
 _LATEST = sa.select(_TRAJECTORY).where(
@@ -70,11 +68,10 @@ class SamplingWeights:
 class EligibleRows:
     """The rows that one run may draw, with everything that the limits and the weights need to know about them."""
 
-    def __init__(self, run: str, others: Collection[str]) -> None:
-        self.index = EligibleIndex(run, others)
+    def __init__(self, run: str) -> None:
+        self.index = EligibleIndex(run)
         self.vocab_size = 1 << 31
         """The run's vocabulary size; the largest possible one if the run does not state it."""
-        self._others = others
         self.reserved = Counter[str]()
         """Reserved draws of all runs, by row. Read only under `max_uses`."""
         self.resting = frozenset[str]()
@@ -94,7 +91,6 @@ class EligibleRows:
         before = self.reserved, self.resting, self.success_by_task.tobytes()
         changed = self.index.refresh(connection)
         if is_new:
-            self._refuse_missing(connection)
             for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.index.run)):
                 self.vocab_size = run_of(row).vocab_size or self.vocab_size
         if limits.max_uses is not None:
@@ -143,19 +139,6 @@ class EligibleRows:
                     "run without this source."
                 )
 
-    def _refuse_missing(self, connection: sa.Connection) -> None:
-        """Raise ReplayError for a named run that is missing. A name that can't be a run's id may be a later import."""
-        names = [name for name in sorted(self._others) if self.index.codes["source"].get(name) < 0]
-        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
-        found = {row.id: row.name for row in connection.execute(query)}
-        for name in names:
-            same = sorted(id for id, title in found.items() if title == name)
-            if name not in found and (same or _RUN_ID.fullmatch(name)):
-                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
-                raise ReplayError(
-                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
-                )
-
 
 def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
     """Yield each limit's name in the configuration with a mask of the rows that the limit allows."""
@@ -181,14 +164,6 @@ def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple
         yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
-def match_sources(
-    index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)
-) -> Mask:
-    """Return a mask of the rows whose source is named, or whose run is named if it is another run. `self` means only
-    the drawing run."""
-    columns, own = index.columns, index.codes["source"].get("self")
-    source = columns["source"][rows]
-    found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])
-    found &= columns["own"][rows] | (source != own)
-    other_runs = [index.codes["run"].get(name) for name in names if name != index.run]
-    return found | np.isin(columns["run"][rows], other_runs)
+def match_sources(index: EligibleIndex, names: tuple[str, ...]) -> Mask:
+    """Return a mask of the rows whose source is named."""
+    return np.isin(index.columns["source"], [index.codes["source"].get(name) for name in names])
