@@ -14,7 +14,6 @@ from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
 from replay.exchange.row_format import (
-    MOST_BYTES,
     BadRow,
     Bundle,
     ChatMessage,
@@ -29,6 +28,7 @@ from replay.exchange.row_format import (
 from replay.storage.format.column_types import from_storable, to_storable
 
 _MOST_FOOTER = 16 << 20
+MOST_GROUP = 512 << 20
 _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_code_version", "run_fingerprint"]
 _REPEATED += ["tools.list.element"]
 """Columns with the same value in many rows: a row group stores the value once."""
@@ -71,11 +71,7 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 
 
 def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
-    """The rows of a file, read within limits of memory.
-
-    A small file can expand to huge rows, for a page stores a repeated text once. So texts stay in that form until
-    `_num_bytes` has counted them: 200 references to a text of 100,000 characters count as 20 MB, and are refused.
-    """
+    """The rows of a file, read in batches."""
     import pyarrow.parquet as pq
 
     options: dict[str, Any] = {
@@ -86,40 +82,20 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
         "buffer_size": 1 << 20,
         "page_checksum_verification": True,
     }
-    plain = pq.ParquetFile(raw, **options)
-    columns = ExchangedRow if "group_id" in plain.schema_arrow.names else EarlierRow
-    _check_columns(plain.schema_arrow, [_schema(pa, columns, objects) for objects in (pa.string(), pa.json_())])
-    leaves = [plain.schema.column(at) for at in range(plain.metadata.num_columns)]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    file = pq.ParquetFile(raw, metadata=plain.metadata, read_dictionary=texts, **options)
+    file = pq.ParquetFile(raw, **options)
+    columns = ExchangedRow if "group_id" in file.schema_arrow.names else EarlierRow
+    _check_columns(file.schema_arrow, [_schema(pa, columns, objects) for objects in (pa.string(), pa.json_())])
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
         taken = sum(max(part.total_uncompressed_size, 8 * part.num_values) for part in parts)
-        if taken > 4 * MOST_BYTES:  # one row may hold all of it, which only reading it would show
+        if taken > MOST_GROUP:
             raise BadRow(
-                f"row groups must be at most {4 * MOST_BYTES:,} bytes in memory, got {taken:,} for {group.num_rows} "
+                f"row groups must be at most {MOST_GROUP:,} bytes in memory, got {taken:,} for {group.num_rows} "
                 f"rows. Write the file with {ROWS_AT_ONCE} rows in each."
             )
-        at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, taken // max(1, group.num_rows))))
-        for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
-            if (size := _num_bytes(pa, batch.to_struct_array())) > MOST_BYTES:
-                raise BadRow(
-                    f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,} for {batch.num_rows}. "
-                    "Leave it out where the file was made."
-                )
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[number], use_threads=False):
             yield from batch.to_pylist()
-
-
-def _num_bytes(pa: Any, array: Any) -> int:
-    """Bytes of all values. A repeated text counts every time."""
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(array.type):
-        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
-    if pa.types.is_struct(array.type):
-        return sum(_num_bytes(pa, part) for part in array.flatten())
-    return _num_bytes(pa, array.flatten()) if pa.types.is_list(array.type) else int(array.nbytes)
 
 
 def _check_columns(found: Any, schemas: Sequence[Any]) -> None:

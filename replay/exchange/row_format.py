@@ -49,7 +49,7 @@ _EARLIER = 7
 """The earlier format that is still read."""
 
 MOST_BYTES = 128 << 20
-"""Most bytes of a row in memory, and of a session's training sequences: its forks repeat their common beginning."""
+"""Most bytes of a session's training sequences: its forks repeat their common beginning."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
