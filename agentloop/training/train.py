@@ -48,7 +48,6 @@ from replay.locate import BEST
 from replay.pages.report import REPORT_NAME
 from replay.questions.filters import condition
 from replay.records import RunRecord
-from replay.storage.retention import Capacity
 from replay.store import ReplayStore
 
 
@@ -218,7 +217,7 @@ def _note_other_versions(parts: Components) -> None:
     others = dict.fromkeys(f"environment_version != {one.version!r}" for one in environments.all)
     now, filter = environments.version, " and ".join([*others, "source == 'self'"])
     older = condition(f"{filter} and state == 'eligible'")
-    found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
+    found = parts.store.prune(parts.run_id, rows=older, dry_run=True)
     parts.display.note(
         f"environment changed: rows collected from now on have its version {now}; {found.rows} of other versions "
         f'can still be drawn. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
