@@ -86,10 +86,6 @@ def import_(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
     ] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
-    ] = None,
     reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
     advantage: Annotated[
         float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
@@ -103,8 +99,8 @@ def import_(
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
     """
     are_conversations = form == "openai-chat"
-    if not are_conversations and (model, reward, advantage) != (None, None, None):
-        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
+    if not are_conversations and (reward, advantage) != (None, None):
+        fail("--reward and --advantage must come with --format openai-chat, got another format.")
     if are_conversations and keep_source:
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     source = None if keep_source else name or (SOURCE if are_conversations else "import")
@@ -114,10 +110,8 @@ def import_(
     with opened(run, read_only=False, create=is_new) as buffer, _progress_line() as show:
         learner = buffer.own_run
         if are_conversations:
-            own = None if buffer.folder is None else start_folder(buffer.folder)
-            teaching = teaching_of(
-                buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
-            )
+            model = None if buffer.folder is None else start_folder(buffer.folder)
+            teaching = teaching_of(buffer.store, learner, model, group_advantages, reward=reward, advantage=advantage)
             learner = teaching.run.id
             report = import_chat(buffer.store, file, teaching, name=source or SOURCE, skip_bad=skip_bad, progress=show)
         else:

@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("export RUN x.pt", "FILE must end in .jsonl"),
         ("export RUN README.md/a.jsonl", "FILE must be writable, got 'README.md/a.jsonl' (Not a directory)."),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
-        ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
+        ("import x.jsonl RUN --reward 1", "--reward and --advantage must come with --format openai-chat"),
         ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
     ],
 )
