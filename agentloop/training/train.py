@@ -298,11 +298,6 @@ def attach_buffers(parts: Components) -> None:
 
         allowed = parts.config.replay.allow_mismatch
         report = attach(parts.store, parts.run_id, name, place, teach=teach, allow_mismatch=allowed, progress=progress)
-        if report.without_log_probs and parts.config.loss.replay.rejects_missing:
-            raise UserError(
-                f"loss.replay must take rows without behavior log-probs, got {report.without_log_probs:,} of them in "
-                f"replay.attach.{name}. Set loss.replay.anchor: old, without a correction, or its missing_log_probs."
-            )
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")

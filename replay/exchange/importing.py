@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
-from replay.exchange.row_format import BadRow, Bundle, author_table
+from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
 from replay.records import OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked
@@ -38,8 +36,6 @@ class ImportReport:
     """The first bad rows, each as `FILE:LINE: problem`."""
     runs: list[str] = field(default_factory=list)
     """Ids of the runs that collected the rows."""
-    without_log_probs: int = 0
-    """Rows in which trained tokens lack behavior log-probs: a loss that needs them refuses the row."""
     empty_sources: list[str] = field(default_factory=list)
     """A sentence for each source that gives the run no row, even after the import."""
 
@@ -179,14 +175,6 @@ def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ign
     return [row.task for row in bundles], [row.group for row in bundles], [row.trajectory for row in bundles]
 
 
-def _lacks_log_probs(row: Bundle) -> bool:
-    """Whether trained tokens lack behavior log-probs. Relabelled rows need none: their old log-probs are the anchor."""
-    parts, is_trained = row.trajectory.segments, author_table(row.run.authors).is_trained
-    relabelled = any(part.behavior_context == "relabelled" for part in parts)
-    unknown = (np.isnan(part.tokens.behavior_log_probs) & is_trained(part.tokens.authors) for part in parts)
-    return not relabelled and any(map(np.any, unknown))
-
-
 def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) -> None:
     for run in {bundle.run.id: bundle.run for bundle in bundles}.values():
         store.add_run(run)
@@ -206,6 +194,5 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
     store.labels.add_missing({bundle.trajectory.id: bundle.labels for bundle in bundles})
     store.labels.add_missing({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
-    report.without_log_probs += sum(map(_lacks_log_probs, bundles))
     report.inserted += appended.inserted
     report.duplicates += appended.duplicates

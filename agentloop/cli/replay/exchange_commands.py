@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
-from agentloop.config.sections.loss import ReplayLossSection
 from agentloop.errors import UserError
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
@@ -26,7 +25,6 @@ from replay.locate import run_identity, start_folder
 from replay.next_batch import empty_sources
 from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
-from replay.records import stored_setting
 
 if TYPE_CHECKING:
     from agentloop.environments import RunEnvironments
@@ -105,7 +103,6 @@ def import_(
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     source = None if keep_source else name or (SOURCE if are_conversations else "import")
     report: ImportReport
-    refused = 0
     is_new = run is not None and run.endswith(".sqlite") and not are_conversations and not os.path.lexists(run)
     with opened(run, read_only=False, create=is_new) as buffer, _progress_line() as show:
         learner = buffer.own_run
@@ -119,10 +116,7 @@ def import_(
         if learner is not None and learner in questions.run_names(buffer.store):
             named = [] if source is None else [source]
             report.empty_sources = empty_sources(buffer.store, learner, named=named)
-            loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
-            if ReplayLossSection.model_validate(loss).rejects_missing:
-                refused = report.without_log_probs
-    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file))
 
 
 @app.command(
@@ -188,16 +182,11 @@ def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoR
     raise typer.Exit(1 if report.corrupt else 0)
 
 
-def _import_text(report: ImportReport, file: Path, refused: int) -> str:
+def _import_text(report: ImportReport, file: Path) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"
     ]
-    if refused:
-        lines.append(
-            f"{refused:,} rows have no log-probs, and the run's loss refuses them: set loss.replay.anchor: old, or "
-            "loss.replay.missing_log_probs"
-        )
     lines += report.problems
     if isinstance(report, TeacherReport):
         lines.append(f"{report.groups:,} groups; {report.replies:,} replies")

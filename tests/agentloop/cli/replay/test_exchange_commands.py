@@ -69,8 +69,6 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output
     assert output.splitlines() == [
         f"2 rows imported from {file}, 0 were there already, 0 bad rows left out",
-        "2 rows have no log-probs, and the run's loss refuses them: set loss.replay.anchor: old, or "
-        "loss.replay.missing_log_probs",
         "1 groups; 2 replies",
         "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
         "fields not looked at: n",
