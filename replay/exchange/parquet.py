@@ -1,7 +1,7 @@
 """Exchanged rows as Parquet: the columns of JSONL with types of their own, and NaN for unknown log-probs."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,6 @@ from replay.exchange.row_format import (
     BadRow,
     Bundle,
     ChatMessage,
-    EarlierRow,
     ExchangedRow,
     PlainRow,
     Time,
@@ -40,7 +39,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, as_texts = _schema(pa, ExchangedRow, pa.json_()), _schema(pa, ExchangedRow, pa.string(), pa.string())
+    schema, as_texts = _schema(pa, pa.json_(), pa.timestamp("us", "UTC")), _schema(pa, pa.string(), pa.string())
     options: dict[str, Any] = {
         "compression": "zstd",
         "use_dictionary": _REPEATED,
@@ -54,13 +53,13 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
-    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet with these columns."""
+    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet."""
     _check_installed()
     import pyarrow as pa
 
     with opened(path) as raw:
         try:
-            for row in _rows(pa, raw):
+            for row in _rows(raw):
                 try:
                     yield from_plain(_with_texts(_objects(row, _read_object), _restored))
                 except BadRow as error:
@@ -70,7 +69,7 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
             raise BadRow(f"contents must be Parquet, got: {found}.") from None
 
 
-def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
+def _rows(raw: Any) -> Iterator[PlainRow]:
     """The rows of a file, read in batches."""
     import pyarrow.parquet as pq
 
@@ -83,8 +82,6 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
         "page_checksum_verification": True,
     }
     file = pq.ParquetFile(raw, **options)
-    columns = ExchangedRow if "group_id" in file.schema_arrow.names else EarlierRow
-    _check_columns(file.schema_arrow, [_schema(pa, columns, objects) for objects in (pa.string(), pa.json_())])
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
@@ -98,23 +95,11 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
             yield from batch.to_pylist()
 
 
-def _check_columns(found: Any, schemas: Sequence[Any]) -> None:
-    """Raises BadRow for columns of none of these schemas. Their order, and a writer's names inside lists, are free."""
-    wanted = schemas[0]
-    for field in found:
-        if field.name not in wanted.names:
-            raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
-        if not any(field.type.equals(schema.field(field.name).type) for schema in schemas):
-            kind = wanted.field(field.name).type
-            raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
-    if missing := [name for name in wanted.names if found.names.count(name) != 1]:
-        raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
-
-
 def _objects(row: PlainRow, change: Callable[[Any], Any]) -> PlainRow:
     """The row with its JSON objects changed to texts or back. An earlier row has none."""
-    names = ("tools", "messages") if "group_id" in row else ()
-    return row | {name: row[name] and [*map(change, row[name])] for name in names}
+    named = ("tools", "messages") if "group_id" in row else ()
+    lists = [name for name in named if isinstance(row.get(name), list)]
+    return row | {name: [*map(change, row[name])] for name in lists}
 
 
 def _read_object(text: object) -> Any:
@@ -153,8 +138,8 @@ def _check_installed() -> None:
         )
 
 
-def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) -> Any:
-    """The columns in Arrow. `objects` is the type of JSON objects, and `times` that of times; None: a type of Arrow."""
+def _schema(pa: Any, objects: Any, times: Any) -> Any:
+    """The columns in Arrow. `objects` is the type of JSON objects, and `times` that of times."""
     numbers = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_FIELDS.items()}
     kinds = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
@@ -165,7 +150,7 @@ def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) 
         """The type of a column. An optional column has the type of its known values, and JSON is a text."""
         origin, args = get_origin(annotation), [arg for arg in get_args(annotation) if arg is not NoneType]
         if annotation == Time | None:
-            return times or pa.timestamp("us", "UTC")
+            return times
         if origin is list and (get_origin(args[0]) is dict or args[0] is ChatMessage):
             return pa.list_(objects)
         if origin is list:
@@ -174,4 +159,4 @@ def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) 
             return kinds[type(args[0])]
         return kinds.get(origin or annotation) or kind(args[0])
 
-    return pa.schema(fields(columns))
+    return pa.schema(fields(ExchangedRow))

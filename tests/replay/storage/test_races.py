@@ -10,7 +10,7 @@ import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, Fresh, add_run, iteration_record, new_store, sql, trajectory
+from tests.fakes.records import Fresh, add_run, iteration_record, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
 from tests.replay.storage.writers import Writer, begin, check_counts, check_kept, check_whole, stored_ids, wait_for
 
