@@ -1,9 +1,8 @@
 """The weights of rows: limits exclude rows, and the sampler weighs the others. Weights are kept until rows change."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +15,14 @@ from replay.sampling.base_sampler import Rows, Sampler
 from replay.sampling.compatibility import difference_bits, difference_names
 from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
-from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import draws, groups, runs, trajectories
 from replay.storage.staleness import Mask, may_be_replayed
-from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The only limit that is not a key of `replay`."""
-_TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
-_RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
-_LATEST = sa.select(_TRAJECTORY).where(
-    draws.c.run == sa.bindparam("run"), draws.c.iteration >= sa.bindparam("since"), draws.c.stream == REPLAY
-)
+_REPLAYED = sa.select(draws.c.trajectory).where(draws.c.stream == REPLAY)
 
 
 def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -38,10 +31,6 @@ def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.i
         if (position := index.position(id)) is not None:
             found[position] = count
     return found
-
-
-def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
-    return restored_column(draws.c.trajectory, found.scalars().all())
 
 
 # Groups of undone iterations do not count. If a task has two groups in one iteration, the worse one is last and counts.
@@ -94,10 +83,10 @@ class EligibleRows:
             for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.index.run)):
                 self.vocab_size = run_of(row).vocab_size or self.vocab_size
         if limits.max_uses is not None:
-            self.reserved = Counter(_texts(execute(connection, _RESERVED)))
+            self.reserved = Counter(connection.scalars(_REPLAYED.where(is_live())))
         if limits.cooldown > 0:
-            since = request.iteration - limits.cooldown
-            self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
+            since = draws.c.iteration >= request.iteration - limits.cooldown
+            self.resting = frozenset(connection.scalars(_REPLAYED.where(draws.c.run == request.run, since)))
         if limits.retire_solved is not None:
             newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
             rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
