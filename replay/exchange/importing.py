@@ -7,7 +7,8 @@ from typing import Literal
 
 from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
-from replay.exchange.row_format import BadRow, Bundle
+from replay.exchange.json_text import BadRow
+from replay.exchange.row_format import Bundle
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
 from replay.records import OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked

@@ -13,15 +13,14 @@ from pydantic import BaseModel
 from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
+from replay.exchange.json_text import BadRow, read_object
 from replay.exchange.row_format import (
-    BadRow,
     Bundle,
     ChatMessage,
     ExchangedRow,
     PlainRow,
     Time,
     from_plain,
-    read_object,
     to_plain,
 )
 from replay.storage.format.column_types import from_storable, to_storable

@@ -19,8 +19,9 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
+from replay.exchange.json_text import BadRow
 from replay.exchange.openai_chat import Conversation, read_line, record_conversation
-from replay.exchange.row_format import BadRow, Bundle
+from replay.exchange.row_format import Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
     PolicyRecord,
