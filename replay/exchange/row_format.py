@@ -33,7 +33,7 @@ from pydantic import (
 from context.authors import USER, Author, AuthorTable
 from context.messages import USUAL_AUTHORS, Message, ToolCall, canonical_json, to_template
 from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes
-from context.tokens.session_segments import num_sequence_tokens, segments_of
+from context.tokens.session_segments import segments_of
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
@@ -48,8 +48,6 @@ FORMAT = 8
 _EARLIER = 7
 """The earlier format that is still read."""
 
-MOST_BYTES = 128 << 20
-"""Most bytes of a session's training sequences: its forks repeat their common beginning."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
@@ -309,12 +307,6 @@ def from_plain(row: PlainRow) -> Bundle:
     segments, said = tuple(map(_segment, count(), given.segments)), tuple(map(_message, given.messages))
     trajectory = Trajectory(record, segments, said, _nodes(given.nodes, said))
     if trajectory.nodes:
-        taken = TOKEN_BYTES * num_sequence_tokens(trajectory.nodes)
-        if taken > MOST_BYTES:
-            raise BadRow(
-                f"nodes must be at most {MOST_BYTES:,} bytes as training sequences, got {taken:,}: forks repeat the "
-                "tokens before them. Leave the row out."
-            )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
     labels, of_run = (tuple(Label(**vars(one)) for one in columns[name]) for name in ("labels", "run_labels"))

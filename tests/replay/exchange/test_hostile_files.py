@@ -124,28 +124,6 @@ def test_a_line_or_a_row_may_be_long_but_not_endless(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_session_is_limited_by_what_its_forks_repeat(empty: ReplayStore, tmp_path: Path) -> None:
-    """250 requests behind 50,000 tokens: 50,250 tokens in the file, and 250 training sequences of 50,001."""
-    with closing(new_store(tmp_path / "session.sqlite")) as store:
-        put(store, planned_row("bomb"))
-        export_file(store, tmp_path / "bomb.jsonl")
-    row = json.loads((tmp_path / "bomb.jsonl").read_text())
-    asked, said = row["nodes"][0], {"num_messages": 0, "num_sampled": 0, "parent": None, "kept_messages": 0}
-
-    def node(number: int, count: int, **columns: Any) -> dict[str, Any]:
-        arrays = {"token_ids": 1, "authors": 1, "behavior_log_probs": None, "policy_versions": -1}
-        return asked | said | {"number": number, **{name: [one] * count for name, one in arrays.items()}} | columns
-
-    leaves = [node(at, 1, parent=0, kept_tokens=50_000, fork="retry", status="trained") for at in range(1, 251)]
-    row |= {"nodes": [node(0, 50_000, kept_tokens=0, status="aside"), *leaves], "messages": []}
-    (tmp_path / "bomb.jsonl").write_bytes(lines_of([row | {"messages_hash": "", "content_hash": ""}]))
-    tracemalloc.start()
-    with pytest.raises(ExchangeError, match="nodes must be at most 134,217,728 bytes as training sequences, got 162"):
-        import_file(empty, tmp_path / "bomb.jsonl")
-    assert tracemalloc.get_traced_memory()[1] < 1 << 25
-    tracemalloc.stop()
-
-
 def test_a_row_group_of_parquet_is_limited(
     three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
