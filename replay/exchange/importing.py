@@ -15,8 +15,6 @@ from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
 _MOST_NAMED = 20
-_MOST_BAD = 1000
-"""With more bad rows than this, and if most rows are bad, the rest of the file is not read."""
 
 Placed = tuple[str, Bundle | BadRow]
 """The place `FILE:LINE` of a row, and the row or the problem with it."""
@@ -76,8 +74,6 @@ def import_rows(
             report.add_bad(place, problem)
         done += len(batch)
         progress("check", done)
-        if len(bad) > max(_MOST_BAD, done / 2):
-            raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored. Is this the right file?")
     if report.bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
         raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored. Correct the file, or skip bad rows.")
