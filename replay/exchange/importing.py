@@ -33,8 +33,6 @@ class ImportReport:
     """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
     """The first bad rows, each as `FILE:LINE: problem`."""
-    runs: list[str] = field(default_factory=list)
-    """Ids of the runs that collected the rows."""
     empty_sources: list[str] = field(default_factory=list)
     """A sentence for each source that gives the run no row, even after the import."""
 
@@ -77,7 +75,6 @@ def import_rows(
     if report.bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
         raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored. Correct the file, or skip bad rows.")
-    report.runs = sorted(check.runs)
     for batch in _batches(rows()):
         good = [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
         _store(store, check.with_sources(good), report)
@@ -98,7 +95,6 @@ class _Check:
         with store.reading() as connection:
             self._runs = known_runs(connection)
         self._policies: dict[str, dict[int, PolicyRecord]] = {}
-        self.runs: set[str] = set()
 
     def with_sources(self, bundles: Sequence[Bundle]) -> list[Bundle]:
         """The rows with their final sources. A row that is stored already keeps the source it has there."""
@@ -150,7 +146,6 @@ class _Check:
                     f"run_{name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
                     f"got {shortened(value)}."
                 )
-        self.runs.add(run.id)
 
     def _check_policy(self, policy: PolicyRecord) -> None:
         if policy.run not in self._policies:
