@@ -1,5 +1,4 @@
-"""JSON that anybody may have written, read strictly: lines of files, texts in rows, and rows of
-tasks."""
+"""JSON that anybody may have written, read strictly: lines of files, texts in rows, and rows of tasks."""
 
 import json
 from collections import Counter
