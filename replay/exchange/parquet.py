@@ -63,7 +63,9 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
                     yield from_plain(_with_texts(_objects(row, _read_object), _restored))
                 except BadRow as error:
                     yield error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except BadRow:
+            raise
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # a time beyond Python's, say
             found = (str(error) or repr(error)).splitlines()[0][:200]
             raise BadRow(f"contents must be Parquet, got: {found}.") from None
 

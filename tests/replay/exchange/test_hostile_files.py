@@ -313,6 +313,7 @@ def test_parquet_of_other_columns_is_refused(three_rows: ReplayStore, empty: Rep
         (table.append_column("extra", pa.array([1, 2, 3])), "row must hold known columns, got 'extra'"),
         (table.set_column(1, "id", pa.array([1, 2, 3])), "id must be a valid string, got 1"),
         (table.set_column(1, "id", pa.array(["x", None, "y"])), "id must be a valid string, got None"),
+        (table.set_column(1, "id", pa.array([10**18] * 3, pa.timestamp("us"))), "contents must be Parquet, got: "),
         (table.set_column(1, "id", pa.array(["\ue000json:[", "x", "y"])), "text must be escaped"),
     ):
         pq.write_table(changed, path)
