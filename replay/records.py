@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -373,10 +372,6 @@ class BatchRow:
     def stream(self) -> str:
         return FRESH if self.draw is None else self.draw.stream
 
-    @property
-    def staleness(self) -> int | None:
-        return None if self.draw is None else self.draw.staleness
-
 
 @dataclass(frozen=True)
 class IterationRecord:
@@ -401,23 +396,3 @@ class Label:
     note: Annotated[str, Field(max_length=10_000)] | None
     made_by: UserName
     created_at: str
-
-
-ESS_BY_AGE = "actor/replay/ess/age_"
-"""Prefix of the ESS metrics of the replay stream's age buckets."""
-
-
-def age_bucket(staleness: int | None) -> str:
-    """The bucket of a staleness: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
-    if staleness is None:
-        return "unknown"
-    if staleness < 2:
-        return str(staleness)
-    first = 1 << (staleness.bit_length() - 1)
-    return f"{first}-{2 * first - 1}"
-
-
-def age_order(bucket: str) -> int:
-    """The key that sorts age buckets: 4 for `4-7`, and the largest integer for unknown ages."""
-    first = bucket.partition("-")[0]
-    return int(first) if first.isdecimal() else sys.maxsize

@@ -215,8 +215,8 @@ class ReplayStore:
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
         """The rows that the run draws from. They are read again after an error, for it may have rolled some back."""
         with self._lock:
-            if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named_sources):
-                self._newest = RunDraws(request.run, request.named_sources)
+            if self._newest is None or self._newest.run != request.run:
+                self._newest = RunDraws(request.run)
             try:
                 yield self._newest
             except BaseException:
@@ -287,19 +287,11 @@ class ReplayStore:
             self._write(partial(tombstones.reclaim, ids=ids[start : start + _ROWS_AT_ONCE]), run)
         return len(ids)
 
-    def prune(
-        self,
-        run: str | None = None,
-        *,
-        rows: sa.ColumnElement[bool] | None = None,
-        capacity: Capacity = Capacity(),  # noqa: B008  frozen
-        dry_run: bool,
-    ) -> Evicted:
-        """Evict for good the rows that a person chose, by a condition or a capacity; `dry_run` only counts them."""
+    def prune(self, run: str | None = None, *, rows: sa.ColumnElement[bool], dry_run: bool) -> Evicted:
+        """Evict for good the rows that a person chose from `run`, or from every run; `dry_run` only counts them."""
 
         def work(connection: sa.Connection) -> Evicted:
-            over = retention.chosen_rows(connection, run, rows, capacity)
-            return retention.summed(over) if dry_run else retention.prune(connection, over)
+            return retention.prune(connection, run, rows, dry_run=dry_run)
 
         return self._database.read(work) if dry_run else self._database.write(work)
 

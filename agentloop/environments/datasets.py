@@ -13,7 +13,7 @@ from typing import Any, Literal
 from agentloop.config.sections.environments import TasksSection
 from agentloop.errors import UserError, needing, one_line, shortened
 from replay.exchange.files import ExchangeError, is_parquet, lines, opened
-from replay.exchange.row_format import BadRow, read_json
+from replay.exchange.json_text import BadRow, read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"

@@ -14,7 +14,8 @@ from agentloop.algorithms.log_probs import log_ratios, sum_by_trajectory
 from agentloop.algorithms.objective_input import ObjectiveInput, PolicyLoss
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
-from replay.records import ESS_BY_AGE, FRESH, REPLAY, age_bucket
+from replay.records import FRESH, REPLAY
+from replay.storage.staleness import ESS_BY_AGE, age_bucket
 
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Each stream's name, and whether its rows are replayed."""
@@ -186,7 +187,8 @@ class UpdateResult:
 def update_result(scored: ScoredBatch, totals: UpdateTotals) -> UpdateResult:
     """Combine the scored batch's drift with ratios and losses of its gradient passes, if there were any."""
     batch, drift = scored.batch, drift_of(scored)
-    ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
+    draws = [member.draw for member in batch.members]
+    ages = [age_bucket(draw.staleness) if draw is not None and draw.stream == REPLAY else None for draw in draws]
     return UpdateResult(
         drift_metrics(drift, totals.replayed, ages, replay_mask=batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, [member.trajectory.id for member in batch.members]),

@@ -23,8 +23,8 @@ from context.templates.render import Renderer
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.exchange.files import lines
+from replay.exchange.json_text import BadRow
 from replay.exchange.openai_chat import Conversation, TooLong, read_line, record_conversation
-from replay.exchange.row_format import BadRow
 
 _CORPUS_CONVERSATIONS = 4000
 

@@ -79,9 +79,10 @@ class MixedBatch:
             "replay/incomparable": sum(self.planned.available.incomparable.values()),
         }
         for source, count in plan.planned_sources.items():
-            found = sum(source in (row.trajectory.record.source, row.trajectory.record.run) for row in drawn)
+            found = sum(row.trajectory.record.source == source for row in drawn)
             metrics |= {f"batch/planned_source/{source}": count, f"batch/source/{source}": found}
-        stale = [row.staleness for row in drawn if row.staleness is not None]
+        draws = [row.draw for row in drawn if row.draw is not None]
+        stale = [draw.staleness for draw in draws if draw.staleness is not None]
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
         return {name: float(value) for name, value in {**metrics, **self.advantage_metrics}.items()}

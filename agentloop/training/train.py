@@ -47,7 +47,6 @@ from replay.locate import BEST
 from replay.pages.report import REPORT_NAME
 from replay.questions.filters import condition
 from replay.records import RunRecord
-from replay.storage.retention import Capacity
 from replay.store import ReplayStore
 
 
@@ -217,7 +216,7 @@ def _note_other_versions(parts: Components) -> None:
     others = dict.fromkeys(f"environment_version != {one.version!r}" for one in environments.all)
     now, filter = environments.version, " and ".join([*others, "source == 'self'"])
     older = condition(f"{filter} and state == 'eligible'")
-    found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
+    found = parts.store.prune(parts.run_id, rows=older, dry_run=True)
     parts.display.note(
         f"environment changed: rows collected from now on have its version {now}; {found.rows} of other versions "
         f'can still be drawn. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
@@ -298,11 +297,6 @@ def attach_buffers(parts: Components) -> None:
 
         allowed = parts.config.replay.allow_mismatch
         report = attach(parts.store, parts.run_id, name, place, teach=teach, allow_mismatch=allowed, progress=progress)
-        if report.without_log_probs and parts.config.loss.replay.rejects_missing:
-            raise UserError(
-                f"loss.replay must take rows without behavior log-probs, got {report.without_log_probs:,} of them in "
-                f"replay.attach.{name}. Set loss.replay.anchor: old, without a correction, or its missing_log_probs."
-            )
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")

@@ -27,11 +27,6 @@ def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     return {number: path_of(nodes, number, holders=holders) for number in _last_nodes(nodes, holders)}
 
 
-def num_sequence_tokens(nodes: Sequence[Node]) -> int:
-    """The number of tokens in all training sequences. A beginning that several share counts in each."""
-    return sum(nodes[number].num_path_tokens for number in _last_nodes(nodes, _holders(nodes)))
-
-
 def _last_nodes(nodes: Sequence[Node], holders: Sequence[int]) -> list[int]:
     """Find the last node of each training sequence.
 

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, replaced
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.row_format import BadRow, Bundle, Tools
+from replay.exchange.json_text import BadRow
+from replay.exchange.row_format import Bundle, Tools
 from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 

@@ -13,7 +13,7 @@ from typing import Any
 from replay.exchange import import_file
 from replay.exchange.files import JSONL, PARQUET, ExchangeError, is_parquet, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
-from replay.exchange.row_format import BadRow, json_line
+from replay.exchange.json_text import BadRow, json_line
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
 from replay.exchange.teacher import Teaching, import_chat
 from replay.locate import place as located

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from replay.errors import ReplayError
-from replay.exchange.row_format import BadRow
+from replay.exchange.json_text import BadRow
 from replay.storage.databases.disk import flush
 
 _Row = TypeVar("_Row")

@@ -5,19 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
-from replay.exchange.row_format import BadRow, Bundle, author_table
+from replay.exchange.json_text import BadRow
+from replay.exchange.row_format import Bundle
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
 from replay.records import OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
 _MOST_NAMED = 20
-_MOST_BAD = 1000
-"""With more bad rows than this, and if most rows are bad, the rest of the file is not read."""
 
 Placed = tuple[str, Bundle | BadRow]
 """The place `FILE:LINE` of a row, and the row or the problem with it."""
@@ -36,10 +33,6 @@ class ImportReport:
     """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
     """The first bad rows, each as `FILE:LINE: problem`."""
-    runs: list[str] = field(default_factory=list)
-    """Ids of the runs that collected the rows."""
-    without_log_probs: int = 0
-    """Rows in which trained tokens lack behavior log-probs: a loss that needs them refuses the row."""
     empty_sources: list[str] = field(default_factory=list)
     """A sentence for each source that gives the run no row, even after the import."""
 
@@ -79,12 +72,9 @@ def import_rows(
             report.add_bad(place, problem)
         done += len(batch)
         progress("check", done)
-        if len(bad) > max(_MOST_BAD, done / 2):
-            raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored. Is this the right file?")
     if report.bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
         raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored. Correct the file, or skip bad rows.")
-    report.runs = sorted(check.runs)
     for batch in _batches(rows()):
         good = [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
         _store(store, check.with_sources(good), report)
@@ -105,7 +95,6 @@ class _Check:
         with store.reading() as connection:
             self._runs = known_runs(connection)
         self._policies: dict[str, dict[int, PolicyRecord]] = {}
-        self.runs: set[str] = set()
 
     def with_sources(self, bundles: Sequence[Bundle]) -> list[Bundle]:
         """The rows with their final sources. A row that is stored already keeps the source it has there."""
@@ -157,7 +146,6 @@ class _Check:
                     f"run_{name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
                     f"got {shortened(value)}."
                 )
-        self.runs.add(run.id)
 
     def _check_policy(self, policy: PolicyRecord) -> None:
         if policy.run not in self._policies:
@@ -179,14 +167,6 @@ def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ign
     return [row.task for row in bundles], [row.group for row in bundles], [row.trajectory for row in bundles]
 
 
-def _lacks_log_probs(row: Bundle) -> bool:
-    """Whether trained tokens lack behavior log-probs. Relabelled rows need none: their old log-probs are the anchor."""
-    parts, is_trained = row.trajectory.segments, author_table(row.run.authors).is_trained
-    relabelled = any(part.behavior_context == "relabelled" for part in parts)
-    unknown = (np.isnan(part.tokens.behavior_log_probs) & is_trained(part.tokens.authors) for part in parts)
-    return not relabelled and any(map(np.any, unknown))
-
-
 def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) -> None:
     for run in {bundle.run.id: bundle.run for bundle in bundles}.values():
         store.add_run(run)
@@ -206,6 +186,5 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
     store.labels.add_missing({bundle.trajectory.id: bundle.labels for bundle in bundles})
     store.labels.add_missing({bundle.run.id: bundle.run_labels for bundle in bundles}, on="run")
     report.rows += len(bundles)
-    report.without_log_probs += sum(map(_lacks_log_probs, bundles))
     report.inserted += appended.inserted
     report.duplicates += appended.duplicates

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.exchange.files import MOST_LINE, ExchangeError, is_packed, lines
-from replay.exchange.row_format import BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
+from replay.exchange.json_text import BadRow, json_line
+from replay.exchange.row_format import Bundle, PlainRow, from_plain, to_plain
 
 
 def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> None:

@@ -16,7 +16,8 @@ from context.parse import KnownReply, ReplyParser
 from context.strategies import CONTEXT_FULL, Strategy
 from context.templates.render import Renderer
 from replay.errors import shortened
-from replay.exchange.row_format import BadRow, Part, json_line, typed
+from replay.exchange.json_text import BadRow, json_line
+from replay.exchange.row_format import Part, typed
 
 _READ = frozenset({"role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content"})
 _WITHOUT_TOKENS = ("function_call", "refusal", "audio")

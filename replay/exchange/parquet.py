@@ -1,7 +1,7 @@
 """Exchanged rows as Parquet: the columns of JSONL with types of their own, and NaN for unknown log-probs."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,22 +13,20 @@ from pydantic import BaseModel
 from context.tokens.token_sequence import TOKEN_FIELDS
 from replay.errors import shortened
 from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
+from replay.exchange.json_text import BadRow, read_object
 from replay.exchange.row_format import (
-    MOST_BYTES,
-    BadRow,
     Bundle,
     ChatMessage,
-    EarlierRow,
     ExchangedRow,
     PlainRow,
     Time,
     from_plain,
-    read_object,
     to_plain,
 )
 from replay.storage.format.column_types import from_storable, to_storable
 
 _MOST_FOOTER = 16 << 20
+MOST_GROUP = 512 << 20
 _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_code_version", "run_fingerprint"]
 _REPEATED += ["tools.list.element"]
 """Columns with the same value in many rows: a row group stores the value once."""
@@ -40,7 +38,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, as_texts = _schema(pa, ExchangedRow, pa.json_()), _schema(pa, ExchangedRow, pa.string(), pa.string())
+    schema, as_texts = _schema(pa, pa.json_(), pa.timestamp("us", "UTC")), _schema(pa, pa.string(), pa.string())
     options: dict[str, Any] = {
         "compression": "zstd",
         "use_dictionary": _REPEATED,
@@ -54,28 +52,26 @@ def write(target: Path, bundles: Iterable[Bundle]) -> None:
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
-    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet with these columns."""
+    """Every row, or the problem with it. Raises BadRow for a file that is not Parquet."""
     _check_installed()
     import pyarrow as pa
 
     with opened(path) as raw:
         try:
-            for row in _rows(pa, raw):
+            for row in _rows(raw):
                 try:
                     yield from_plain(_with_texts(_objects(row, _read_object), _restored))
                 except BadRow as error:
                     yield error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except BadRow:
+            raise
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # a time beyond Python's, say
             found = (str(error) or repr(error)).splitlines()[0][:200]
             raise BadRow(f"contents must be Parquet, got: {found}.") from None
 
 
-def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
-    """The rows of a file, read within limits of memory.
-
-    A small file can expand to huge rows, for a page stores a repeated text once. So texts stay in that form until
-    `_num_bytes` has counted them: 200 references to a text of 100,000 characters count as 20 MB, and are refused.
-    """
+def _rows(raw: Any) -> Iterator[PlainRow]:
+    """The rows of a file, read in batches."""
     import pyarrow.parquet as pq
 
     options: dict[str, Any] = {
@@ -86,59 +82,25 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
         "buffer_size": 1 << 20,
         "page_checksum_verification": True,
     }
-    plain = pq.ParquetFile(raw, **options)
-    columns = ExchangedRow if "group_id" in plain.schema_arrow.names else EarlierRow
-    _check_columns(plain.schema_arrow, [_schema(pa, columns, objects) for objects in (pa.string(), pa.json_())])
-    leaves = [plain.schema.column(at) for at in range(plain.metadata.num_columns)]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    file = pq.ParquetFile(raw, metadata=plain.metadata, read_dictionary=texts, **options)
+    file = pq.ParquetFile(raw, **options)
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
         taken = sum(max(part.total_uncompressed_size, 8 * part.num_values) for part in parts)
-        if taken > 4 * MOST_BYTES:  # one row may hold all of it, which only reading it would show
+        if taken > MOST_GROUP:
             raise BadRow(
-                f"row groups must be at most {4 * MOST_BYTES:,} bytes in memory, got {taken:,} for {group.num_rows} "
+                f"row groups must be at most {MOST_GROUP:,} bytes in memory, got {taken:,} for {group.num_rows} "
                 f"rows. Write the file with {ROWS_AT_ONCE} rows in each."
             )
-        at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, taken // max(1, group.num_rows))))
-        for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
-            if (size := _num_bytes(pa, batch.to_struct_array())) > MOST_BYTES:
-                raise BadRow(
-                    f"row must be at most {MOST_BYTES:,} bytes in memory, got {size:,} for {batch.num_rows}. "
-                    "Leave it out where the file was made."
-                )
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[number], use_threads=False):
             yield from batch.to_pylist()
-
-
-def _num_bytes(pa: Any, array: Any) -> int:
-    """Bytes of all values. A repeated text counts every time."""
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(array.type):
-        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
-    if pa.types.is_struct(array.type):
-        return sum(_num_bytes(pa, part) for part in array.flatten())
-    return _num_bytes(pa, array.flatten()) if pa.types.is_list(array.type) else int(array.nbytes)
-
-
-def _check_columns(found: Any, schemas: Sequence[Any]) -> None:
-    """Raises BadRow for columns of none of these schemas. Their order, and a writer's names inside lists, are free."""
-    wanted = schemas[0]
-    for field in found:
-        if field.name not in wanted.names:
-            raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
-        if not any(field.type.equals(schema.field(field.name).type) for schema in schemas):
-            kind = wanted.field(field.name).type
-            raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
-    if missing := [name for name in wanted.names if found.names.count(name) != 1]:
-        raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 
 def _objects(row: PlainRow, change: Callable[[Any], Any]) -> PlainRow:
     """The row with its JSON objects changed to texts or back. An earlier row has none."""
-    names = ("tools", "messages") if "group_id" in row else ()
-    return row | {name: row[name] and [*map(change, row[name])] for name in names}
+    named = ("tools", "messages") if "group_id" in row else ()
+    lists = [name for name in named if isinstance(row.get(name), list)]
+    return row | {name: [*map(change, row[name])] for name in lists}
 
 
 def _read_object(text: object) -> Any:
@@ -177,8 +139,8 @@ def _check_installed() -> None:
         )
 
 
-def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) -> Any:
-    """The columns in Arrow. `objects` is the type of JSON objects, and `times` that of times; None: a type of Arrow."""
+def _schema(pa: Any, objects: Any, times: Any) -> Any:
+    """The columns in Arrow. `objects` is the type of JSON objects, and `times` that of times."""
     numbers = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_FIELDS.items()}
     kinds = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
@@ -189,7 +151,7 @@ def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) 
         """The type of a column. An optional column has the type of its known values, and JSON is a text."""
         origin, args = get_origin(annotation), [arg for arg in get_args(annotation) if arg is not NoneType]
         if annotation == Time | None:
-            return times or pa.timestamp("us", "UTC")
+            return times
         if origin is list and (get_origin(args[0]) is dict or args[0] is ChatMessage):
             return pa.list_(objects)
         if origin is list:
@@ -198,4 +160,4 @@ def _schema(pa: Any, columns: type[BaseModel], objects: Any, times: Any = None) 
             return kinds[type(args[0])]
         return kinds.get(origin or annotation) or kind(args[0])
 
-    return pa.schema(fields(columns))
+    return pa.schema(fields(ExchangedRow))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -34,10 +33,11 @@ from pydantic import (
 from context.authors import USER, Author, AuthorTable
 from context.messages import USUAL_AUTHORS, Message, ToolCall, canonical_json, to_template
 from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes
-from context.tokens.session_segments import num_sequence_tokens, segments_of
+from context.tokens.session_segments import segments_of
 from context.tokens.token_sequence import TOKEN_FIELDS, Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
+from replay.exchange.json_text import BadRow, read_json, read_object
 from replay.records import GroupRecord, Label, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import TOKEN_BYTES
@@ -48,14 +48,8 @@ FORMAT = 8
 _EARLIER = 7
 """The earlier format that is still read."""
 
-MOST_BYTES = 128 << 20
-"""Most bytes of a row in memory, and of a session's training sequences: its forks repeat their common beginning."""
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
-
-
-class BadRow(ValueError):
-    """A row of a file is wrong; the message is one line."""
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -89,48 +83,6 @@ class Bundle:
         row = self.trajectory
         said = sum(len(one.content) + len(one.reasoning or "") + len(str(one.tool_calls)) for one in row.messages)
         return said + TOKEN_BYTES * sum(len(part.tokens) for part in row.segments)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{shortened(twice)} stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON: what is unknown is null")
-
-
-_STRICT = json.JSONDecoder(object_pairs_hook=_distinct, parse_constant=_no_constant)
-_WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_distinct)
-
-
-def read_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """The value of a JSON text without repeated keys; with `constants`, NaN and Infinity too. Raises ValueError."""
-    given = text if isinstance(text, str) else text.decode()
-    try:
-        return (_WITH_CONSTANTS if constants else _STRICT).decode(given)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def json_line(line: bytes) -> Any:
-    try:
-        return read_json(line)
-    except ValueError as error:
-        raise BadRow(f"line must be JSON ({error}).") from None
-
-
-def read_object(text: object, *, constants: bool = True) -> Any:
-    """The value of a JSON text inside a row, for a type to check."""
-    if not isinstance(text, str):
-        raise ValueError("should be a text of JSON")
-    try:
-        return read_json(text, constants=constants)
-    except ValueError as error:
-        raise ValueError(f"should be JSON ({error})") from None
 
 
 def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
@@ -355,12 +307,6 @@ def from_plain(row: PlainRow) -> Bundle:
     segments, said = tuple(map(_segment, count(), given.segments)), tuple(map(_message, given.messages))
     trajectory = Trajectory(record, segments, said, _nodes(given.nodes, said))
     if trajectory.nodes:
-        taken = TOKEN_BYTES * num_sequence_tokens(trajectory.nodes)
-        if taken > MOST_BYTES:
-            raise BadRow(
-                f"nodes must be at most {MOST_BYTES:,} bytes as training sequences, got {taken:,}: forks repeat the "
-                "tokens before them. Leave the row out."
-            )
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
     labels, of_run = (tuple(Label(**vars(one)) for one in columns[name]) for name in ("labels", "run_labels"))

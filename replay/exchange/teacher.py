@@ -19,8 +19,9 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
+from replay.exchange.json_text import BadRow
 from replay.exchange.openai_chat import Conversation, read_line, record_conversation
-from replay.exchange.row_format import BadRow, Bundle
+from replay.exchange.row_format import Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
     PolicyRecord,
@@ -73,18 +74,14 @@ class TeacherReport(ImportReport):
 def teaching_of(
     store: ReplayStore,
     run: str | None,
-    own: Path | None,
+    model: Path | None,
     group_advantages: GroupAdvantages,
     *,
-    model: Path | None = None,
     reward: float | None = None,
     advantage: float | None = None,
 ) -> Teaching:
-    """The teaching for the run with this id, or for the only run that is not a set of conversations.
-
-    `own` is the folder of the run's tokenizer and template. `model` is another folder, which must contain the same
-    ones.
-    """
+    """The teaching for the run with this id, or for the only run that is not a set of conversations. `model` is the
+    folder of the run's tokenizer and template."""
     with store.reading() as connection:
         known = known_runs(connection)
         learners = [id for id, record in known.items() if ENVIRONMENT not in str(record.config.get("import"))]
@@ -97,24 +94,11 @@ def teaching_of(
     if not published:
         raise ExchangeError(f"run {learner.id} must have published a policy, got none. Start it first.")
     policy = published[max(published)]
-    folder = model or own
-    if folder is None or not folder.is_dir():
+    if model is None or not model.is_dir():
         raise ExchangeError(
-            f"--model must be the folder of the run's tokenizer and chat template, got {str(folder)!r}. Name it."
+            f"RUN must be a run's folder, with its tokenizer and chat template, got {str(model)!r}. Name it."
         )
-    files = load_model_files(folder)
-    if own is not None and own.is_dir():
-        mine = load_model_files(own)
-        same = (mine.codec.hash, mine.template.hash) == (files.codec.hash, files.template.hash)
-    else:  # programs write the same tokenizer in different ways, so its text is not compared
-        size = (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)
-        same = (files.template.hash, files.codec.vocab_size) == (policy.template_hash, size)
-    if not same:
-        raise ExchangeError(
-            f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
-            "Leave --model out to take the run's own."
-        )
-    return Teaching(learner, policy, files, group_advantages, reward, advantage)
+    return Teaching(learner, policy, load_model_files(model), group_advantages, reward, advantage)
 
 
 def import_chat(

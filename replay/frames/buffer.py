@@ -43,6 +43,7 @@ _MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "to
 _READS = re.compile(r"\s*(select|with|values|explain)\b", re.IGNORECASE)
 Where = str | Sequence[str] | None
 """A filter, or several that must all hold: docs/replay.md#filters."""
+_RowsOf = Callable[[str, Sequence[Message]], Iterator[dict[str, Any]]]
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> Buffer:
@@ -133,12 +134,7 @@ class Buffer:
             [("trajectory", pa.string()), ("position", pa.int64()), *((name, pa.string()) for name in _MESSAGES)]
         )
 
-        def batches() -> Iterator[pyarrow.RecordBatch]:
-            with self._buffer.store.reading() as connection:
-                for ids in chunked(self._ids(connection, where)):
-                    yield pa.RecordBatch.from_pylist(list(_messages(connection, ids)), schema)
-
-        return ArrowRows(schema, batches)
+        return self._from_conversations(where, schema, _messages)
 
     def tool_calls(self, where: Where = None) -> ArrowRows:
         """Return one row per tool call, with its answer. `arguments` is JSON, and null is an answer that is not stored.
@@ -150,13 +146,7 @@ class Buffer:
         kinds = dict.fromkeys(("trajectory", *texts), pa.string()) | dict.fromkeys(places, pa.int64())
         schema = pa.schema([(name, kinds[name]) for name in ("trajectory", *places, *texts)])
 
-        def batches() -> Iterator[pyarrow.RecordBatch]:
-            with self._buffer.store.reading() as connection:
-                for ids in chunked(self._ids(connection, where)):
-                    rows = [call for id, said in _conversations(connection, ids) for call in _calls(id, said)]
-                    yield pa.RecordBatch.from_pylist(rows, schema)
-
-        return ArrowRows(schema, batches)
+        return self._from_conversations(where, schema, _calls)
 
     def draws(self) -> ArrowRows:
         """Return one row per use of a trajectory by an update: `v_draws`."""
@@ -260,6 +250,15 @@ class Buffer:
 
         return ArrowRows(schema_of(columns), batches)
 
+    def _from_conversations(self, where: Where, schema: pyarrow.Schema, rows_of: _RowsOf) -> ArrowRows:
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                for ids in chunked(self._ids(connection, where)):
+                    rows = [row for id, said in _conversations(connection, ids) for row in rows_of(id, said)]
+                    yield arrow().RecordBatch.from_pylist(rows, schema)
+
+        return ArrowRows(schema, batches)
+
     def _chosen(self, connection: sa.Connection, where: Where) -> tuple[sa.Select[Any], dict[str, Any]]:
         """Return a query for the trajectories that fit, in order, and faster expressions for some columns."""
         age = staleness(connection, self._run)
@@ -313,10 +312,9 @@ def _calls(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
             numbers[position] += 1
 
 
-def _messages(connection: sa.Connection, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for id, said in _conversations(connection, ids):
-        for position, message in enumerate(said):
-            yield {"trajectory": id, "position": position, **_plain(message)}
+def _messages(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    for position, message in enumerate(said):
+        yield {"trajectory": id, "position": position, **_plain(message)}
 
 
 def _conversations(connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, Sequence[Message]]]:

@@ -8,7 +8,7 @@ def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
     """Divide `total` into whole parts in proportion to `shares` (Hamilton's method of the largest remainder).
 
     The parts sum to exactly `total`, and each is within one of its exact quota. Of equal remainders, the first is
-    rounded up. Shares need not sum to 1.
+    rounded up. Shares are at least 0, and need not sum to 1.
     """
     return _round(total, _quotas(total, shares))
 
@@ -47,8 +47,6 @@ def group_sizes(rows: int, group_size: int) -> list[int]:
 
 def _quotas(total: int, shares: Sequence[float | Fraction]) -> list[Fraction]:
     exact = [Fraction(share) for share in shares]
-    if total < 0 or not exact or min(exact) < 0 or not any(exact):
-        raise ValueError(f"shares must be >= 0 with a positive sum and total >= 0, got {list(shares)} of {total}.")
     return [total * share / sum(exact) for share in exact]
 
 

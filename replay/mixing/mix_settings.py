@@ -117,8 +117,8 @@ class MixSection(Section):
     task_members: Positive | None = Field(None, description="Replayed members of a mixed group (unit task).")
     sources: dict[str, Fraction] = Field(
         default_factory=dict,
-        description="Shares of the replayed rows by source, or by the id of another run, summing to 1, e.g. {self: "
-        "0.7, teacher: 0.3}; {}: no shares, the sampler draws from the run's own and imported rows.",
+        description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: no "
+        "shares, the sampler draws from all sources.",
     )
     shortfall: Literal["fresh", "shrink", "error"] = Field(
         "fresh",

@@ -53,7 +53,7 @@ class Pick:
 
     count: int
     source: str | None = None
-    """A value of `TrajectoryRecord.source`, or the id of another run. None: any source."""
+    """A value of `TrajectoryRecord.source`. None: any source."""
     task: str | None = None
     """The hash of the task. None: any task."""
     unit: Literal["trajectory", "group"] = "trajectory"
@@ -79,7 +79,7 @@ class DrawRequest:
 
     @property
     def named_sources(self) -> frozenset[str]:
-        """The sources and other runs that the limits or picks name."""
+        """The sources that the limits or picks name."""
         return frozenset(self.limits.sources or ()) | {pick.source for pick in self.picks if pick.source is not None}
 
     @property
@@ -113,7 +113,7 @@ class Availability:
 
     rows: int = 0
     by_source: Mapping[str, int] = field(default_factory=dict)
-    """Number of rows by every name that a pick can give: the sources of rows, and the ids of other runs."""
+    """Number of rows by source."""
     by_task: Mapping[str, int] = field(default_factory=dict)
     by_source_task: Mapping[tuple[str, str], int] = field(default_factory=dict)
     groups: Mapping[int, int] = field(default_factory=dict)

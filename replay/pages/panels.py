@@ -10,8 +10,9 @@ from typing import Any, Literal
 import yaml
 
 from replay.questions.runs import STOPS, Metrics, Series, finite, wilson_bounds
-from replay.records import ESS_BY_AGE, WHOLE_ENDS, age_order
+from replay.records import WHOLE_ENDS
 from replay.records import stored_setting as stored
+from replay.storage.staleness import ESS_BY_AGE, age_order
 
 Config = Mapping[str, Any]
 """The stored configuration of a run."""

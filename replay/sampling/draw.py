@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -24,11 +24,11 @@ Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 
 
 class RunDraws:
-    """The draws of one run, from its rows and those of the runs `others`. Rows are kept in memory between draws."""
+    """The draws of one run. Rows are kept in memory between draws."""
 
-    def __init__(self, run: str, others: Collection[str] = ()) -> None:
-        self.run, self.others = run, others
-        self._eligible = EligibleRows(run, others)
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self._eligible = EligibleRows(run)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None

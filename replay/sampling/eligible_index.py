@@ -1,6 +1,6 @@
 """An in-memory index of the rows that a run may draw. A refresh reads only what changed since the last one."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -63,14 +63,14 @@ class Codes:
 
 
 class EligibleIndex:
-    """The eligible rows that a run may draw: its own, imported ones, and rows of the runs `others`.
+    """The eligible rows that a run may draw: its own and imported ones.
 
     The order of rows depends only on their content, so that a draw depends neither on clocks nor on earlier refreshes.
-    Rows of other runs come first, by run. Within a run, rows are ordered by iteration, slot and id. New rows of the
+    Imported rows come first, by run. Within a run, rows are ordered by iteration, slot and id. New rows of the
     drawing run are therefore appended at the end.
     """
 
-    def __init__(self, run: str, others: Collection[str] = ()) -> None:
+    def __init__(self, run: str) -> None:
         self.run = run
         self.ids: list[str] = []
         self.codes = {name: Codes() for name in _CODES}
@@ -78,7 +78,7 @@ class EligibleIndex:
         """Columns by name, [N] each. Others must only read them."""
         self._mark_own()
         self._last = -1
-        self._all, self._since = _queries(dict.fromkeys((run, *others)))
+        self._all, self._since = _queries(run)
         self._mismatch_of_run = np.zeros(0, np.int64)
         self._positions: dict[str, int] | None = None
 
@@ -219,17 +219,16 @@ class _Batch:
         return left_out
 
 
-def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
-    """Return two queries about these runs and imported rows: for all eligible rows, and for rows that changed.
+def _queries(run: str) -> tuple[sa.CompoundSelect[*tuple[Any, ...]], sa.CompoundSelect[*tuple[Any, ...]]]:
+    """Return two queries about a run's own and imported rows: for all eligible rows, and for rows that changed.
 
     Each is a union, so that every part can use an index of the database.
     """
-    listed = list(runs)
     columns = (*_TEXTS, *(column for column, _ in _NUMBERS.values()), _rows.state)
     query = sa.select(*(sa.type_coerce(column, sa.types.NullType()) for column in columns))
     query = query.join_from(trajectories, groups, _rows.group == groups.c.id)
-    imported = query.where(sa.text(IMPORTED), _rows.run.not_in(listed))
-    parts = [*(query.where(_rows.run == run) for run in listed), imported]
+    imported = query.where(sa.text(IMPORTED), _rows.run != run)
+    parts = [query.where(_rows.run == run), imported]
     # An expression keeps the database from using the index of states, which covers the rows of all runs.
     state = sa.func.coalesce(sa.type_coerce(_rows.state, sa.Text), "")
     eligible = sa.union_all(*(part.where(_rows.changed >= _FIRST, state == ELIGIBLE) for part in parts))

@@ -16,7 +16,6 @@ from replay.sampling.compatibility import DIFFERENCES, difference_bits
 from replay.sampling.eligible_index import EligibleIndex
 from replay.sampling.selection import Positions, SelectedRow, Selection, find_whole_groups
 from replay.sampling.weights import TOO_LONG, EligibleRows, SamplingWeights, apply_limits, match_sources
-from replay.storage.staleness import Mask
 
 
 class TrialDraw:
@@ -28,11 +27,7 @@ class TrialDraw:
         self._request = request
         self._sampler = sampler
         self._weights = eligible.weigh(request, sampler, None)
-
-    @property
-    def drawable(self) -> Mask:
-        """A mask [N] of the rows that the limits allow and the sampler gives a weight."""
-        return self._weights.weights > 0.0
+        self._drawable = self._weights.weights > 0.0
 
     def available(self) -> Availability:
         """Count the rows that a draw could take. Raises ReplayError for a named source without a comparable row."""
@@ -50,7 +45,7 @@ class TrialDraw:
         for name, allowed in apply_limits(self._eligible, self._request):
             kept &= allowed
             found.append((name, int(np.count_nonzero(kept))))
-        return [*found, ("sampler", int(np.count_nonzero(self.drawable)))]
+        return [*found, ("sampler", int(np.count_nonzero(self._drawable)))]
 
     def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
         """Return a sentence for each source that has no row to draw.
@@ -79,7 +74,7 @@ class TrialDraw:
                 return f"{rule if rule == TOO_LONG else f'replay.{rule}'} leaves out the last of {rows}"
         if self._weights.unknown[left].all():
             return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
-        if not (self.drawable & left).any():
+        if not (self._drawable & left).any():
             return f"{sampler} gives none of {rows} a weight; uniform would"
         whole = find_whole_groups(np.flatnonzero(left), columns)
         if unit == "group" and not (whole.sizes == group_size).any():
@@ -124,15 +119,9 @@ def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Lim
 
 
 def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
-    """Return the rows under every name that a pick can ask for: sources, and the ids of other runs."""
-    found = []
-    for column in ("source", "run"):
-        codes = index.columns[column][rows]
-        for code in np.unique(codes).tolist():
-            name = index.codes[column].names[code]
-            if column == "source" or name != index.run:
-                found.append((name, rows[match_sources(index, (name,), rows)]))
-    return found
+    """Return the rows of each source."""
+    codes = index.columns["source"][rows]
+    return [(index.codes["source"].names[code], rows[codes == code]) for code in np.unique(codes).tolist()]
 
 
 def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:

@@ -1,10 +1,8 @@
 """The weights of rows: limits exclude rows, and the sampler weighs the others. Weights are kept until rows change."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +15,14 @@ from replay.sampling.base_sampler import Rows, Sampler
 from replay.sampling.compatibility import difference_bits, difference_names
 from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
-from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import draws, groups, runs, trajectories
 from replay.storage.staleness import Mask, may_be_replayed
-from replay.storage.statements import execute
 
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The only limit that is not a key of `replay`."""
-_RUN_ID = re.compile("[0-9a-f]{32}")
-_TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
-_RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
-_LATEST = sa.select(_TRAJECTORY).where(
-    draws.c.run == sa.bindparam("run"), draws.c.iteration >= sa.bindparam("since"), draws.c.stream == REPLAY
-)
+_REPLAYED = sa.select(draws.c.trajectory).where(draws.c.stream == REPLAY)
 
 
 def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -40,10 +31,6 @@ def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.i
         if (position := index.position(id)) is not None:
             found[position] = count
     return found
-
-
-def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
-    return restored_column(draws.c.trajectory, found.scalars().all())
 
 
 # Groups of undone iterations do not count. If a task has two groups in one iteration, the worse one is last and counts.
@@ -70,11 +57,10 @@ class SamplingWeights:
 class EligibleRows:
     """The rows that one run may draw, with everything that the limits and the weights need to know about them."""
 
-    def __init__(self, run: str, others: Collection[str]) -> None:
-        self.index = EligibleIndex(run, others)
+    def __init__(self, run: str) -> None:
+        self.index = EligibleIndex(run)
         self.vocab_size = 1 << 31
         """The run's vocabulary size; the largest possible one if the run does not state it."""
-        self._others = others
         self.reserved = Counter[str]()
         """Reserved draws of all runs, by row. Read only under `max_uses`."""
         self.resting = frozenset[str]()
@@ -94,14 +80,13 @@ class EligibleRows:
         before = self.reserved, self.resting, self.success_by_task.tobytes()
         changed = self.index.refresh(connection)
         if is_new:
-            self._refuse_missing(connection)
             for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.index.run)):
                 self.vocab_size = run_of(row).vocab_size or self.vocab_size
         if limits.max_uses is not None:
-            self.reserved = Counter(_texts(execute(connection, _RESERVED)))
+            self.reserved = Counter(connection.scalars(_REPLAYED.where(is_live())))
         if limits.cooldown > 0:
-            since = request.iteration - limits.cooldown
-            self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
+            since = draws.c.iteration >= request.iteration - limits.cooldown
+            self.resting = frozenset(connection.scalars(_REPLAYED.where(draws.c.run == request.run, since)))
         if limits.retire_solved is not None:
             newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
             rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
@@ -143,19 +128,6 @@ class EligibleRows:
                     "run without this source."
                 )
 
-    def _refuse_missing(self, connection: sa.Connection) -> None:
-        """Raise ReplayError for a named run that is missing. A name that can't be a run's id may be a later import."""
-        names = [name for name in sorted(self._others) if self.index.codes["source"].get(name) < 0]
-        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
-        found = {row.id: row.name for row in connection.execute(query)}
-        for name in names:
-            same = sorted(id for id, title in found.items() if title == name)
-            if name not in found and (same or _RUN_ID.fullmatch(name)):
-                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
-                raise ReplayError(
-                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
-                )
-
 
 def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple[str, Mask]]:
     """Yield each limit's name in the configuration with a mask of the rows that the limit allows."""
@@ -181,14 +153,6 @@ def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple
         yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
-def match_sources(
-    index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)
-) -> Mask:
-    """Return a mask of the rows whose source is named, or whose run is named if it is another run. `self` means only
-    the drawing run."""
-    columns, own = index.columns, index.codes["source"].get("self")
-    source = columns["source"][rows]
-    found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])
-    found &= columns["own"][rows] | (source != own)
-    other_runs = [index.codes["run"].get(name) for name in names if name != index.run]
-    return found | np.isin(columns["run"][rows], other_runs)
+def match_sources(index: EligibleIndex, names: tuple[str, ...]) -> Mask:
+    """Return a mask of the rows whose source is named."""
+    return np.isin(index.columns["source"], [index.codes["source"].get(name) for name in names])

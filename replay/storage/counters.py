@@ -11,25 +11,20 @@ from replay.errors import DamagedDatabase, ReplayError, RunReplaced
 from replay.records import RESERVED
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import buffer_state, draws, runs, trajectories
-from replay.storage.statements import execute
 
 Counter = Literal["changed", "draws"]
-
-_COUNTER = buffer_state.c.name == sa.bindparam("counter")
-_LAST = sa.select(buffer_state.c.value).where(_COUNTER)
-_SET = buffer_state.update().where(_COUNTER).values(value=sa.bindparam("number"))
 
 
 def next_number(connection: sa.Connection, counter: Counter) -> int:
     """Raise a counter by one and return it. Write transactions run one after another, so nobody else raises it."""
     number = last_number(connection, counter) + 1
-    execute(connection, _SET, counter=counter, number=number)
+    connection.execute(buffer_state.update().where(buffer_state.c.name == counter).values(value=number))
     return number
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
     """The value of a counter. Raises DamagedDatabase if the value is missing or no valid number."""
-    value = execute(connection, _LAST, counter=counter).scalar_one_or_none()
+    value = connection.scalar(sa.select(buffer_state.c.value).where(buffer_state.c.name == counter))
     if type(value) is not int or not 0 <= value <= 2**62:
         raise DamagedDatabase(f"{value!r} in buffer_state.value of {counter!r}")
     return value
@@ -44,15 +39,11 @@ def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason:
         connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
 
 
-_RUN = runs.c.id == sa.bindparam("run")
-_EPOCH = sa.select(runs.c.epoch).where(_RUN)
-_NEXT = runs.update().where(_RUN).values(epoch=runs.c.epoch + 1, ended=False).returning(runs.c.epoch)
-
-
 def take_over(connection: sa.Connection, run: str) -> int:
     """Begin the run's next epoch and return it. Processes of earlier epochs can no longer write the run, which has not
     ended any more."""
-    epoch = execute(connection, _NEXT, run=run).scalar_one_or_none()
+    begun = runs.update().where(runs.c.id == run).values(epoch=runs.c.epoch + 1, ended=False)
+    epoch = connection.scalar(begun.returning(runs.c.epoch))
     if epoch is None:
         raise ReplayError(f"run must be a stored one, got {run!r}. Add it first.")
     return int(epoch)
@@ -60,7 +51,7 @@ def take_over(connection: sa.Connection, run: str) -> int:
 
 def refuse_replaced(connection: sa.Connection, run: str, epoch: int) -> None:
     """Raises RunReplaced if another process has taken the run over since `epoch` began."""
-    newest = execute(connection, _EPOCH, run=run).scalar()
+    newest = connection.scalar(sa.select(runs.c.epoch).where(runs.c.id == run))
     if newest != epoch:
         raise RunReplaced(
             f"run must be written by one process at a time, got epoch {newest} where this process began epoch {epoch}: "

@@ -23,7 +23,7 @@ from replay.storage.counters import LEASE_DRAWS, is_live, next_number, set_state
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked, known
 from replay.storage.format.schema import draws, iterations, trajectories
-from replay.storage.statements import execute, insert_columns
+from replay.storage.statements import insert_columns
 from replay.storage.validate import checked, refused
 from replay.storage.write import add_metrics
 
@@ -48,11 +48,6 @@ _rows = trajectories.c
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
 _REALS = [column.key for column in draws.columns if isinstance(column.type, sa.Double)]
 
-_SLOTS = sa.select(draws.c.slot).where(
-    draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
-)
-_RESERVED = _SLOTS.where(draws.c.state == RESERVED, draws.c.stream == sa.bindparam("stream"))
-
 
 def reserve_again(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     """Check and reserve draws, in place of earlier reservations of their slots."""
@@ -65,9 +60,9 @@ def reserve_again(connection: sa.Connection, records: Sequence[DrawRecord]) -> N
 
 def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
     """Release the reservations of these slots, so that a draw repeated after a lost answer gives the same rows."""
-    reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
-    again = sorted(set(reserved).intersection(slots))
     here = (draws.c.run == run) & (draws.c.iteration == iteration)
+    reserved = sa.select(draws.c.slot).where(here, draws.c.state == RESERVED, draws.c.stream == stream)
+    again = sorted(set(connection.scalars(reserved)).intersection(slots))
     for chunk in chunked(again):
         connection.execute(draws.delete().where(here, draws.c.slot.in_(chunk)))
 
@@ -75,7 +70,8 @@ def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence
 def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     if not records:
         return
-    taken = set(execute(connection, _SLOTS, run=records[0].run, iteration=records[0].iteration).scalars())
+    here = (draws.c.run == records[0].run) & (draws.c.iteration == records[0].iteration)
+    taken = set(connection.scalars(sa.select(draws.c.slot).where(here)))
     for record in records:
         if record.slot in taken:
             where = f"iteration {record.iteration}"

@@ -16,7 +16,7 @@ from pydantic import Field
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
-from replay.storage.format.schema import draws, policies, runs, trajectories
+from replay.storage.format.schema import draws, trajectories
 from replay.storage.staleness import publishes_since
 from replay.storage.tombstones import reclaim
 
@@ -113,7 +113,7 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
     # Orphaned rows are not counted, so that a resumed run has the metrics of an uninterrupted one.
-    return summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
+    return _summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
@@ -129,33 +129,19 @@ def restore(connection: sa.Connection, run: str, iteration: int) -> None:
         set_state(connection, [id for id, was in back if was == state], *given)
 
 
-def chosen_rows(
-    connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
-) -> dict[str, list[StoredRow]]:
-    """The rows to prune from `run`, or from every run: rows that meet `rows`, or rows over a capacity after the last
-    iteration. Reserved rows, and rows that will still be fresh, are never among them."""
-    if rows is not None:
-        mine = sa.true() if run is None else _rows.run == run
-        found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
-        return {"where": found} if found else {}
-    over: dict[str, list[StoredRow]] = {}
-    known = sa.select(runs.c.id).order_by(runs.c.id)
-    for id in connection.scalars(known if run is None else known.where(runs.c.id == run)).all():
-        last = connection.scalar(sa.select(sa.func.max(_rows.iteration)).where(_kept(id))) or 0
-        newest = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == id)) or 0
-        for rule, found in over_capacity(connection, id, last, policy_version=newest, capacity=capacity).items():
-            over.setdefault(rule, []).extend(found)
-    return over
+def prune(
+    connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool], *, dry_run: bool = False
+) -> Evicted:
+    """Do both steps of an eviction at once, for the rows of `run`, or of every run, that meet `rows`. No resume
+    restores them. Reserved rows, and rows that will still be fresh, are never among them."""
+    mine = sa.true() if run is None else _rows.run == run
+    found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
+    if not dry_run:
+        reclaim(connection, [row.id for row in found], "pruned by where")
+    return _summed({"where": found})
 
 
-def prune(connection: sa.Connection, over: Over) -> Evicted:
-    """Do both steps of an eviction at once. No resume restores these rows."""
-    for rule, rows in over.items():
-        reclaim(connection, [row.id for row in rows], f"pruned by {rule}")
-    return summed(over)
-
-
-def summed(over: Over) -> Evicted:
+def _summed(over: Over) -> Evicted:
     sizes = [row.bytes for rows in over.values() for row in rows]
     return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
 

@@ -25,21 +25,15 @@ from replay.storage.format.rows import (
     status_checksum,
 )
 from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
-from replay.storage.statements import execute, insert, remove, rows_by_key
+from replay.storage.statements import insert, remove, rows_by_key
 
 _SAID = ("said", "checksum")
 _nodes = session_nodes.c
 _COLUMNS = tuple(_nodes[column.name] for column in NODE_COLUMNS)
-_HERE = (_nodes.session == sa.bindparam("id")) & (_nodes.number == sa.bindparam("at"))
-_NODE_GONE = session_nodes.delete().where(_HERE)
-_DELIVERED = (
-    session_nodes.update()
-    .where(_HERE, _nodes.status == Status.UNDELIVERED)
-    .values(
-        status=Status.TRAINED,
-        node_checksum=_nodes.node_checksum + status_checksum(Status.TRAINED) - status_checksum(Status.UNDELIVERED),
-    )
-)
+_DELIVERED = {
+    "status": Status.TRAINED,
+    "node_checksum": _nodes.node_checksum + status_checksum(Status.TRAINED) - status_checksum(Status.UNDELIVERED),
+}
 
 
 @dataclass(frozen=True)
@@ -93,13 +87,15 @@ class Sessions:
 
         def work(connection: sa.Connection) -> None:
             for id, node in given:
-                execute(connection, _NODE_GONE, id=id, at=node.number)  # stored by a transaction that is repeated now
+                # A transaction that is repeated now may have stored it.
+                connection.execute(session_nodes.delete().where(_is_node(id, node.number)))
             try:
                 insert(connection, session_nodes, rows)
             except exc.IntegrityError as error:
                 raise SessionForgotten("session must be one that is under way, got one that is not stored.") from error
             for id, number in delivered:
-                execute(connection, _DELIVERED, id=id, at=number)
+                reply = _is_node(id, number) & (_nodes.status == Status.UNDELIVERED)
+                connection.execute(session_nodes.update().where(reply).values(_DELIVERED))
 
         self._write(work)
 
@@ -143,6 +139,10 @@ def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
 def end(connection: sa.Connection, ids: Sequence[str]) -> int:
     """Delete sessions, and return their number."""
     return remove(connection, sessions, sessions.c.id.in_(ids))
+
+
+def _is_node(session: str, number: int) -> sa.ColumnElement[bool]:
+    return (_nodes.session == session) & (_nodes.number == number)
 
 
 def _session(connection: sa.Connection, id: str) -> OpenSession | None:

@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
+from replay.storage.format.column_types import ExactText, restored_column, storable_column
 from replay.storage.format.rows import Row, chunked
 
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
@@ -62,10 +62,10 @@ def rows_by_key(
     for chunk in chunked(keys):
         # The last key is repeated up to a power of two, so that few statements serve any number of keys.
         size = 1 << (len(chunk) - 1).bit_length()
-        text, order, _ = _text(_by_key(columns, key, order_by, size), connection.dialect)
+        text, order = _by_key(columns, key, order_by, size, connection.dialect)
         values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
         given = {f"key_{number}": value for number, value in enumerate(values)}
-        found = connection.exec_driver_sql(text, _ordered(given, order)).fetchall()
+        found = connection.exec_driver_sql(text, tuple(map(given.get, order)) if order else given).fetchall()
         if found:
             yield from zip(*map(restored_column, columns, zip(*found, strict=True)), strict=True)
 
@@ -77,17 +77,6 @@ def remove(connection: sa.Connection, table: sa.Table, rows: sa.ColumnElement[bo
             if key.column.table is table:
                 connection.execute(part.delete().where(key.parent.in_(sa.select(key.column).where(rows))))
     return connection.execute(table.delete().where(rows)).rowcount
-
-
-def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
-    """Execute a statement that is defined once, with its parameters by name. Texts are returned as stored."""
-    text, names, fixed = _text(statement, connection.dialect)
-    texts = {name: to_storable(value) for name, value in values.items() if isinstance(value, str)}
-    return connection.exec_driver_sql(text, _ordered({**fixed, **values, **texts}, names))
-
-
-def _ordered(given: Mapping[str, Any], order: Sequence[str] | None) -> Any:
-    return given if order is None else tuple(given[name] for name in order)
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
@@ -121,18 +110,15 @@ def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Conver
 
 
 @lru_cache(maxsize=192)
-def _text(statement: sa.Executable, dialect: sa.Dialect) -> tuple[str, list[str] | None, dict[str, Any]]:
-    """The statement's text, the order of its parameters (None: by name), and the parameters with fixed values."""
-    assert isinstance(statement, sa.ClauseElement)
-    compiled = statement.compile(dialect=dialect)
-    assert isinstance(compiled, SQLCompiler)
-    order = compiled.positiontup if compiled.positional else None
-    return str(compiled), order, {name: value for name, value in compiled.params.items() if value is not None}
-
-
-@lru_cache(maxsize=128)
 def _by_key(
-    columns: tuple[sa.Column[Any], ...], key: sa.Column[str], order_by: tuple[sa.Column[Any], ...], size: int
-) -> sa.Select[Any]:
+    columns: tuple[sa.Column[Any], ...],
+    key: sa.Column[str],
+    order_by: tuple[sa.Column[Any], ...],
+    size: int,
+    dialect: sa.Dialect,
+) -> tuple[str, list[str] | None]:
+    """The text of a query for the rows of `size` keys, and the order of its parameters (None: by name)."""
     keys = [sa.bindparam(f"key_{number}", type_=key.type) for number in range(size)]
-    return sa.select(*columns).where(key.in_(keys)).order_by(*order_by)
+    compiled = sa.select(*columns).where(key.in_(keys)).order_by(*order_by).compile(dialect=dialect)
+    assert isinstance(compiled, SQLCompiler)
+    return str(compiled), compiled.positiontup if compiled.positional else None

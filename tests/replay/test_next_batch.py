@@ -78,10 +78,8 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
     ("given", "message"),
     [
         ({"fraction": 1.5}, "replay.fraction must be less than or equal to 1, got 1.5."),
-        ({"max_staleness": "-1"}, "replay.max_staleness must be greater than or equal to 0, got '-1'."),
         ({"fractoin": 0.5}, "replay.fractoin must be a known key, got an unknown one."),
         ({"sampler": "entropy", "sampler_options": {"policy": "current"}}, "stored where no policy is loaded"),
-        ({"unit": "group"}, "must be false when replay.unit is group"),
     ],
 )
 def test_wrong_settings_are_refused_by_rule(three_iterations: ReplayStore, given: dict[str, Any], message: str) -> None:

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from agentloop.algorithms.baselines.grpo import group_advantages
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, Run, app, fail, opened, run_folder_of, say, say_json
-from agentloop.config.sections.loss import ReplayLossSection
 from agentloop.errors import UserError
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
@@ -26,7 +25,6 @@ from replay.locate import run_identity, start_folder
 from replay.next_batch import empty_sources
 from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
-from replay.records import stored_setting
 
 if TYPE_CHECKING:
     from agentloop.environments import RunEnvironments
@@ -84,10 +82,6 @@ def import_(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
     ] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
-    ] = None,
     reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
     advantage: Annotated[
         float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
@@ -101,21 +95,18 @@ def import_(
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
     """
     are_conversations = form == "openai-chat"
-    if not are_conversations and (model, reward, advantage) != (None, None, None):
-        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
+    if not are_conversations and (reward, advantage) != (None, None):
+        fail("--reward and --advantage must come with --format openai-chat, got another format.")
     if are_conversations and keep_source:
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     source = None if keep_source else name or (SOURCE if are_conversations else "import")
     report: ImportReport
-    refused = 0
     is_new = run is not None and run.endswith(".sqlite") and not are_conversations and not os.path.lexists(run)
     with opened(run, read_only=False, create=is_new) as buffer, _progress_line() as show:
         learner = buffer.own_run
         if are_conversations:
-            own = None if buffer.folder is None else start_folder(buffer.folder)
-            teaching = teaching_of(
-                buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
-            )
+            model = None if buffer.folder is None else start_folder(buffer.folder)
+            teaching = teaching_of(buffer.store, learner, model, group_advantages, reward=reward, advantage=advantage)
             learner = teaching.run.id
             report = import_chat(buffer.store, file, teaching, name=source or SOURCE, skip_bad=skip_bad, progress=show)
         else:
@@ -123,10 +114,7 @@ def import_(
         if learner is not None and learner in questions.run_names(buffer.store):
             named = [] if source is None else [source]
             report.empty_sources = empty_sources(buffer.store, learner, named=named)
-            loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
-            if ReplayLossSection.model_validate(loss).rejects_missing:
-                refused = report.without_log_probs
-    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file))
 
 
 @app.command(
@@ -190,16 +178,11 @@ def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoR
     raise typer.Exit(1 if report.corrupt else 0)
 
 
-def _import_text(report: ImportReport, file: Path, refused: int) -> str:
+def _import_text(report: ImportReport, file: Path) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"
     ]
-    if refused:
-        lines.append(
-            f"{refused:,} rows have no log-probs, and the run's loss refuses them: set loss.replay.anchor: old, or "
-            "loss.replay.missing_log_probs"
-        )
     lines += report.problems
     if isinstance(report, TeacherReport):
         lines.append(f"{report.groups:,} groups; {report.replies:,} replies")

@@ -15,7 +15,6 @@ from agentloop.cli.text_tables import number, table
 from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
 from replay.questions.filters import condition
-from replay.storage.retention import Capacity, Evicted
 from replay.storage.tombstones import ALL_RUNS, Forgotten
 from replay.storage.verify import Verification
 
@@ -132,31 +131,16 @@ _DRY = "nothing was changed; add --yes to do it"
 
 
 @app.command(epilog='Example: agentloop replay prune --where "not success and staleness > 20"')
-def prune(
-    run: Run = None,
-    filter: Filter = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
-    age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def prune(run: Run = None, filter: Filter = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
-    capacity = Capacity(rows=rows, age=age)
-    if (filter is None) == (not capacity):
-        given = "neither" if filter is None else "both"
-        fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
+    if filter is None:
+        fail("prune must be given --where, got nothing. For example: agentloop replay prune --where 'iteration < 20'")
     with opened(run, read_only=not yes) as buffer:
-        picked = None if filter is None else condition(filter)
-        # Limits are about the folder's run, and not what was imported into it; without one, about each run.
-        run_id = buffer.run if filter is not None else buffer.own_run
-        found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
-    say_json({**vars(found), "done": yes}, indent=None) if as_json else say(_pruned_text(found, done=yes))
-
-
-def _pruned_text(found: Evicted, *, done: bool) -> str:
-    by_rule = ", ".join(f"{rule} {count:,}" for rule, count in found.by_rule.items())
-    what = f"{found.rows:,} rows ({found.bytes / 1e6:.1f} MB)" + (f": {by_rule}" if by_rule else "")
-    return f"evicted {what}" if done else f"would evict {what}\n{_DRY}"
+        found = buffer.store.prune(buffer.run, rows=condition(filter), dry_run=not yes)
+    what = f"{found.rows:,} rows ({found.bytes / 1e6:.1f} MB)"
+    text = f"evicted {what}" if yes else f"would evict {what}\n{_DRY}"
+    facts = {"rows": found.rows, "bytes": found.bytes, "done": yes}
+    say_json(facts, indent=None) if as_json else say(text)
 
 
 @app.command(epilog="Example: agentloop replay compact runs/quickstart-001")

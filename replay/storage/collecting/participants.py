@@ -17,7 +17,6 @@ from replay.storage.statements import seconds_now
 
 Role = Literal["worker", "engine"]
 TABLES = {"worker": workers, "engine": engines}
-_ENGINES = engines.alias("listed_engines")
 
 
 class Roles:
@@ -48,18 +47,15 @@ class Roles:
         return self._database.read(lambda connection: list_participants(connection, TABLES[role], run))
 
     def view(self, run: str, *, lease_s: float) -> RunView:
-        """The facts a worker polls: whether there is work, and which engines there are. It is one statement, for there
-        may be a thousand workers."""
-        free = free_tickets(run, tickets.c.number, lease_s=lease_s).limit(1).scalar_subquery().label("free")
-        query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
-        listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
+        """The facts a worker polls: whether there is work, and which engines there are."""
+        ended = sa.select(runs.c.ended).where(runs.c.id == run)
+        free = free_tickets(run, tickets.c.number, lease_s=lease_s).limit(1)
 
         def ask(connection: sa.Connection) -> RunView:
-            found = connection.execute(listed.order_by(_ENGINES.c.id)).all()
             return RunView(
-                has_ended=any(row.ended for row in found),
-                has_free_tickets=any(row.free is not None for row in found),
-                engines=tuple(_participant_of(row) for row in found if row.id is not None),
+                has_ended=bool(connection.scalar(ended)),
+                has_free_tickets=connection.scalar(free) is not None,
+                engines=tuple(list_participants(connection, engines, run)),
             )
 
         return self._database.read(ask)
@@ -111,15 +107,7 @@ class Roles:
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:
-    query = sa.select(*_participant_columns(table)).where(table.c.run == run)
-    return [_participant_of(row) for row in connection.execute(query.order_by(table.c.id))]
-
-
-def _participant_columns(table: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
-    """The columns that `_participant_of` reads."""
     age, silence = (sa.type_coerce(seconds_now() - table.c[name], sa.Double) for name in ("started_at", "seen_at"))
-    return table.c.id, table.c.facts, age.label("age"), silence.label("silence")
-
-
-def _participant_of(row: sa.Row[Any]) -> Participant:
-    return Participant(row.id, json.loads(row.facts), row.age, row.silence)
+    query = sa.select(table.c.id, table.c.facts, age, silence).where(table.c.run == run).order_by(table.c.id)
+    found = connection.execute(query).all()
+    return [Participant(id, json.loads(facts), age_s, silent_s) for id, facts, age_s, silent_s in found]

@@ -27,15 +27,12 @@ _BUSY_MILLISECONDS = 120_000
 BEGIN = "replay_begin"
 """The execution option for the statement that begins a transaction, if it is not the engine's own."""
 
-OpenMode = Literal["ro", "immutable", "rw", "plain"]
-"""ro: read only; immutable: read only, without side files; rw: for writing; plain: with the journal the file has."""
-LOOKING = ("ro", "immutable")
-"""The modes that write nothing."""
-_OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
+OpenMode = Literal["ro", "rw", "plain"]
+"""ro: read only; rw: for writing; plain: for writing, with the journal the file has."""
 
 
 def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
-    uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if mode == 'ro' else 'rw'}"
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
@@ -48,7 +45,7 @@ def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
         return connection
 
     engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
-    begin = "BEGIN" if mode in LOOKING else "BEGIN IMMEDIATE"
+    begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -63,7 +60,7 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     # Bytes that are not UTF-8 are read as a text that was never written, so that checksums find them.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
-    if mode in LOOKING:
+    if mode == "ro":
         connection.execute("PRAGMA query_only=ON")
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
     if mode == "rw":
@@ -104,7 +101,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, mode: OpenMode) -> None:
         self.path = path
         self.url = str(path)
-        self.read_only = mode in LOOKING
+        self.read_only = mode == "ro"
         self._engine = engine_for(path, mode)
         self._snapshots = self._engine.execution_options(**{BEGIN: "BEGIN"})
 
@@ -180,7 +177,7 @@ _REMEDIES = {
     sqlite3.SQLITE_NOTADB: "Put a copy in its place.",
     sqlite3.SQLITE_READONLY: "Become a user who may write the file and its folder; to read it, copy it elsewhere.",
     sqlite3.SQLITE_BUSY: "Stop the program that has been using it all this time.",
-    sqlite3.SQLITE_CANTOPEN: "Check its folder, its permissions, and the limit on open files (ulimit -n).",
+    sqlite3.SQLITE_CANTOPEN: "Check its permissions and the limit on open files (ulimit -n), or copy it elsewhere.",
 }
 
 
@@ -240,25 +237,25 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
         raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
     if not read_only:
         _check_local(path)
-    mode = _check_revision(path, writes=not read_only)
-    return SqliteDatabase(path, mode=mode if read_only else "rw")
+    _check_revision(path, writes=not read_only)
+    return SqliteDatabase(path, mode="ro" if read_only else "rw")
 
 
-def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
-    """The mode in which the file can be read. Raises DatabaseRefused for another program's file before anything changes
-    it: even the switch to a write-ahead log rewrites a file's header."""
-    mode: OpenMode = "ro"
+def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> None:
+    """Raises DatabaseRefused for another program's file before anything changes it: even the switch to a write-ahead
+    log rewrites a file's header."""
     try:
         try:
-            revision = _revision(path, mode)
+            revision = _revision(path, "ro")
         except exc.OperationalError as error:
-            mode = _other_mode(path, error, writes=writes)
-            revision = _revision(path, mode)
+            # If a process was killed while it created the file, only a writer can roll that back.
+            if not writes or getattr(error.orig, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise
+            revision = _revision(path, "plain")
     except (exc.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message repeats a damaged schema
         found, remedy = _cause(error)
         raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
     check_revision(revision, str(path), creates=creates)
-    return mode
 
 
 def _revision(path: Path, mode: OpenMode) -> str | None:
@@ -268,19 +265,3 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
             return stored_revision(connection)
     finally:
         engine.dispose()
-
-
-def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
-    """The mode for a file that can't be opened in the ordinary one; raises `error` if there is none.
-
-    If a process was killed while it created the file, only a writer can roll that back: mode plain. In a folder where
-    nobody can write, SQLite can't create its side files. It needs none if the file has no log: mode immutable.
-    """
-    if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-        return "plain"
-    whole = os.path.realpath(path)
-    sides = [Path(f"{whole}{side}") for side in ("-wal", "-journal")]
-    has_log = any(side.is_file() and side.stat().st_size for side in sides)
-    if writes or os.access(os.path.dirname(whole), os.W_OK) or has_log:
-        raise error
-    return "immutable"

@@ -85,7 +85,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     assert shell.type(["--version"], tmp_path) == (0, f"agentloop {version('agentloop-replay')}\n", "")
     found = {" ".join(words) for words in commands()}
     looking = ["stats", "ls", "show", "lineage", "tasks", "mix"]
-    changing = ["import", "prune", "compact", "forget", "label", "demonstrations"]
+    changing = ["import", "prune", "compact", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore")}
     context = {"context", "context check"}
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "gateway", "launch"}

@@ -12,7 +12,8 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import shrunk_factor
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
-from replay.records import ESS_BY_AGE, BatchRow
+from replay.records import BatchRow
+from replay.storage.staleness import ESS_BY_AGE
 from tests.fakes.batch_rows import (
     batch_row,
     ragged,

@@ -79,14 +79,15 @@ def test_conversations_of_an_attached_file_are_trained_on_with_anchor_old_alone(
     assert f"attached {file} as teacher: 2 rows, 2 of them copied now" in display.notes
     assert rows(database, DRAWN.format("teacher")) == [(2,)]
     assert rows(database, "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
-    with pytest.raises(UserError, match=r"^loss.replay must take rows .* got 2 of them in replay.attach.teacher"):
-        train(short(tmp_path, qwen2, replay=replay), display=SilentDisplay())
     file.write_text(json.dumps(CHAT[0]) + "\n" + json.dumps({"messages": CHAT[1]["messages"]}) + "\n")
     with pytest.raises(ExchangeError, match="^replay.attach.teacher must name a reward in every line or in none"):
         train(config, display=SilentDisplay())
     file.unlink()
     again = {**config.model_dump(), "run": {**config.run.model_dump(), "iterations": 2}}
     assert train(RunConfig.model_validate(again), display=SilentDisplay(), resume=True).iterations == 2
+    file.write_text(json.dumps(CHAT[0]) + "\n")
+    with pytest.raises(UserError, match="^behavior_log_probs of trajectory .* must be known for every trained token"):
+        train(short(tmp_path, qwen2, replay=replay), display=SilentDisplay())
 
 
 GOALS = ENVIRONMENTS / "parity.py"

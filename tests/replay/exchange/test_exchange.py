@@ -60,7 +60,7 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
             assert export_file(store, first).rows == 21
             with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
                 report = import_file(other, first, name=None)
-                assert (report.inserted, report.duplicates, report.bad, report.runs) == (21, 0, 0, [RUN])
+                assert (report.inserted, report.duplicates, report.bad) == (21, 0, 0)
                 export_file(other, second)
                 assert other.read(["agent"])[0].record.rewards_by_agent == {"scout": (0.5, -0.25)}
             assert first.read_bytes() == second.read_bytes()
@@ -83,20 +83,6 @@ def test_a_file_that_datasets_read_and_wrote_comes_back(tmp_path: Path, monkeypa
         assert import_file(store, theirs, name=None).inserted == 21
         export_file(store, again)
     assert again.read_bytes() == first.read_bytes()
-
-
-def test_rows_that_a_loss_by_behavior_log_probs_refuses_are_counted(tmp_path: Path) -> None:
-    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
-    of_rows = {
-        "known": [Segment(SHORT)],
-        "partly": [Segment(SHORT), Segment(unknown, "clean", "hinted")],
-        "hindsight": [Segment(unknown, "clean", "relabelled")],
-        "untrainable": [Segment(tokens([1], ["user"]))],
-    }
-    with closing(new_store(tmp_path / "from.sqlite")) as store, closing(new_store(tmp_path / "to.sqlite")) as other:
-        put(store, *(trajectory(id, segments=tuple(parts)) for id, parts in of_rows.items()))
-        export_file(store, tmp_path / "rows.jsonl")
-        assert import_file(other, tmp_path / "rows.jsonl").without_log_probs == 1
 
 
 ODD = "\ud800 ' \x00 \ue000json: \U0001f600 \n\u2028é"

@@ -144,14 +144,8 @@ def test_other_files_and_conversations_beyond_the_context_are_refused(file_store
             import_chat(file_store, path, made)
 
 
-def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:
-    own, other = (fakes.family(name).save(tmp_path / name) for name in ("chatml", "llama3"))
-    assert teaching_of(file_store, None, own, group_advantages, model=own).run.id == RUN
-    with pytest.raises(ExchangeError, match=f"--model must hold the tokenizer and chat template of run {RUN}"):
-        teaching_of(file_store, None, own, group_advantages, model=other)
-    with pytest.raises(ExchangeError, match="--model must hold the tokenizer and chat template"):
-        teaching_of(file_store, None, None, group_advantages, model=other)
-    with pytest.raises(ExchangeError, match="--model must be the folder of the run's tokenizer"):
+def test_a_run_without_a_tokenizer_is_refused(file_store: ReplayStore) -> None:
+    with pytest.raises(ExchangeError, match="RUN must be a run's folder, with its tokenizer and chat template, got"):
         teaching_of(file_store, None, None, group_advantages)
 
 

@@ -266,12 +266,6 @@ def test_apportion_sums_exactly_and_stays_within_one_of_each_quota(total: int, s
     assert all(abs(part - total * share / sum(exact)) < 1 for part, share in zip(parts, exact, strict=True))
 
 
-@pytest.mark.parametrize("shares", [[], [0.0, 0.0], [-0.5, 1.5]])
-def test_apportion_refuses_shares_that_are_none(shares: list[float]) -> None:
-    with pytest.raises(ValueError, match="shares must be >= 0"):
-        apportion(4, shares)
-
-
 @given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1)), max_size=40))
 def test_sums_of_two_carried_parts_stay_within_half_of_the_declared_ones(calls: list[tuple[int, float]]) -> None:
     remainders, declared, given_ = Remainders(), Fraction(0), 0

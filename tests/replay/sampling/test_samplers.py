@@ -67,14 +67,6 @@ def test_rows_weigh_by_the_formula_of_their_sampler(name: str, options: dict[str
     assert weighed(name, options) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name, options", [("recency", {"half_life": 1.0}), ("freshness", {"sampler": "uniform"})])
-def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, Any]) -> None:
-    far = weighed(
-        name, options, DrawRequest("run", 10**6, 10**6), policy_version=columns()["policy_version"] + 10**6 - 11
-    )
-    assert far == pytest.approx(weighed(name, options))
-
-
 @pytest.mark.parametrize("elsewhere", [{"own": np.full(10, False)}, {"group_size": np.full(10, 1)}])
 def test_success_estimates_what_is_hard_where_no_group_of_the_run_says_it(elsewhere: dict[str, Any]) -> None:
     """A teacher's group, and one of a single row, as in hindsight: (failures + 1) / (members + 2)."""

@@ -42,12 +42,6 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: LocalSer
         assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
 
 
-def test_connection_gives_up_a_lost_network_within_a_minute_amid_a_statement_too(new_database: NewDatabase) -> None:
-    with closing(new_store(new_database())) as store, store.reading() as connection:
-        found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-    assert found["tcp_user_timeout"] == "60000"
-
-
 def test_who_reads_may_rest_as_long_as_he_likes_and_who_writes_may_not(new_database: NewDatabase) -> None:
     with closing(open_database(new_database(), read_only=False)) as database:
         for begun, most in ((database.reading, "0"), (database.writing, "5min"), (database.reading, "0")):

@@ -10,7 +10,7 @@ import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, Fresh, add_run, iteration_record, new_store, sql, trajectory
+from tests.fakes.records import Fresh, add_run, iteration_record, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
 from tests.replay.storage.writers import Writer, begin, check_counts, check_kept, check_whole, stored_ids, wait_for
 
@@ -72,7 +72,7 @@ def drain(location: Location, run: str) -> None:
         store.resume(run, last)
         sampler = make_sampler("uniform", len(run))
         for iteration in range(last + 1, 99):
-            limits = Limits(successful_only=False, max_uses=3, sources=(RUN,))
+            limits = Limits(successful_only=False, max_uses=3, sources=("shared",))
             drawn = store.draw(DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=limits), sampler)
             record = iteration_record(iteration, replay=len(drawn), run=run)
             store.commit(record, [row.draw for row in drawn], sampler_state={})
@@ -83,7 +83,7 @@ def drain(location: Location, run: str) -> None:
 def test_trainers_that_share_rows_never_use_one_more_often_than_allowed(location: Location) -> None:
     trainers = [f"trainer-{'i' * number}" for number in range(4)]
     with closing(new_store(location)) as store:
-        Fresh(1, rates=(0.5,) * 10, size=8).append_to(store)
+        Fresh(1, rates=(0.5,) * 10, size=8, source="shared").append_to(store)
         for run in trainers:
             add_run(store, run)
     processes = {run: SMALL.Process(target=drain, args=(location, run)) for run in trainers}

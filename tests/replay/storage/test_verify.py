@@ -18,7 +18,7 @@ from replay.questions import chosen
 from replay.records import Trajectory
 from replay.storage.format.encoding import content_hash
 from replay.storage.sessions import OpenSession
-from tests.fakes.records import RUN, Fresh, draw, iterate, new_store, planned_row, put, session_row, sql, trajectory
+from tests.fakes.records import RUN, Fresh, draw, iterate, new_store, put, session_row, sql, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.filled_buffers import EVALUATED, QUESTIONS, fill
 
@@ -180,9 +180,10 @@ def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) 
     sql(store, "update trajectories set uses = uses + 1 where slot < 3")
     sql(store, "update held_out set checksum = checksum + 1")
     sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), rows[1].id)
+    sql(store, "update token_scores set position = 3 where trajectory = ?", rows[2].id)
     assert store.verify().damage == [
         "trajectories.uses: 3 rows were used another number of times, by their draws",
-        "token_scores: 1 are not what was written",
+        "token_scores: 2 are not what was written",
         "held_out: 1 are not what was written",
     ]
 
@@ -200,17 +201,6 @@ def test_damaged_session_that_is_under_way_is_told_and_never_gone_on_with(store:
     with pytest.raises(ReplayError, match="session damaged must read back as it was written, got"):
         store.sessions.nodes("damaged")
     assert len(store.sessions.nodes("whole")) == len(row.nodes)
-
-
-def test_scores_of_an_agent_s_sequences_are_checked(store: ReplayStore) -> None:
-    row = planned_row("agent")
-    put(store, row)
-    lengths = [len(segment.tokens) for segment in row.segments]
-    store.add_scores(RUN, 1, {("agent", at): np.zeros(length, np.float32) for at, length in enumerate(lengths)})
-    assert store.verify().damage == []
-    sql(store, "update token_scores set position = position + 3 where position = 1")
-    sql(store, "update token_scores set log_probs = ? where position = 2", bytes(12))
-    assert store.verify().damage == ["token_scores: 2 are not what was written"]
 
 
 def test_change_that_takes_the_checksum_away_is_meant(filled: ReplayStore) -> None:

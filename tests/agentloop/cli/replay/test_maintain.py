@@ -15,7 +15,7 @@ from replay import ReplayStore
 from replay.records import TaskRecord
 from replay.storage.databases import Location
 from replay.storage.format import schema
-from tests.fakes.records import LLM, RUN, USER, Fresh, a_run, group, iterated, new_store, put, sql, tokens, trajectory
+from tests.fakes.records import LLM, RUN, USER, Fresh, group, iterated, new_store, put, sql, tokens, trajectory
 from tests.fakes.replay_command import ask
 
 SECRET = "the vault opens with 31-07-19"
@@ -33,7 +33,7 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     assert dry.output.endswith("nothing was changed; add --yes to do it\n")
     assert sql(location, EVICTED) == [(0,)]
     done = json.loads(ask("prune", str(location), "--where", where, "--yes", "--json").output)
-    assert (done["rows"], done["by_rule"], done["done"]) == (5, {"where": 5}, True)
+    assert (done["rows"], done["done"]) == (5, True)
     why = "select distinct iteration, state_reason from reclaimed join groups on groups.id = group_id"
     assert sql(location, why) == [(1, "pruned by where")]
     assert sql(location, "select count(distinct trajectory) from segments") == [(19,)]
@@ -51,17 +51,6 @@ def test_compact_gives_back_what_pruned_rows_took_and_loses_no_other(tmp_path: P
     assert found["bytes_before"] > 2_000_000 > found["bytes_after"] == path.stat().st_size
     assert sorted(sql(path, "select id from trajectories")) == left
     assert ask("compact", str(path)).output.endswith(" MB\n")
-
-
-def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
-    with closing(iterated(tmp_path / "replay.sqlite")) as store:
-        store.add_run(a_run("imported"))
-        for iteration in (1, 2):
-            Fresh(iteration, run="imported", size=4).append_to(store)
-    # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
-    assert json.loads(ask("prune", tmp_path, "--rows", "4", "--json").output)["rows"] == 16 + 4
-    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
-    assert json.loads(ask("prune", tmp_path, "--rows", "4", "--json").output)["rows"] == 16
 
 
 def secretive(location: Location) -> ReplayStore:

@@ -33,12 +33,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "replay.fraction must be a share that the buffer",
         ),
         ("mix RUN --run nobody", "RUN must be one run of"),
-        ("prune RUN", "prune must be given --where or limits, got neither"),
+        ("prune RUN", "prune must be given --where, got nothing"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
         ("export RUN README.md/a.jsonl", "FILE must be writable, got 'README.md/a.jsonl' (Not a directory)."),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
-        ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
+        ("import x.jsonl RUN --reward 1", "--reward and --advantage must come with --format openai-chat"),
         ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
     ],
 )
@@ -54,6 +54,6 @@ def test_refusal_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert (run / "replay.sqlite").read_bytes() == before
 
 
-@pytest.mark.parametrize("words", ["ls --limit 0", "ls --sort colour", "lst", "prune --rows 0"])
+@pytest.mark.parametrize("words", ["ls --limit 0", "ls --sort colour", "lst"])
 def test_wrong_usage_exits_2(words: str) -> None:
     assert ask(*words.split()).exit_code == 2
