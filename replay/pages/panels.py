@@ -221,7 +221,10 @@ def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> li
 
 
 def _curve(label: str, keys: Mapping[str, Any], metrics: Metrics) -> Curve:
-    """Make a curve. A share `of` episodes, which another metric counts, has an interval as of one iteration's."""
+    """Make a curve. A share has the 95 % interval `of` the groups or held-out tasks of one iteration.
+
+    Attempts at one task are not independent, so they count as one trial. The interval is rather too wide.
+    """
     points, look = finite(metrics, keys["metric"]), {key: keys[key] for key in keys.keys() - {"metric", "of"}}
     counts = dict(finite(metrics, keys["of"])) if "of" in keys else {}
     known = [(at, share, counts[at]) for at, share in points if counts.get(at) and 0 <= share <= 1]

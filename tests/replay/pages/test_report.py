@@ -204,9 +204,12 @@ class Counted(dict[str, list[tuple[int, float]]]):
         return self.setdefault(name, [(1, float(len(self)))])
 
 
-def test_shares_of_a_known_number_of_episodes_have_an_interval() -> None:
+def test_success_has_an_interval_over_tasks() -> None:
     metrics = {"eval/success": series(0.0, 0.8, 0.5), "eval/tasks": series(10.0, 10.0)}
-    success = panel_groups(metrics, {})["Is it learning?"][0]
+    training = {"rollout/success": series(0.5), "batch/fresh": series(80.0), "groups/collected": series(10.0)}
+    success = panel_groups(metrics | training, {})["Is it learning?"][0]
+    # 10 groups of 8 are 10 trials: half of 10 with half the width 0.2634.
+    assert success.curves[0].band == [(1, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
     # Wilson: of none of 10, z^2 / (10 + z^2); of 8 of 10 with centre 0.7166, and half its width 0.2264.
     (_, low, high), (_, from_, to) = success.curves[1].band
     assert (low, high) == (0.0, pytest.approx(3.841459 / 13.841459))
