@@ -254,6 +254,8 @@ LATE = tuple((i, 0.5 * (i >= 20)) for i in range(28))
         # Nothing to learn from comes first.
         (of(success=0.0, time__in_tools=0.9), "successes"),
         (of(success=0.5, rollout__groups_without_signal=1.0), "equal groups"),
+        (of(success=0.1, rollout__groups_without_signal=0.9, rollout__groups_all_failed=0.7), "equal groups"),
+        (of(success=0.1, rollout__groups_without_signal=0.9, rollout__groups_all_failed=0.8), "successes"),
         # Only the newest eight iterations count.
         ({"rollout/success": LATE, "batch/fresh": tuple((i, 64.0) for i in range(28))}, "optimizer steps"),
     ],
@@ -268,12 +270,13 @@ def test_the_limit_follows_from_the_metrics(metrics: dict[str, tuple[tuple[int, 
 
 def test_facts_and_advice_are_said() -> None:
     numbers = {"rollout__groups_without_signal": 0.5, "tools__repeated": 0.7, "tools__replayed": 0.6}
+    numbers["rollout__groups_all_failed"] = 0.2
     found = regime(of(success=0.25, time__in_tools=0.4, **numbers), {})
     assert found is not None
     assert found.text == (
-        "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal; 70 % of the tool "
-        "calls repeated, 60 % answered from memory; 40 % of an episode's time in tools, 60 % in replies. Try "
-        "collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
+        "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal, 20 % as all "
+        "attempts failed; 70 % of the tool calls repeated, 60 % answered from memory; 40 % of an episode's time in "
+        "tools, 60 % in replies. Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
         "learns while tools work: docs/evidence.md."
     )
     found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})

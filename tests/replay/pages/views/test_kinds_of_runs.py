@@ -45,6 +45,20 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     assert "by its defaults, not what the run's own trainer draws" in mixing
 
 
+def test_groups_without_signal_are_those_that_all_failed_and_those_that_all_solved(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        fresh = Fresh(1, rates=(0.0, 0.0, 1.0, 0.5))
+        fresh.groups = [replace(each, reward_std=0.5 * (each.success_rate == 0.5)) for each in fresh.groups]
+        fresh.append_to(store)
+        with inspecting(store) as server:
+            curves = charts_of(server.page(HERE))["groups-without-signal"]["curves"]
+    assert [(each["label"], each["points"]) for each in curves] == [
+        ("without signal", [[1, 0.75]]),
+        ("of these all failed", [[1, 0.5]]),
+        ("of these all solved", [[1, 0.25]]),
+    ]
+
+
 def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path) -> None:
     with closing(iterated(tmp_path / "made.sqlite")) as store:
         store.add_run(replace(a_run(), config={"run": {"iterations": 3}}))
