@@ -38,6 +38,8 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     charts = {key: [curve["points"] for curve in panel["curves"]] for key, panel in charts_of(html).items()}
     assert charts["success"][0] == [[1, 0.375], [2, 0.375], [3, 0.375]]
     assert charts["batch-composition"] == [[[1, 8], [2, 8], [3, 8]], [[1, 0], [2, 3], [3, 3]]]
+    # Each of the fakes' episodes has two turns and six tokens.
+    assert [charts[f"{of}-of-an-episode"][0][-1] for of in ("turns", "length")] == [[3, 2.0], [3, 6.0]]
     assert charts["staleness-of-replayed-rows"][1][0] == [2, 1]
     assert charts["drift"][1] == [[2, 1.1], [3, 1.1]] and charts["largest-gap"][1] == [[2, 1.5], [3, 1.5]]
     assert missing["ratio, replay"] == "No finished iteration logged it."
