@@ -150,14 +150,14 @@ def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
 def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
     """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations.
 
-    Rows that were imported or recorded have only the panels with a curve.
+    Rows that were imported or recorded, and runs of a trainer of one's own, have only the panels with a curve.
     """
     listed = {question: specs for question, specs in _listed().items() if question not in (TOOLS, COST, OF_USES)}
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in listed.items()}
     some, demonstrations = measured_panels(groups.pop(_SOME_RUNS)), groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
-    if finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh"):
+    if "replay" not in config or (finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh")):
         known = {question: measured_panels(panels) for question, panels in groups.items()}
         groups = {question: panels for question, panels in known.items() if panels}
     return groups | ({_SOME_RUNS: some} if some else {})
