@@ -195,7 +195,7 @@ def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
 def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
     """Make a panel of each named metric."""
     curves = [Curve(name, finite(metrics, name), "ink") for name in names]
-    return {BY_NAME: [Panel(f"Metric {curve.label}", "As it was logged.", [curve]) for curve in curves]}
+    return {BY_NAME: [Panel(f"Metric {curve.label}", "Logged under this name.", [curve]) for curve in curves]}
 
 
 def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:

@@ -282,7 +282,7 @@ class Drawn {
   }
 
   place(at) {
-    return at.toLocaleString("en-US", { maximumFractionDigits: 2 });
+    return at.toLocaleString("en-US", { maximumFractionDigits: at < 1000 ? 2 : 0 });
   }
 
   // A place with the name of what it counts.
@@ -373,13 +373,16 @@ class Drawn {
   }
 
   // A curve's value at a place, or its newest; curves over other amounts have places of their own, so the one before counts.
+  // Curves of compared runs end at different places, so the newest value says where it is.
   text(curve, index, at) {
     const points = curve.points, { percent } = this.chart.axis;
     const point = at === null ? points.at(-1)
       : this.overIterations() ? [this.places[at], this.raw[index][at]] : points.findLast(([place]) => place <= this.places[at]);
     const ends = curve.band?.find(([place]) => place === point?.[0]);
     const value = formatted(point?.[1], percent);
-    return ends && ends[1] < ends[2] ? `${value} (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : value;
+    const interval = ends && ends[1] < ends[2] ? ` (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : "";
+    const where = at === null && (curve.members || !this.overIterations()) ? ` at ${this.named(this.placesOf(point[0]))}` : "";
+    return `${value}${interval}${where}`;
   }
 
   fillTable() {
