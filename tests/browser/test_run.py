@@ -134,7 +134,7 @@ PRINTED = """() => {
   const cut = (e) => e.getBoundingClientRect().right > innerWidth + 1 || e.scrollWidth > e.clientWidth + 1;
   const isBox = (e) => e.checkVisibility() && getComputedStyle(e).display !== "inline";
   const shown = [...document.querySelectorAll("main *")].filter(isBox);
-  const cards = [...document.querySelectorAll(".panel, .tile")];
+  const cards = [...document.querySelectorAll(".panel, .tile, .scroll:has(#iterations)")];
   const canvas = document.querySelector("#panel-success canvas");
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   return {
@@ -160,7 +160,7 @@ def test_a_report_is_whole_and_legible_on_paper(
     widths = "[...document.querySelectorAll('canvas')].map((e) => e.width)"
     page.evaluate(f"addEventListener('beforeprint', () => {{ window.widths = {widths}; }})")
     page.pdf(format="A4")
-    assert set(page.evaluate("widths")) == {315}  # two cards beside each other between the margins of A4
+    assert set(page.evaluate("widths")) == {315}  # two charts beside each other between the margins of A4
     page.emulate_media(media="print", color_scheme=scheme)
     page.set_viewport_size({"width": 703, "height": 1000})
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -464,16 +464,17 @@ export function fit() {
 
 function recolour() {
   colours = {};
-  for (const each of drawn.values()) each.plot?.redraw(false);
+  for (const each of drawn.values()) each.plot?.redraw(false, true);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 
-// Paper is white, and has its own width: curves are drawn anew in the colours and with the text sizes of the page on it.
-const paperWidth = 315;
+// Paper is white, and has its own sizes: curves are drawn anew in the colours and with the text sizes of the page on it.
+// Three rows of charts fit on a page of A4.
+const paper = { width: 315, height: 165 };
 function printing(isOnPaper) {
   document.documentElement.classList.toggle("on-paper", isOnPaper);
-  for (const each of drawn.values()) each.plot?.setSize(isOnPaper ? { ...each.size(), width: paperWidth } : each.size());
+  for (const each of drawn.values()) each.plot?.setSize(isOnPaper ? paper : each.size());
   recolour();
 }
 

@@ -103,6 +103,7 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
         "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",
         "tokens in batches 2,268,000, 21,000 per second peak memory 12.5 GB on the GPU",
         "limited by optimizer steps 57 successes expected per batch of fresh episodes; 25 % of the groups without",
+        "quickstart-001 stopped after iteration 3 of 60",
         "seed 7",
         "run: {}",
     ):
