@@ -170,6 +170,15 @@ def test_a_report_is_whole_and_legible_on_paper(
     watched.requests.clear()
 
 
+def test_curve_of_several_runs_says_where_its_value_stands(page: Page, server: Served, run_folder: Path) -> None:
+    ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+    page.goto(server.address + address(all=1, show=[run, OTHER], one=[run, OTHER]))
+    legend = page.locator("#panel-gradient-norm .legend")
+    # The other run made two iterations, and the mean ends where the shorter ends.
+    legend.get_by_text("and 1 other").wait_for()
+    assert legend.locator("b").inner_text().endswith("at iteration 2")
+
+
 VISIBLE = """async (texts) => {
   const { visibleText } = await import("/static/scales.js");
   return texts.map(visibleText);

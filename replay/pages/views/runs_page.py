@@ -142,7 +142,7 @@ def _places(marks: Sequence[str | None], configs: Sequence[QueryResult]) -> list
 
 
 def _chosen(lines: Sequence[QueryResult], marked: Sequence[str]) -> list[QueryResult]:
-    """Return the `marked` lines, by their keys or run ids, of which the newest run counts. Without a mark, the first."""
+    """Return the `marked` lines, or else the first. A mark is a key, or the id of a run, of which the newest counts."""
     if len(marked) > MOST:
         raise BadQuery(f"show must be given at most {MOST} times, got {len(marked)}. Mark fewer runs.")
     readable = [line for line in lines if line["problem"] is None]

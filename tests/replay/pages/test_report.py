@@ -167,10 +167,10 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_no_
 
 
 def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
-    report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)]})
+    report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)], "tools/repeated": [(1, 0.5)]})
     with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
         asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
-    assert asked.keys() == TWO_STREAMS.keys()
+    assert asked.keys() == {*TWO_STREAMS, "tools/repeated"}
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_facts_and_advice_are_said() -> None:
     assert found.text == (
         "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal, 20 % as all "
         "attempts failed; 70 % of the tool calls repeated, 60 % answered from memory; 40 % of an episode's time in "
-        "tools, 60 % in replies. Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
-        "learns while tools work: docs/evidence.md."
+        "tools, 60 % in replies. Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or "
+        "more, so that the policy learns while tools work: docs/evidence.md."
     )
     found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})
     assert found is not None and "Hindsight is on" in found.text  # and not: switch it on
