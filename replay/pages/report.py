@@ -89,7 +89,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         **plain_groups(groups, merged=merged, replayed=any(count for _, count in series.get("batch/replay", ()))),
         "overview": [question for question in OVERVIEW if question in groups],
         "is_sft": DEMONSTRATIONS in groups,
-        "has_settings": "replay" in run.config,
+        "has_settings": not {"replay", "sft"}.isdisjoint(run.config),
         "iterations": _newest(store, run.id),
     }
 
