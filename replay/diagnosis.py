@@ -23,7 +23,7 @@ _ADVICE = {
     "policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
-    _ALIKE: "Other tasks, a higher rollout.temperature or less sft make attempts at a task differ",
+    _ALIKE: "Other tasks, a higher rollout.temperature or, after sft, fewer sft.epochs make attempts at a task differ",
     "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
 }
 
@@ -38,7 +38,7 @@ class Regime:
     """The numbers that show it, and what to do about it."""
 
 
-_SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
+_SUCCESS, _FLAT, _FAILED = "rollout/success", "rollout/groups_without_signal", "rollout/groups_all_failed"
 _MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
 _ESS = "actor/replay/ess"
 _STEPS, _SKIPPED = "actor/grad_norm", "actor/skipped_no_signal"
@@ -121,21 +121,22 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")
     if success is None or fresh is None:
         return None
-    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
+    waiting, flat, failed = (_mean(metrics, name) for name in ("time/in_tools", _FLAT, _FAILED))
+    repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     if flat is not None and min(success, flat) > _MOST:
         return None
-    repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     expected = _count(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
     if flat is not None:
-        facts.append(f"{_percent(flat)} of the groups without a signal")
+        all_failed = "" if failed is None else f", {_percent(failed)} as all attempts failed"
+        facts.append(f"{_percent(flat)} of the groups without a signal{all_failed}")
     if repeated is not None:
         answered = "" if from_memory is None else f", {_percent(from_memory)} answered from memory"
         facts.append(f"{_percent(repeated)} of the tool calls repeated{answered}")
     if waiting is not None:
         facts.append(f"{_percent(waiting)} of an episode's time in tools, {_percent(1 - waiting)} in replies")
     limit = "optimizer steps"
-    if success * fresh < _FEW_SUCCESSES:
+    if success * fresh < _FEW_SUCCESSES or (failed is not None and failed > _MOST):
         limit = "successes"
     elif flat is not None and flat > _MOST:
         limit = _ALIKE

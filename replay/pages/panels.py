@@ -151,14 +151,14 @@ def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
 def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
     """Make all panels of a run, by the questions of `panels.yaml`. A run of sft has only panels for demonstrations.
 
-    Rows that were imported or recorded have only the panels with a curve.
+    Rows that were imported or recorded, and runs of a trainer of one's own, have only the panels with a curve.
     """
     listed = {question: specs for question, specs in _listed().items() if question not in (TOOLS, COST, OF_USES)}
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in listed.items()}
     some, demonstrations = measured_panels(groups.pop(_SOME_RUNS)), groups.pop(DEMONSTRATIONS)
     if any(curve.points for panel in demonstrations for curve in panel.curves):
         return {DEMONSTRATIONS: demonstrations}
-    if finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh"):
+    if "replay" not in config or (finite(metrics, "rollout/success") and not finite(metrics, "batch/fresh")):
         known = {question: measured_panels(panels) for question, panels in groups.items()}
         groups = {question: panels for question, panels in known.items() if panels}
     return groups | ({_SOME_RUNS: some} if some else {})
@@ -196,7 +196,7 @@ def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
 def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
     """Make a panel of each named metric."""
     curves = [Curve(name, finite(metrics, name), "ink") for name in names]
-    return {BY_NAME: [Panel(f"Metric {curve.label}", "As it was logged.", [curve]) for curve in curves]}
+    return {BY_NAME: [Panel(f"Metric {curve.label}", "Logged under this name.", [curve]) for curve in curves]}
 
 
 def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
@@ -222,7 +222,10 @@ def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> li
 
 
 def _curve(label: str, keys: Mapping[str, Any], metrics: Metrics) -> Curve:
-    """Make a curve. A share `of` episodes, which another metric counts, has an interval as of one iteration's."""
+    """Make a curve. A share has the 95 % interval `of` the groups or held-out tasks of one iteration.
+
+    Attempts at one task are not independent, so they count as one trial. The interval is rather too wide.
+    """
     points, look = finite(metrics, keys["metric"]), {key: keys[key] for key in keys.keys() - {"metric", "of"}}
     counts = dict(finite(metrics, keys["of"])) if "of" in keys else {}
     known = [(at, share, counts[at]) for at, share in points if counts.get(at) and 0 <= share <= 1]

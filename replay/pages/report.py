@@ -19,7 +19,7 @@ from replay.diagnosis import regime
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, OVERVIEW, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult
-from replay.questions.runs import ALL, Metrics, Series, finite, merged_to, newest_known
+from replay.questions.runs import ALL, Metrics, Series, finite, merged_to, newest_known, progress
 from replay.questions.table_series import FLAT_GROUPS, GROUPS, run_series
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
@@ -53,9 +53,10 @@ COLUMNS: Mapping[str, str] = {
 def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
     """Save the page of a run (None: the only one) at `path`. It shows `config_text` as the configuration."""
     script, style = _script(), "\n".join(map(_static, _STYLES))
-    page = environment().get_template("run.html")
+    page, record = environment().get_template("run.html"), store.run(run)
     text = page.render(
-        **run_contents(store, store.run(run)),
+        **run_contents(store, record),
+        progress=progress(store, record),
         saved=True,
         style=Markup(style),
         script=Markup(script),
@@ -88,6 +89,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         **plain_groups(groups, merged=merged, replayed=any(count for _, count in series.get("batch/replay", ()))),
         "overview": [question for question in OVERVIEW if question in groups],
         "is_sft": DEMONSTRATIONS in groups,
+        "has_settings": not {"replay", "sft"}.isdisjoint(run.config),
         "iterations": _newest(store, run.id),
     }
 

@@ -42,6 +42,8 @@ _SERIES: Mapping[sa.Table, Mapping[str, sa.ColumnElement[Any]]] = {
         "rollout/success": _share(groups.c.size * groups.c.success_rate, groups.c.size),
         "rollout/reward": _share(groups.c.size * groups.c.reward_mean, groups.c.size),
         "rollout/groups_without_signal": sa.func.avg(_FLAT),
+        "rollout/groups_all_failed": sa.func.avg(_FLAT * sa.cast(groups.c.success_rate == 0.0, sa.Integer)),
+        "rollout/groups_all_solved": sa.func.avg(_FLAT * sa.cast(groups.c.success_rate == 1.0, sa.Integer)),
         GROUPS: sa.func.count(),
         FLAT_GROUPS: sa.func.sum(_FLAT),
     },

@@ -134,7 +134,7 @@ PRINTED = """() => {
   const cut = (e) => e.getBoundingClientRect().right > innerWidth + 1 || e.scrollWidth > e.clientWidth + 1;
   const isBox = (e) => e.checkVisibility() && getComputedStyle(e).display !== "inline";
   const shown = [...document.querySelectorAll("main *")].filter(isBox);
-  const cards = [...document.querySelectorAll(".panel, .tile")];
+  const cards = [...document.querySelectorAll(".panel, .tile, .scroll:has(#iterations)")];
   const canvas = document.querySelector("#panel-success canvas");
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   return {
@@ -160,7 +160,7 @@ def test_a_report_is_whole_and_legible_on_paper(
     widths = "[...document.querySelectorAll('canvas')].map((e) => e.width)"
     page.evaluate(f"addEventListener('beforeprint', () => {{ window.widths = {widths}; }})")
     page.pdf(format="A4")
-    assert set(page.evaluate("widths")) == {315}  # two cards beside each other between the margins of A4
+    assert set(page.evaluate("widths")) == {315}  # two charts beside each other between the margins of A4
     page.emulate_media(media="print", color_scheme=scheme)
     page.set_viewport_size({"width": 703, "height": 1000})
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -168,6 +168,15 @@ def test_a_report_is_whole_and_legible_on_paper(
     assert (found["cut"], found["split"]) == ([], 0)
     assert found["ink"] > 50, "the held-out curve must be dark on paper"
     watched.requests.clear()
+
+
+def test_curve_of_several_runs_says_where_its_value_stands(page: Page, server: Served, run_folder: Path) -> None:
+    ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+    page.goto(server.address + address(all=1, show=[run, OTHER], one=[run, OTHER]))
+    legend = page.locator("#panel-gradient-norm .legend")
+    # The other run made two iterations, and the mean ends where the shorter ends.
+    legend.get_by_text("and 1 other").wait_for()
+    assert legend.locator("b").inner_text().endswith("at iteration 2")
 
 
 VISIBLE = """async (texts) => {

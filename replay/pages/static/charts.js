@@ -282,7 +282,7 @@ class Drawn {
   }
 
   place(at) {
-    return at.toLocaleString("en-US", { maximumFractionDigits: 2 });
+    return at.toLocaleString("en-US", { maximumFractionDigits: at < 1000 ? 2 : 0 });
   }
 
   // A place with the name of what it counts.
@@ -367,19 +367,22 @@ class Drawn {
       where.append(link ? Object.assign(document.createElement("a"), { href: link, textContent: name }) : name);
     } else where.textContent = chart.axis.unit;
     const notes = this.marks.map(([place, name]) => `${name}: ${this.named(this.place(place))}`);
-    if (bandsOf(chart).length) notes.push(`shaded: ${chart.shaded ?? "95 % interval, of the episodes of one iteration"}`);
+    if (bandsOf(chart).length) notes.push(`shaded: ${chart.shaded ?? "95 % interval of one iteration; attempts at a task count as one, so it may be too wide"}`);
     const noted = notes.map((textContent) => Object.assign(document.createElement("li"), { className: "absent", textContent }));
     this.legend.replaceChildren(where, ...items, ...noted);
   }
 
   // A curve's value at a place, or its newest; curves over other amounts have places of their own, so the one before counts.
+  // Curves of compared runs end at different places, so the newest value says where it is.
   text(curve, index, at) {
     const points = curve.points, { percent } = this.chart.axis;
     const point = at === null ? points.at(-1)
       : this.overIterations() ? [this.places[at], this.raw[index][at]] : points.findLast(([place]) => place <= this.places[at]);
     const ends = curve.band?.find(([place]) => place === point?.[0]);
     const value = formatted(point?.[1], percent);
-    return ends && ends[1] < ends[2] ? `${value} (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : value;
+    const interval = ends && ends[1] < ends[2] ? ` (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : "";
+    const where = at === null && (curve.members || !this.overIterations()) ? ` at ${this.named(this.placesOf(point[0]))}` : "";
+    return `${value}${interval}${where}`;
   }
 
   fillTable() {
@@ -461,16 +464,17 @@ export function fit() {
 
 function recolour() {
   colours = {};
-  for (const each of drawn.values()) each.plot?.redraw(false);
+  for (const each of drawn.values()) each.plot?.redraw(false, true);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 
-// Paper is white, and has its own width: curves are drawn anew in the colours and with the text sizes of the page on it.
-const paperWidth = 315;
+// Paper is white, and has its own sizes: curves are drawn anew in the colours and with the text sizes of the page on it.
+// Three rows of charts fit on a page of A4.
+const paper = { width: 315, height: 165 };
 function printing(isOnPaper) {
   document.documentElement.classList.toggle("on-paper", isOnPaper);
-  for (const each of drawn.values()) each.plot?.setSize(isOnPaper ? { ...each.size(), width: paperWidth } : each.size());
+  for (const each of drawn.values()) each.plot?.setSize(isOnPaper ? paper : each.size());
   recolour();
 }
 

@@ -23,8 +23,9 @@ function smoothed(curve, count) {
   return { ...curve, points, band: [] };
 }
 
-// Several runs become the mean of those that have points, with their range, as far as all of these have points.
-function asOne(curves) {
+// Several runs become the mean of those that have points, with their range, as far as all of these have points. They are
+// seeds of one setting, or were marked.
+function asOne(curves, marked) {
   const known = curves.map((curve) => new Map(curve.points)).filter((points) => points.size);
   if (curves.length === 1 || !known.length) return curves[0];
   const rest = curves.length - 1;
@@ -32,7 +33,8 @@ function asOne(curves) {
   const values = shared.map((at) => known.map((points) => points.get(at)));
   return {
     ...curves[0],
-    label: `${curves[0].label} and ${rest} other${rest > 1 ? "s" : ""}`,
+    label: marked.includes(curves[0].label)
+      ? `${curves[0].label} and ${rest} other${rest > 1 ? "s" : ""}` : `${curves.length} seeds of ${curves[0].label}`,
     points: shared.map((at, index) => [at, values[index].reduce((sum, value) => sum + value) / known.length]),
     band: shared.map((at, index) => [at, Math.min(...values[index]), Math.max(...values[index])]),
     members: curves.map((curve) => curve.label),
@@ -53,8 +55,8 @@ function moved(curve, reading, merged) {
 
 function read(chart, reading) {
   const looks = Map.groupBy(chart.curves, (curve) => `${curve.role} ${curve.dashed}`);
-  const count = chart.title.includes("held-out") ? 1 : reading.smooth;
-  const curves = [...looks.values()].map((each) => asOne(each.map((curve) => smoothed(curve, count))));
+  const count = /held-out|Metric eval\//.test(chart.title) ? 1 : reading.smooth;
+  const curves = [...looks.values()].map((each) => asOne(each.map((curve) => smoothed(curve, count)), reading.as_one));
   const shaded = curves.some((curve) => curve.members) ? "smallest to largest of several runs; of one run, the 95 % interval" : undefined;
   return { ...chart, over: reading.over, shaded, curves: curves.map((curve) => moved(curve, reading, chart.merged)) };
 }

@@ -13,6 +13,7 @@ from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import read_parameter
 from replay.pages.commands import mix_command
 from replay.pages.page import Page, run_of
+from replay.pages.panels import Axis, Curve, Panel, plain_groups
 from replay.questions import QueryResult
 
 
@@ -28,6 +29,14 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     try:
         config = changed(stored_config(record), {key: _value(word) for key, word in given.items()})
         found |= preview(source.store, run, config, folder=own_folder(source.folder, run))
+        points = [(each["iteration"], each["fraction"]) for each in found["schedule"]]
+        panel = Panel(
+            "Replay's share of the batch",
+            "The configured fraction over the run. The vertical line is the next iteration.",
+            [Curve("configured", points, "replay")],
+            Axis(unit="share of trajectories", percent=True, whole=True),
+        )
+        found |= plain_groups({"Schedule": [panel]}, merged=1)
     except WrongSettings as error:
         found["problem"] = str(error)
     return {**found, "run": run, "asked": asked, "command": mix_command(source, run, given)}

@@ -105,7 +105,8 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
         }
 
     found = [ask(line, f"curves {[merged, over, own]}", curves) for line in shown]
-    apart, as_one = read_parameter(request, "seeds") == "apart", read_parameters(request, "one")
+    apart, asked = read_parameter(request, "seeds") == "apart", set(read_parameters(request, "one"))
+    as_one = [line["key"] for line in lines if asked & {line["key"], line["run"]}]
     marks = ["one" if line["key"] in as_one else line["key"] if apart else None for line in shown]
     places = _places(marks, [each["config"] for each in found])
     groups = compare_runs({name: each["groups"] for name, each in zip(names, found, strict=True)}, places)
@@ -120,6 +121,7 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
         "asked": {"one": as_one, "over": over, "apart": apart, "metrics": own},
         "reading": {
             "over": over,
+            "as_one": [name for name, mark in zip(names, marks, strict=True) if mark == "one"],
             "smooth": read_number(request, "smooth", 1, least=1, most=_MOST_SMOOTHED),
             "spent": {name: each["spent"] for name, each in zip(names, found, strict=True)},
         },
@@ -140,14 +142,16 @@ def _places(marks: Sequence[str | None], configs: Sequence[QueryResult]) -> list
 
 
 def _chosen(lines: Sequence[QueryResult], marked: Sequence[str]) -> list[QueryResult]:
+    """Return the `marked` lines, or else the first. A mark is a key, or the id of a run, of which the newest counts."""
     if len(marked) > MOST:
         raise BadQuery(f"show must be given at most {MOST} times, got {len(marked)}. Mark fewer runs.")
-    known = {line["key"]: line for line in lines if line["problem"] is None}
+    readable = [line for line in lines if line["problem"] is None]
+    known = {line[name]: line for name in ("run", "key") for line in reversed(readable)}
     unknown = [key for key in marked if key not in known]
     if unknown:
         raise BadQuery(f"show must name runs of the list, got {unknown[0]!r}. Mark them there.")
-    trained = [line for line in known.values() if line["iteration"]]
-    return [known[key] for key in marked] or trained[:_AT_FIRST]
+    trained = [line for line in readable if line["iteration"]]
+    return list({known[key]["key"]: known[key] for key in marked}.values()) or trained[:_AT_FIRST]
 
 
 def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:

@@ -103,6 +103,7 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
         "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",
         "tokens in batches 2,268,000, 21,000 per second peak memory 12.5 GB on the GPU",
         "limited by optimizer steps 57 successes expected per batch of fresh episodes; 25 % of the groups without",
+        "quickstart-001 stopped after iteration 3 of 60",
         "seed 7",
         "run: {}",
     ):
@@ -166,10 +167,10 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_no_
 
 
 def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
-    report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)]})
+    report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)], "tools/repeated": [(1, 0.5)]})
     with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
         asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
-    assert asked.keys() == TWO_STREAMS.keys()
+    assert asked.keys() == {*TWO_STREAMS, "tools/repeated"}
 
 
 @pytest.mark.parametrize(
@@ -204,9 +205,12 @@ class Counted(dict[str, list[tuple[int, float]]]):
         return self.setdefault(name, [(1, float(len(self)))])
 
 
-def test_shares_of_a_known_number_of_episodes_have_an_interval() -> None:
+def test_success_has_an_interval_over_tasks() -> None:
     metrics = {"eval/success": series(0.0, 0.8, 0.5), "eval/tasks": series(10.0, 10.0)}
-    success = panel_groups(metrics, {})["Is it learning?"][0]
+    training = {"rollout/success": series(0.5), "batch/fresh": series(80.0), "groups/collected": series(10.0)}
+    success = panel_groups(metrics | training, {})["Is it learning?"][0]
+    # 10 groups of 8 are 10 trials: half of 10 with half the width 0.2634.
+    assert success.curves[0].band == [(1, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
     # Wilson: of none of 10, z^2 / (10 + z^2); of 8 of 10 with centre 0.7166, and half its width 0.2264.
     (_, low, high), (_, from_, to) = success.curves[1].band
     assert (low, high) == (0.0, pytest.approx(3.841459 / 13.841459))
@@ -251,6 +255,8 @@ LATE = tuple((i, 0.5 * (i >= 20)) for i in range(28))
         # Nothing to learn from comes first.
         (of(success=0.0, time__in_tools=0.9), "successes"),
         (of(success=0.5, rollout__groups_without_signal=1.0), "equal groups"),
+        (of(success=0.1, rollout__groups_without_signal=0.9, rollout__groups_all_failed=0.7), "equal groups"),
+        (of(success=0.1, rollout__groups_without_signal=0.9, rollout__groups_all_failed=0.8), "successes"),
         # Only the newest eight iterations count.
         ({"rollout/success": LATE, "batch/fresh": tuple((i, 64.0) for i in range(28))}, "optimizer steps"),
     ],
@@ -265,13 +271,14 @@ def test_the_limit_follows_from_the_metrics(metrics: dict[str, tuple[tuple[int, 
 
 def test_facts_and_advice_are_said() -> None:
     numbers = {"rollout__groups_without_signal": 0.5, "tools__repeated": 0.7, "tools__replayed": 0.6}
+    numbers["rollout__groups_all_failed"] = 0.2
     found = regime(of(success=0.25, time__in_tools=0.4, **numbers), {})
     assert found is not None
     assert found.text == (
-        "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal; 70 % of the tool "
-        "calls repeated, 60 % answered from memory; 40 % of an episode's time in tools, 60 % in replies. Try "
-        "collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy "
-        "learns while tools work: docs/evidence.md."
+        "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal, 20 % as all "
+        "attempts failed; 70 % of the tool calls repeated, 60 % answered from memory; 40 % of an episode's time in "
+        "tools, 60 % in replies. Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or "
+        "more, so that the policy learns while tools work: docs/evidence.md."
     )
     found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})
     assert found is not None and "Hindsight is on" in found.text  # and not: switch it on

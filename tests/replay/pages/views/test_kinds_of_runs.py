@@ -38,11 +38,28 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     charts = {key: [curve["points"] for curve in panel["curves"]] for key, panel in charts_of(html).items()}
     assert charts["success"][0] == [[1, 0.375], [2, 0.375], [3, 0.375]]
     assert charts["batch-composition"] == [[[1, 8], [2, 8], [3, 8]], [[1, 0], [2, 3], [3, 3]]]
+    # Each of the fakes' episodes has two turns and six tokens.
+    assert [charts[f"{of}-of-an-episode"][0][-1] for of in ("turns", "length")] == [[3, 2.0], [3, 6.0]]
     assert charts["staleness-of-replayed-rows"][1][0] == [2, 1]
     assert charts["drift"][1] == [[2, 1.1], [3, 1.1]] and charts["largest-gap"][1] == [[2, 1.5], [3, 1.5]]
-    assert missing["ratio, replay"] == "No finished iteration logged it."
+    assert "Only what it logged or stored has a chart." in words and "ratio" not in charts
+    assert missing["drift, fresh"] == "No finished iteration logged it."
     assert not [why for why in (*missing.values(), *shares.values()) if "Nothing was drawn" in why]
     assert "by its defaults, not what the run's own trainer draws" in mixing
+
+
+def test_groups_without_signal_are_those_that_all_failed_and_those_that_all_solved(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        fresh = Fresh(1, rates=(0.0, 0.0, 1.0, 0.5))
+        fresh.groups = [replace(each, reward_std=0.5 * (each.success_rate == 0.5)) for each in fresh.groups]
+        fresh.append_to(store)
+        with inspecting(store) as server:
+            curves = charts_of(server.page(HERE))["groups-without-signal"]["curves"]
+    assert [(each["label"], each["points"]) for each in curves] == [
+        ("without signal", [[1, 0.75]]),
+        ("of these all failed", [[1, 0.5]]),
+        ("of these all solved", [[1, 0.25]]),
+    ]
 
 
 def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path) -> None:

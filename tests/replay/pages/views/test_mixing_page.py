@@ -13,7 +13,7 @@ from replay.next_batch import preview_with
 from replay.open_buffer import open_buffer
 from replay.pages.app import create_app
 from tests.fakes.records import RUN, a_run, iterated, sql
-from tests.replay.pages.serving import Served, inspecting, served
+from tests.replay.pages.serving import Served, charts_of, inspecting, served
 
 CHOSEN = "fraction=0.0625 sampler=uniform successful_only=false max_staleness=2"
 
@@ -66,8 +66,9 @@ def test_every_source_the_schedule_and_every_rule_are_shown(tmp_path: Path) -> N
     # A draw can take 3 rows of one task, and all stored ones are of one; of 2 rows the larger share takes both.
     assert "self 75.0 % 3 2 wins runs/wins 25.0 % 0 0" in text
     # From 0.5 to 0 in five iterations; the next is the fourth.
-    found = re.findall(r"<title>([0-9]+: [0-9.]+)</title>", html)
-    assert found == ["1: 50.0", "2: 37.5", "3: 25.0", "4: 12.5", "5: 0.0"]
+    (schedule,) = charts_of(html).values()
+    assert schedule["curves"][0]["points"] == [[1, 0.5], [2, 0.375], [3, 0.25], [4, 0.125], [5, 0.0]]
+    assert schedule["axis"]["unit"] == "share of trajectories" and "[[4, &#34;next&#34;]]" in html
     for rule in ("per_task: 3", "shape: linear", "final: 0.0"):
         assert rule in text, rule
 

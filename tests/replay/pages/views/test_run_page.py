@@ -79,7 +79,7 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert "seed 7 \u00b7 replay 25\u00a0%, success sampler \u00b7 ends at 90\u00a0% held-out success" in html
     assert "12.5 %" in html and "50.0 %" in html
     assert "training time 4.0 s, 2 of at most 4 iterations, evaluations not counted" in html
-    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 21
+    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 23
     assert f'<a href="/runs/{RUN}/iterations/2">2</a>' in html
     assert f'href="/buffer?run={RUN}&amp;where=not%20success"' in html
     assert f'href="/?all=1&amp;show={RUN}&amp;show={OTHER}"' in html

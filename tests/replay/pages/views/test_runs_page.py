@@ -72,6 +72,8 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     assert found["Success, held-out"] == {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]}
     assert found["Reward"] == {"a": [[1, 0.5], [2, 0.5]], ODD: [[1, 0.5], [2, 0.5], [3, 0.5]]}
     assert charts(inspector.page(f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
+    # Both folders have a run of this id: the newest counts, and a run is shown once.
+    assert charts(inspector.page(address(show=[RUN, f"{ODD}:{RUN}"])))["Reward"].keys() == {ODD}
     marked = [f"a:{RUN}", f"{ODD}:{RUN}"]
     both = inspector.page(address("differences", show=marked))
     assert address("differences", show=marked) in unescape(inspector.page(address(show=marked)))
@@ -137,11 +139,13 @@ def test_seeds_of_one_setting_and_marked_runs_look_like_one(inspector: Served, r
     sql(runs / "a" / "replay.sqlite", "update runs set config = ?", json.dumps({"run": {"seed": 0}}))
     assert roles() == {"s0", "s1"}
     assert roles(one=[f"a:{RUN}", f"{ODD}:{RUN}"]) == {"s0"}
+    assert set(reading_of(inspector.page(address(one=RUN)))["as_one"]) == {ODD, "a"}
 
 
 def test_any_logged_metric_is_a_panel_of_its_own(inspector: Served) -> None:
-    html = inspector.page(address(metric=["batch/replay", "nobody/logged"]))
+    html = inspector.page(address(metric=["batch/replay", "nobody/logged"], smooth=4))
     found = charts(html)
+    assert "As it was logged" not in html and "the mean of up to 4 newest points" in html
     assert found["Metric batch/replay"]["a"] == [[1, 2.0], [2, 2.0]]
     assert found["Metric nobody/logged"] == {"a": [], ODD: []}
     assert '<option value="rollout/reward">' in html
