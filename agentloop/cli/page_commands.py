@@ -62,7 +62,7 @@ def _imported(file: str, stack: ExitStack) -> str:
     database = Path(stack.enter_context(TemporaryDirectory()), DATABASE)
     with closing(ReplayStore.create(database)) as store:
         rows = import_file(store, Path(file), name=None).inserted
-    print(f"{file}: {rows:,} rows in a temporary database, in which labels and saved views last until Ctrl-C")
+    print(f"{file}: {rows:,} rows in a temporary database, in which labels last until Ctrl-C")
     return str(database)
 
 

@@ -23,7 +23,7 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     with closing(store), inspecting(store) as server:
         words, html = server.words(HERE), server.page(HERE)
         store.roles.end_run(RUN)
-        assert "finished after iteration 3 agentloop" in server.words(HERE)
+        assert "finished after iteration 3 code version" in server.words(HERE)
         missing, mixing = absent(server), server.words(f"/mixing?run={RUN}")
         shares = absent(server, f"{HERE}/replayed")
     for part in (
@@ -54,7 +54,7 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
         with inspecting(store) as server:
             words, listed, missing = server.words(HERE), server.words("/?all=1"), absent(server)
     for part in (
-        "imported agentloop",
+        "imported code version",
         "No update was made These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
         "nothing yet No iteration was finished. groups without signal 0.0 % of 6 in the buffer 24 rows",
@@ -71,5 +71,5 @@ def test_page_of_a_recording_says_that_a_gateway_made_it(tmp_path: Path) -> None
         Fresh(0, source="gateway", version=0).append_to(store)
         with inspecting(store) as server:
             words = server.words(HERE)
-    assert "recorded agentloop" in words and "A gateway recorded these rows: nothing was trained here." in words
+    assert "recorded code version" in words and "A gateway recorded these rows: nothing was trained here." in words
     assert "collected success 50.0 %" in words and "in the buffer 4 rows, 4 can be drawn" in words
