@@ -115,7 +115,7 @@ def replayed(source: OpenBuffer, request: Request) -> QueryResult:
     return {
         "run": run.id,
         "name": run.name,
-        **plain_groups({"": [panel]}, merged=1, replayed=any(share for _, share in rows)),
+        **plain_groups({"": [panel]}, merged=1, replayed=not rows or any(share for _, share in rows)),
         "after": after_replay(source.store, run.id),
         "gaps": token_gaps(source.store, run.id),
     }

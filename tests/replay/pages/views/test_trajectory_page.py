@@ -145,7 +145,7 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
         text = page.words(f"/trajectories/gone?view={view}")
         assert "This trajectory was evicted (forgotten)" in text
         assert "member 3 of 3" in text
-        assert "No update used it" in text
+        assert "No update of this database used it" in text
 
 
 def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
@@ -157,10 +157,13 @@ def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
     times = [iteration for iteration, id in at if id == drawn[0]]
+    used = f"used by {1 + len(times)} updates"
     life = (
-        f"Sampled in iteration 1 by policy 0; used by {1 + len(times)} updates, in iterations 1 to {times[-1]}; it can"
+        f"Sampled in iteration 1 by policy 0; {used} ({len(times)} as replay), in iterations 1 to {times[-1]}; it can"
     )
     assert f"{life} still be drawn after iteration 3, the newest." in words
+    # The list counts replays alone.
+    assert words.count(f"{used}, in {len(times)} of them as replay") == 2
     fresh, replayed = charts_of(shown)["drift-of-the-row"]["curves"]
     assert (fresh["points"], replayed["points"]) == ([[1, 1.1]], [[iteration, 1.1] for iteration in times])
     assert charts_of(shown)["weight-of-the-row"]["curves"][0]["points"] == [[1, 1.0]]
