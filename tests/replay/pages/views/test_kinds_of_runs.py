@@ -59,7 +59,7 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
             replayed, held_out = (server.words(f"{HERE}/{name}") for name in ("replayed", "held-out"))
     for part in (
         "imported code version",
-        "No update was made These rows came from a file or another buffer: nothing was trained here.",
+        "No update is stored here These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
         "not measured This database holds no evaluation of the run.",
         "none This database holds no finished iteration of the run. groups without signal 0.0 % of 6",
