@@ -51,18 +51,20 @@ def inspect(
             runs = stack.enter_context(closing(OpenedRuns(Path(run))))
             app, shown = create_folder_app(runs, token=token, host=host), run
         else:
-            is_file = run is not None and run.endswith((PARQUET, *JSONL))
-            source = stack.enter_context(open_buffer(_imported(run, stack) if run and is_file else run))
-            app, shown = create_app(source, token=token, host=host), source.store.url
+            file = run if run is not None and run.endswith((PARQUET, *JSONL)) else None
+            source = stack.enter_context(open_buffer(run if file is None else _imported(file, stack)))
+            shown = file or source.store.url
+            app = create_app(source, token=token, host=host, place=shown)
         serve(app, shown, host=host, port=port, token=token, browser=browser)
 
 
 def _imported(file: str, stack: ExitStack) -> str:
     """A database with the rows of a file, which is deleted with the stack."""
+    print(f"{file}: its rows go into a temporary database first", flush=True)
     database = Path(stack.enter_context(TemporaryDirectory()), DATABASE)
     with closing(ReplayStore.create(database)) as store:
         rows = import_file(store, Path(file), name=None).inserted
-    print(f"{file}: {rows:,} rows in a temporary database, in which labels and saved views last until Ctrl-C")
+    print(f"{file}: {rows:,} rows in a temporary database, in which labels last until Ctrl-C")
     return str(database)
 
 

@@ -30,7 +30,7 @@ from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
 from replay.storage.format.schema import groups, messages, trajectories
 from replay.storage.format.views import TRAJECTORY_COLUMNS, VIEWS
-from replay.storage.statements import rows_by_key
+from replay.storage.statements import rows_by_key, selected
 
 if TYPE_CHECKING:
     import pyarrow
@@ -139,14 +139,22 @@ class Buffer:
     def tool_calls(self, where: Where = None) -> ArrowRows:
         """Return one row per tool call, with its answer. `arguments` is JSON, and null is an answer that is not stored.
 
-        Raises CorruptTrajectory for damaged messages.
+        A call that could not be read has no name and no arguments. Raises CorruptTrajectory for damaged messages.
         """
         pa = arrow()
         places, texts = ("position", "number"), ("name", "arguments", "answer", "error_kind")
         kinds = dict.fromkeys(("trajectory", *texts), pa.string()) | dict.fromkeys(places, pa.int64())
         schema = pa.schema([(name, kinds[name]) for name in ("trajectory", *places, *texts)])
 
-        return self._from_conversations(where, schema, _calls)
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            with self._buffer.store.reading() as connection:
+                for ids in chunked(self._ids(connection, where)):
+                    failed = dict(map(tuple, selected(connection, (_rows.id, _rows.error_kinds), _rows.id, ids)))
+                    talks = _conversations(connection, ids)
+                    rows = [call for id, said in talks for call in _calls(id, said, failed[id])]
+                    yield pa.RecordBatch.from_pylist(rows, schema)
+
+        return ArrowRows(schema, batches)
 
     def draws(self) -> ArrowRows:
         """Return one row per use of a trajectory by an update: `v_draws`."""
@@ -301,15 +309,14 @@ def _column_array(name: str, values: Sequence[Any]) -> Any:
     return arrow().array(plain)
 
 
-def _calls(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def _calls(id: str, said: Sequence[Message], error_kinds: str | None) -> Iterator[dict[str, Any]]:
     numbers = Counter[int]()
-    for position, call, answer in paired_calls(said):
-        if call is not None:
-            texts: dict[str, Any] = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
-            texts |= {"answer": answer and answer.content, "error_kind": answer and answer.error_kind}
-            place = {"trajectory": id, "position": position, "number": numbers[position]}
-            yield place | {name: to_storable(text) for name, text in texts.items()}
-            numbers[position] += 1
+    for position, call, answer, error_kind in paired_calls(said, error_kinds):
+        texts = {"answer": None if answer is None else answer.content, "error_kind": error_kind}
+        texts |= {} if call is None else {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+        place = {"trajectory": id, "position": position, "number": numbers[position]}
+        yield place | {name: to_storable(text) for name, text in texts.items()}
+        numbers[position] += 1
 
 
 def _messages(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:

@@ -47,9 +47,11 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
 )
 
 
-def create_app(source: OpenBuffer, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
-    """Make the inspector of one buffer, for any ASGI server."""
-    return guarded(_build_buffer_app(source), token=token, host=host)
+def create_app(
+    source: OpenBuffer, *, token: str | None = None, host: str = LOOPBACK[0], place: str | None = None
+) -> ASGIApp:
+    """Make the inspector of one buffer, for any ASGI server. Pages name `place` (None: the database) as its source."""
+    return guarded(_build_buffer_app(source, place), token=token, host=host)
 
 
 def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
@@ -61,9 +63,9 @@ def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str =
     return guarded(app, token=token, host=host)
 
 
-def _build_buffer_app(source: OpenBuffer) -> ASGIApp:
+def _build_buffer_app(source: OpenBuffer, place: str | None = None) -> ASGIApp:
     damage = source.store.naming_damage
-    return build_app(PAGES, source, actions=ACTIONS, place=source.store.url, naming_damage=damage)
+    return build_app(PAGES, source, actions=ACTIONS, place=place or source.store.url, naming_damage=damage)
 
 
 async def _serve_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:

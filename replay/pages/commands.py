@@ -35,8 +35,8 @@ def mix_command(source: OpenBuffer, run: str, settings: Mapping[str, str]) -> st
     return shlex.join([*words, *(word for key in settings for word in ("--set", f"replay.{key}={settings[key]}"))])
 
 
-def rescore_command(source: OpenBuffer, id: str) -> str:
-    """Return the command that rescores one trajectory. It says RUN if the run's folder is unknown."""
-    has_weights = source.folder is not None and source.own_run is not None
-    run = source.named if has_weights and source.named else "RUN"
-    return quote_command(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])
+def rescore_command(source: OpenBuffer, id: str) -> str | None:
+    """Return the command that rescores one trajectory. None: no folder of a run was opened, so there are no weights."""
+    if source.folder is None or source.own_run is None or source.named is None:
+        return None
+    return quote_command(["agentloop", "replay", "rescore", source.named, "--where", f"id == {id!r}"])

@@ -33,6 +33,7 @@ _NEWEST = 8
 """Number of newest iterations whose mean describes the present."""
 _BY_SOURCE = "batch/source/"
 LEARNING, SOURCES, COST = OVERVIEW
+_NO_ITERATION = "This database holds no finished iteration of the run."
 COLUMNS: Mapping[str, str] = {
     "fresh": "batch/fresh",
     "replay": "batch/replay",
@@ -180,7 +181,7 @@ def _success(metrics: Metrics) -> Tile:
     if reward:
         facts.append((f"{what} reward", number(_newest_mean(reward)) + last))
     if not held_out:
-        return Tile(LEARNING, _plain("not measured"), "No evaluation was made in this run.", facts)
+        return Tile(LEARNING, _plain("not measured"), "This database holds no evaluation of the run.", facts)
     on = f"held-out success, on {tasks[-1][1]:,.0f} tasks never trained on" if tasks else "held-out success"
     (first, start), (last_at, end) = held_out[0], held_out[-1]
     if len(held_out) == 1:
@@ -207,7 +208,7 @@ def _cost(metrics: Metrics, limit: int | None, *, unit: str) -> Tile:
     seconds, rates = finite(metrics, "time/iteration"), dict(finite(metrics, "speed/tokens_per_second"))
     if not seconds:
         made = len(finite(metrics, "batch/fresh"))
-        note = f"{made:,} {unit}s were made; no time/iteration was logged." if made else "No iteration was finished."
+        note = f"{made:,} {unit}s were made; no time/iteration was logged." if made else _NO_ITERATION
         return Tile(COST, _plain("not measured"), note)
     total = sum(value for _, value in seconds)
     of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
@@ -232,7 +233,7 @@ def _rows(metrics: Metrics) -> Tile:
 
     fresh, replay, facts = total("fresh"), total("replay"), _buffer(metrics)
     if not fresh + replay:
-        return Tile(SOURCES, _plain("nothing yet"), "No iteration was finished.", facts)
+        return Tile(SOURCES, _plain("none"), _NO_ITERATION, facts)
     words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
     planned = total("planned_fresh") + total("planned_replay")
     configured = f", configured {share(total('planned_replay'), planned)}" if planned else ""

@@ -9,11 +9,11 @@ from context.messages import Message, plain_message
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, RowCondition
 from replay.questions.summary import total
-from replay.questions.trajectory import shorten_conversations
-from replay.records import COMMITTED
+from replay.questions.trajectory import opening, shorten_conversations
+from replay.records import COMMITTED, REMOVED_TASK
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.rows import readable_messages
-from replay.storage.format.schema import draws, groups, iterations, metrics, policies
+from replay.storage.format.schema import draws, groups, iterations, metrics, policies, tasks
 from replay.storage.format.schema import held_out as episodes
 from replay.storage.statements import selected
 from replay.storage.tombstones import COLLECTED, IS_KNOWN, with_collected
@@ -144,7 +144,10 @@ def _evaluations(connection: sa.Connection, run: str) -> list[QueryResult]:
 
 
 def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) -> QueryResult:
-    """List kept episodes of held-out tasks whose hash begins with `task`, oldest first. Damaged messages are None."""
+    """List kept episodes of the held-out task whose hash begins with `task`, oldest first, with its `payload` as JSON.
+
+    Damaged messages are None. The first `asked` messages come before the policy's first reply.
+    """
     with store.reading() as connection:
         begins = episodes.c.task.startswith(task, autoescape=True)
         named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)
@@ -154,8 +157,13 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
             raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
         query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
         found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
-    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in map(_split_row, found)]
-    return {"run": run, "task": hashes[0], "episodes": shown}
+        known = sa.select(tasks.c.payload).where(tasks.c.hash == hashes[0], tasks.c.payload != REMOVED_TASK)
+        payload = connection.scalar(known)
+    shown = [
+        {**facts, "messages": said and [*map(plain_message, said)], "asked": len([*opening(said or ())])}
+        for facts, said in map(_split_row, found)
+    ]
+    return {"run": run, "task": hashes[0], "payload": payload, "episodes": shown}
 
 
 def _split_row(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:

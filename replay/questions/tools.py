@@ -21,6 +21,8 @@ from replay.store import ReplayStore
 _rows = trajectories.c
 UNREADABLE = "(unreadable call)"
 """The name for the tool of calls that could not be read."""
+_MALFORMED = "malformed"
+"""The kind of error of such a call."""
 _SECONDS = "time/tool/"
 _POINTS = 16
 """Most points of a curve if some episodes are not read. More of them would be noise."""
@@ -39,7 +41,7 @@ class _Call(NamedTuple):
 def tools(store: ReplayStore, run: str, *, most: int | None = None) -> QueryResult:
     """Return how a run's episodes called tools, from the messages of at most `most` episodes (None: of all).
 
-    `read` of all `episodes` were read, evenly over the run. A line of `tools` has the answered `calls`, those that were
+    `read` of all `episodes` were read, evenly over the run. A line of `tools` has the `calls`, those that were
     `repeated` (equal to an earlier one of the episode), `errors` by kind, the number of `episodes` that called the tool
     and their `share`, and the success `with_tool` and `without`. `seconds_p50` and `seconds_p95` are quantiles of the
     iterations' means, because seconds of single calls are not stored. None: not known.
@@ -53,16 +55,16 @@ def tools(store: ReplayStore, run: str, *, most: int | None = None) -> QueryResu
         every = 1 if most is None else max(1, -(-total // most))
         merged = merged_to((newest or 1) * (1 if every == 1 else 256 // _POINTS))
         read = list(_read(connection, run, every, merged))
-    solved = [success for _, _, success, _ in read]
-    calls = [call for episode in read for call in _calls_of(*episode)]
+    solved = [success for _, success, _ in read]
+    calls = [call for *_, of_episode in read for call in of_episode]
     by_tool: dict[str, list[_Call]] = defaultdict(list)
-    by_point: dict[int, list[_Call]] = {point: [] for _, point, _, _ in read}
+    by_point: dict[int, list[_Call]] = {point: [] for point, *_ in read}
     for call in calls:
         by_tool[call.tool].append(call)
         by_point[call.point].append(call)
     seconds = metric_series(store, run, families=(_SECONDS,))
     named = sorted(by_tool.items(), key=lambda each: (-len(each[1]), each[0]))
-    kinds, counts = _errors(calls), Counter(point for _, point, _, _ in read)
+    kinds, counts = _errors(calls), Counter(point for point, *_ in read)
     lines = []
     for point, of in sorted(by_point.items()):
         failed, using = _errors(of), Counter(tool for _, tool in {(call.episode, call.tool) for call in of})
@@ -73,28 +75,32 @@ def tools(store: ReplayStore, run: str, *, most: int | None = None) -> QueryResu
     return {"run": run, "episodes": total, "read": len(read), "merged": merged, "tools": listed, "iterations": lines}
 
 
-def _read(
-    connection: sa.Connection, run: str, every: int, merged: int
-) -> Iterator[tuple[str, int, bool, Sequence[Message]]]:
-    """Yield id, point, success and messages of each `every`-th episode, if its messages can be read."""
+def _read(connection: sa.Connection, run: str, every: int, merged: int) -> Iterator[tuple[int, bool, list[_Call]]]:
+    """Yield point, success and calls of each `every`-th episode, if its messages can be read."""
     number = sa.func.row_number().over(order_by=(_rows.iteration, _rows.slot, _rows.id)).label("number")
-    rows = sa.select(_rows.id, _rows.iteration, _rows.success, number).where(_rows.run == run, OWN_EPISODES)
-    of = rows.subquery().c
-    chosen = connection.execute(sa.select(of.id, of.iteration, of.success).where(of.number % every == 0))
-    facts = {id: (iteration, bool(success)) for id, iteration, success in chosen}
+    columns = (_rows.id, _rows.iteration, _rows.success, _rows.error_kinds)
+    of = sa.select(*columns, number).where(_rows.run == run, OWN_EPISODES).subquery().c
+    chosen = sa.select(*(of[column.name] for column in columns)).where(of.number % every == 0)
+    facts = {id: each for id, *each in connection.execute(chosen)}
     for row in selected(connection, [*messages.c], messages.c.trajectory, [*facts]):
         said = readable_messages(row.num_messages, row.said, row.checksum)
-        iteration, success = facts[row.trajectory]
+        iteration, success, error_kinds = facts[row.trajectory]
         if said is not None:
-            yield row.trajectory, iteration if iteration < 1 else iteration - (iteration - 1) % merged, success, said
+            point = iteration if iteration < 1 else iteration - (iteration - 1) % merged
+            yield point, bool(success), [*_calls_of((row.trajectory, point, bool(success)), said, error_kinds)]
 
 
-def paired_calls(said: Sequence[Message]) -> Iterator[tuple[int, ToolCall | None, Message | None]]:
-    """Yield each call of a conversation with the place of its message and its answer. None: there is no answer.
+def paired_calls(
+    said: Sequence[Message], error_kinds: str | None
+) -> Iterator[tuple[int, ToolCall | None, Message | None, str | None]]:
+    """Yield each call of a conversation: the place of its message, the call, its answer, and the kind of its error.
 
-    An answer is of the call with its id; without ids, of the first call that has none. An answer without a call, which
-    is None then, is to a call that could not be read.
+    A call is None if it could not be read. An answer is None if it is not stored, because the episode ended with the
+    call. Of an unreadable call that ended its episode only the row's `error_kinds` know.
+
+    An answer is of the call with its id; without ids, of the first call that has none.
     """
+    unreadable = (error_kinds or "").split().count(_MALFORMED)
     for place, message in enumerate(said):
         answers = list(takewhile(lambda answer: answer.role == "tool", said[place + 1 :]))
         if message.role == "tool":
@@ -103,19 +109,22 @@ def paired_calls(said: Sequence[Message]) -> Iterator[tuple[int, ToolCall | None
             answer = next((each for each in answers if each.tool_call_id == call.id), None)
             if answer is not None:
                 answers.remove(answer)
-            yield place, call, answer
-        yield from ((place, None, answer) for answer in answers)
+            yield place, call, answer, None if answer is None else answer.error_kind
+        for answer in (each for each in answers if each.error_kind is not None):
+            unreadable -= answer.error_kind == _MALFORMED
+            yield place, None, answer, answer.error_kind
+    if said:
+        yield from [(len(said) - 1, None, None, _MALFORMED)] * unreadable
 
 
-def _calls_of(episode: str, point: int, success: bool, said: Sequence[Message]) -> Iterator[_Call]:
-    """Yield the answered calls of an episode."""
+def _calls_of(episode: tuple[str, int, bool], said: Sequence[Message], error_kinds: str | None) -> Iterator[_Call]:
     seen = set[str]()
-    for place, call, answer in paired_calls(said):
-        if answer is None or said[place].author == INITIALIZATION or (call is None and answer.error_kind is None):
+    for place, call, _, error_kind in paired_calls(said, error_kinds):
+        if said[place].author == INITIALIZATION:
             continue
         name = UNREADABLE if call is None else call.name
         key = None if call is None else repr((call.name, sorted(call.arguments.items())))
-        yield _Call(episode, point, success, name, answer.error_kind, repeated=key in seen)
+        yield _Call(*episode, name, error_kind, repeated=key in seen)
         seen.update([key] if key else [])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
@@ -343,11 +344,13 @@ def shorten_conversations(conversations: Sequence[Sequence[Message] | None]) -> 
     """Return the short prompt and answer of each conversation of a list; None can't be read.
 
     Prompts begin where they begin to differ: behind the words that all of them share, and behind sentences that one
-    shares with another.
+    shares with another. Different prompts that would look alike then begin at their first word.
     """
     texts = [(None, None) if each is None else _prompt_and_answer(each) for each in conversations]
     starts = _differing_starts({prompt for prompt, _ in texts if prompt})
     shown = {prompt: "\u2026 " * (start > 0) + excerpt(prompt[start:], MOST_SHORT) for prompt, start in starts.items()}
+    alike = Counter(shown.values())
+    shown |= {prompt: excerpt(prompt, MOST_SHORT) for prompt, text in shown.items() if alike[text] > 1}
     return [{"prompt": shown.get(prompt or "", prompt), "answer": answer} for prompt, answer in texts]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 import replay
-from context.authors import LLM
+from context.authors import ENV, LLM
+from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import Buffer, CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.frames import arrow_rows
@@ -186,6 +188,18 @@ def test_calls_labels_runs_and_held_out_episodes_are_frames(opened: tuple[Buffer
     found = {row["task"]: row for row in buffer.tasks().to_arrow().to_pylist()}
     assert (found["task-1"]["environment"], found["task-1"]["question"]) == ("lookup_chain", "Where is the key?")
     assert found["task-1"]["payload"] == '{"hops":2,"store":{"k1":"drawer"}}'
+
+
+def test_tool_calls_have_unreadable_calls_without_a_name(databases: Databases, tmp_path: Path) -> None:
+    location = databases.new(tmp_path / "replay.sqlite")
+    unread = Message("assistant", "<call", author=LLM)
+    said = (unread, Message("tool", "no JSON", author=ENV, error_kind="malformed"), unread)
+    with closing(new_store(location)) as store:
+        put(store, trajectory("row", messages=said, error_kinds="malformed malformed"))
+    with replay.open(location) as buffer:
+        rows = buffer.tool_calls().to_arrow().to_pylist()
+    none = {"trajectory": "row", "number": 0, "name": None, "arguments": None, "error_kind": "malformed"}
+    assert rows == [{**none, "position": 0, "answer": "no JSON"}, {**none, "position": 2, "answer": None}]
 
 
 def test_sql_gives_types_by_name_and_takes_parameters(opened: tuple[Buffer, ReplayStore]) -> None:

@@ -9,7 +9,7 @@ from replay.locate import own_folder
 from replay.open_buffer import OpenBuffer
 from replay.pages.actions import label_form
 from replay.pages.addresses import address, read_choice, read_number, read_parameter, read_path_part
-from replay.pages.conversation_text import shown_message
+from replay.pages.conversation_text import indent_json, shown_message
 from replay.pages.page import Page
 from replay.pages.panels import Axis, Curve, Panel, plain_groups
 from replay.pages.report import duration, run_contents
@@ -98,7 +98,9 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
 def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(read_path_part(request, "run"))
     found = questions.held_out_task(source.store, run.id, read_path_part(request, "task"))
-    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "shown": shown_message}
+    payload = found["payload"] and (indent_json(found["payload"]) or found["payload"])
+    back = address("runs", run.id, "held-out")
+    return {**found, "payload": payload, "name": run.name, "list": back, "shown": shown_message}
 
 
 def replayed(source: OpenBuffer, request: Request) -> QueryResult:
@@ -115,7 +117,7 @@ def replayed(source: OpenBuffer, request: Request) -> QueryResult:
     return {
         "run": run.id,
         "name": run.name,
-        **plain_groups({"": [panel]}, merged=1, replayed=any(share for _, share in rows)),
+        **plain_groups({"": [panel]}, merged=1, replayed=not rows or any(share for _, share in rows)),
         "after": after_replay(source.store, run.id),
         "gaps": token_gaps(source.store, run.id),
     }

@@ -32,7 +32,7 @@ def unread(source: OpenBuffer, run: str) -> str | None:
             return (
                 "The tokenizer is in the run's folder, but a database was opened. Open the run's folder to read text."
             )
-        return f"There is no start/tokenizer.json in {source.folder}."
+        return "No tokenizer lies beside the database: a run's folder has it in start/tokenizer.json."
     if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
         return None
     return f"The row is of run {run}, which is not known to have the tokenizer of the opened run."

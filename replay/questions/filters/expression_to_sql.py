@@ -202,7 +202,7 @@ class _Filter:
             return FIELDS[node.id]
         if path := payload_path(node):
             return Field(payload_name(path), FieldKind.payload, "a field of its task", payload_value(path))
-        advice = suggest(node.id if isinstance(node, ast.Name) else "", FIELDS)
+        advice = suggest(node.id if isinstance(node, ast.Name) else "", [*FIELDS, "payload['NAME']"])
         raise self._wrong_node("name a field here", node, advice)
 
     def _value(self, node: ast.expr, field: Field, *, is_choice: bool) -> Value:

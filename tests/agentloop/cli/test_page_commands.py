@@ -85,9 +85,11 @@ def test_inspect_shows_a_file_of_rows_in_a_database_that_goes_with_it(tmp_path: 
     inspector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=temporary)
     try:
         assert inspector.stdout
-        first, second = inspector.stdout.readline(), inspector.stdout.readline()
-        assert first.startswith(f"{tmp_path}/rows.parquet: 9 rows in a temporary database")
-        assert Served(int(urlsplit(second.split()[-1]).port or 0)).page("/buffer").count("<tr data-href") == 9
+        early, first, second = (inspector.stdout.readline() for _ in range(3))
+        assert early == f"{tmp_path}/rows.parquet: its rows go into a temporary database first\n"
+        assert first.startswith(f"{tmp_path}/rows.parquet: 9 rows in a temporary database, in which labels last")
+        page = Served(int(urlsplit(second.split()[-1]).port or 0)).page("/buffer")
+        assert page.count("<tr data-href") == 9 and f'title="What is shown.">{tmp_path}/rows.parquet<' in page
     finally:
         inspector.send_signal(signal.SIGINT)
         _, errors = inspector.communicate(timeout=20)

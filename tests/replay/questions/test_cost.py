@@ -100,7 +100,10 @@ def test_tools_count_calls_errors_repeats_and_success_with_each(store: ReplaySto
         "row-2": [call(look)],
     }
     for number, (id, talk) in enumerate(talks.items()):
-        row = trajectory(id, messages=tuple(talk), group=id, slot=number, success=not number, iteration=1 + number // 2)
+        place = {"group": id, "slot": number, "iteration": 1 + number // 2}
+        # The second malformed call ended its episode: no message has it.
+        kinds = (None, "malformed malformed", None)[number]
+        row = trajectory(id, messages=tuple(talk), success=not number, error_kinds=kinds, **place)
         put(store, row)
     store.add_metrics(RUN, 1, {"time/tool/add": 2.0})
     found = tools(store, RUN)
@@ -109,8 +112,8 @@ def test_tools_count_calls_errors_repeats_and_success_with_each(store: ReplaySto
     assert by_name["add"] == {**facts, "seconds_p50": 2.0, "seconds_p95": 2.0}
     # The answer of an id is of its call, whatever the order; one without a call was of an unreadable one.
     assert by_name["look"]["errors"] == {"raised": 1} and by_name["look"]["seconds_p50"] is None
-    assert by_name[UNREADABLE]["errors"] == {"malformed": 1}
+    assert by_name[UNREADABLE]["errors"] == {"malformed": 2}
     first, second = found["iterations"]
-    assert first["calls"] == 2.5 and first["errors"] == {"raised": 0.2, "malformed": 0.2}
-    assert second["using"] == {"add": 0.0, "look": 0.0, UNREADABLE: 0.0}
+    assert first["calls"] == 3 and first["errors"] == {"raised": 1 / 6, "malformed": 2 / 6}
+    assert second["using"] == {"add": 0.0, "look": 1.0, UNREADABLE: 0.0}
     assert (tools(store, RUN, most=2)["read"], found["read"], found["episodes"]) == (1, 3, 3)

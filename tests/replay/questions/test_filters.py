@@ -339,7 +339,7 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
         ("success and 5", "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text"),
         ("__import__('os').system('ls')", "compare a field here, got \"__import__('os').system('ls')\"."),
         ("task.upper() == 'A'", "name a field here, got \"'A'\"."),
-        ("payload == 2", "name a field here, got 'payload'. There is reward, success"),
+        ("payload == 2", "name a field here, got 'payload'. Did you mean payload['NAME']?"),
         ("payload['a'] < 'x'", "compare payload['a'] with a number, got \"'x'\". For example: payload['a'] > 0.5"),
         ("uses in []", "look for uses in a list, got '[]'. For example: uses in [1]"),
         ("task == 'a\nb'", r"hold such a character as an escape, got '\n'. Leave it out, or write \n bet"),

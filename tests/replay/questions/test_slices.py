@@ -110,6 +110,9 @@ def test_prompts_of_a_list_begin_where_they_differ() -> None:
     asked = ["Be quick. Now play. Take the bug.", "Be quick. Now play. Drop it.", "Be quick. Sit.", "Be quick. Sit."]
     shown = [each["prompt"] for each in shorten_conversations([(Message("user", text),) for text in asked])]
     assert shown == ["\u2026 Take the bug.", "\u2026 Drop it.", "\u2026 Sit.", "\u2026 Sit."]
+    asked = ["Be quick. Sit.", "Be quick. Go.", "Be slow. Sit.", "Be slow. Stay."]
+    shown = [each["prompt"] for each in shorten_conversations([(Message("user", text),) for text in asked])]
+    assert shown == ["Be quick. Sit.", "\u2026 Go.", "Be slow. Sit.", "\u2026 Stay."]
 
 
 def test_forgotten_evaluation_takes_the_payloads_that_no_row_has(file_store: ReplayStore) -> None:

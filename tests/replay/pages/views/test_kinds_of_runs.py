@@ -4,8 +4,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from replay import ReplayStore
+from replay import ReplayStore, questions
 from replay.exchange import export_file, import_file
+from replay.questions import Query
 from tests.fakes.records import RUN, Fresh, a_run, iterated, new_store
 from tests.replay.pages.serving import Served, charts_of, inspecting
 
@@ -23,7 +24,7 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     with closing(store), inspecting(store) as server:
         words, html = server.words(HERE), server.page(HERE)
         store.roles.end_run(RUN)
-        assert "finished after iteration 3 agentloop" in server.words(HERE)
+        assert "finished after iteration 3 code version" in server.words(HERE)
         missing, mixing = absent(server), server.words(f"/mixing?run={RUN}")
         shares = absent(server, f"{HERE}/replayed")
     for part in (
@@ -70,15 +71,24 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
         import_file(store, tmp_path / "rows.jsonl", name=None)
         with inspecting(store) as server:
             words, listed, missing = server.words(HERE), server.words("/?all=1"), absent(server)
+            id = questions.page(store, Query(RUN))["rows"][0]["id"]
+            updates, reasons = server.words(f"/trajectories/{id}?view=updates"), absent(server, f"{HERE}/replayed")
+            replayed, held_out = (server.words(f"{HERE}/{name}") for name in ("replayed", "held-out"))
     for part in (
-        "imported agentloop",
-        "No update was made These rows came from a file or another buffer: nothing was trained here.",
+        "imported code version",
+        "No update is stored here These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
-        "nothing yet No iteration was finished. groups without signal 0.0 % of 6 in the buffer 24 rows",
+        "not measured This database holds no evaluation of the run.",
+        "none This database holds no finished iteration of the run. groups without signal 0.0 % of 6",
+        "in the buffer 24 rows, 24 can be drawn",
     ):
         assert part in words, part
     assert "quickstart-001 imported" in listed.replace(f"{RUN[:10]} ", "")
     assert set(missing) == {"success, held-out"}  # panels without a curve are left out
+    assert "used by no update of this database" in updates and "This database holds no committed draw of it." in updates
+    assert "This database holds no update of the run." in replayed
+    assert {*reasons.values()} == {"No finished iteration logged it."}
+    assert "This database holds no episode of an evaluation" in held_out
 
 
 def test_page_of_a_recording_says_that_a_gateway_made_it(tmp_path: Path) -> None:
@@ -88,5 +98,5 @@ def test_page_of_a_recording_says_that_a_gateway_made_it(tmp_path: Path) -> None
         Fresh(0, source="gateway", version=0).append_to(store)
         with inspecting(store) as server:
             words = server.words(HERE)
-    assert "recorded agentloop" in words and "A gateway recorded these rows: nothing was trained here." in words
+    assert "recorded code version" in words and "A gateway recorded these rows: nothing was trained here." in words
     assert "collected success 50.0 %" in words and "in the buffer 4 rows, 4 can be drawn" in words

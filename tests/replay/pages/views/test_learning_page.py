@@ -4,7 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from tests.fakes.records import RUN, iterated, put, trajectory
+from replay import ReplayStore
+from tests.fakes.records import RUN, a_run, iterated, put, trajectory
 from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
 
 
@@ -29,8 +30,20 @@ def test_tasks_are_sorted_by_their_trend_in_either_direction(inspector: Served) 
     falling = words_of(pages[0])
     assert "2 tried, 0 never solved" in falling
     # Half of two attempts; 0 %, 100 %, the best, the difference; both groups have one member: no signal.
-    assert "50.0 % Where is the key? 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
+    assert "50.0 % other Where is the key? 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
     assert 'aria-label="0 % at iteration 1, 100 % at 2"' in inspector.page(f"/tasks?run={RUN}")
+
+
+def test_pages_say_why_nothing_can_be_compared_if_each_task_was_met_once(file_store: ReplayStore) -> None:
+    for slot in range(2):
+        put(file_store, trajectory(f"row-{slot}", group=f"g{slot}", slot=slot, task=f"task-{slot}"))
+    file_store.add_run(a_run("run-2"))
+    put(file_store, trajectory("other", group="other", task="other", run="run-2"))
+    with inspecting(file_store) as server:
+        assert "No task in this list was tried in a second iteration" in server.words(f"/tasks?run={RUN}")
+        assert "no task of this run was tried in two iterations" in server.words(f"/runs/{RUN}/replayed")
+        differences = server.words(f"/differences?show={RUN}&show=run-2")
+    assert "No task was tried by two of these runs" in differences and "of 0 tasks" not in differences
 
 
 def test_failures_stand_beside_successes_and_lead_to_their_rows(inspector: Served) -> None:

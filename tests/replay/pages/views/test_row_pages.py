@@ -9,6 +9,7 @@ import pytest
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
+from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.storage.format import schema
 from tests.fakes.records import LLM, MESSAGES, RUN, a_run, iterated, put, sql, task, tokens, trajectory
@@ -190,8 +191,21 @@ def test_newest_evaluation_is_listed_and_others_and_failures_lead_to_theirs(insp
     assert [numbers(query) for query in asked] == [[0, 1, 2], [1, 2], [], [0]]
     one = inspector.page(f"{HELD_OUT}/task-1")
     evaluations = ["After iteration 0: no success, reward 0.00", "After iteration 4: success, reward 1.00"]
-    assert re.findall(r"<h2>([^<]+)</h2>", one) == evaluations
+    assert [found.strip() for found in re.findall(r"<summary>(After[^<]+)", one)] == evaluations
     assert one.count('<p class="label">calls multiply</p>') == one.count("{&#34;a&#34;: 6, &#34;b&#34;: 7}") == 2
+    assert one.count("What is 6 times 7?") == 1 and "How it was lost" not in one
+
+
+def test_lost_held_out_task_shows_its_payload_and_its_last_success_beside_the_failure(file_store: ReplayStore) -> None:
+    put(file_store, trajectory("row", task="task-0"))
+    for iteration, success in ((0, True), (2, True), (4, False)):
+        file_store.keep_held_out(RUN, [episode(0, iteration, success=success)], evaluations=9)
+    with inspecting(file_store) as server:
+        html = server.page(f"{HELD_OUT}/task-0")
+    beside = ["After iteration 2: success, reward 1.00", "After iteration 4: no success, reward 0.00"]
+    assert re.findall(r"<h3>([^<]+)</h3>", html) == beside
+    assert "{&#34;hops&#34;:2,&#34;store&#34;:{&#34;k1&#34;:&#34;drawer&#34;}}" in html and "<details" in html
+    assert html.count("What is 6 times 7?") == 1 and not re.findall(r"<details[^>]* open", html)
 
 
 # Links and refusals

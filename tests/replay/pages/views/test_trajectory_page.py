@@ -124,7 +124,7 @@ def test_tokens_page_says_why_segments_split_and_what_was_never_scored(page: Ser
     assert "It parts from the conversation before it at token 3" in text
     assert "It was never scored" in text
     assert f"agentloop replay rescore '{folder}' --where \"id == 'split'\"" in text
-    assert "There is no start/tokenizer.json in" in text
+    assert "No tokenizer lies beside the database" in text
     scored = page.words("/trajectories/scored?view=tokens")
     assert "never scored" not in scored
     assert "Current log-probs are those of policy 4" in scored
@@ -145,7 +145,7 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
         text = page.words(f"/trajectories/gone?view={view}")
         assert "This trajectory was evicted (forgotten)" in text
         assert "member 3 of 3" in text
-        assert "No update used it" in text
+        assert "No update of this database used it" in text
 
 
 def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
@@ -157,10 +157,13 @@ def test_every_update_is_a_line_of_a_table(file_store: ReplayStore) -> None:
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
     times = [iteration for iteration, id in at if id == drawn[0]]
+    used = f"used by {1 + len(times)} updates"
     life = (
-        f"Sampled in iteration 1 by policy 0; used by {1 + len(times)} updates, in iterations 1 to {times[-1]}; it can"
+        f"Sampled in iteration 1 by policy 0; {used} ({len(times)} as replay), in iterations 1 to {times[-1]}; it can"
     )
     assert f"{life} still be drawn after iteration 3, the newest." in words
+    # The list counts replays alone.
+    assert words.count(f"{used}, in {len(times)} of them as replay") == 2
     fresh, replayed = charts_of(shown)["drift-of-the-row"]["curves"]
     assert (fresh["points"], replayed["points"]) == ([[1, 1.1]], [[iteration, 1.1] for iteration in times])
     assert charts_of(shown)["weight-of-the-row"]["curves"][0]["points"] == [[1, 1.0]]
@@ -203,8 +206,8 @@ def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_p
         source = OpenBuffer(store, folder, named="runs/a-1")
         assert rescore_command(source, "3f9a") == "agentloop replay rescore runs/a-1 --where \"id == '3f9a'\""
         assert rescore_command(source, "a'b$c") == ("agentloop replay rescore runs/a-1 --where 'id == \"a'\"'\"'b$c\"'")
-        assert rescore_command(OpenBuffer(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
-        assert rescore_command(OpenBuffer(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
+        assert rescore_command(OpenBuffer(store, None, named="postgresql://h/d"), "a") is None
+        assert rescore_command(OpenBuffer(store, tmp_path, named=str(tmp_path)), "a") is None
 
 
 @pytest.mark.parametrize("text", ["", "short", "line\n" * 100, LONG, "a" * 700 + "\n" * 30])
@@ -221,7 +224,7 @@ def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_pat
             add_run(store, run, tokenizer=tokenizer)
         assert "a database was opened" in str(unread(OpenBuffer(store), RUN))
     with open_buffer(str(tmp_path)) as source:
-        assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
+        assert "No tokenizer lies beside the database" in str(unread(source, RUN))
         # One that is written after the database is found.
         (tmp_path / "start").mkdir()
         written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()
