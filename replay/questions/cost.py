@@ -71,8 +71,8 @@ def cost(
 
 def _episodes(connection: sa.Connection, run: str) -> npt.NDArray[np.float64]:
     """Read iteration, success and _DISTRIBUTIONS of a run's episodes, sorted by iteration. NaN: not known."""
-    stored = (_rows.iteration, _rows.success, *(_rows[name] for name in _DISTRIBUTIONS))
-    left = (groups.c.iteration, _left.success, _left.num_action_tokens, _left.reward, sa.null())
+    stored = (_rows.iteration, sa.cast(_rows.success, sa.Integer), *(_rows[name] for name in _DISTRIBUTIONS))
+    left = (groups.c.iteration, sa.cast(_left.success, sa.Integer), _left.num_action_tokens, _left.reward, sa.null())
     query = sa.select(*(sa.cast(each, sa.Double) for each in stored)).where(_rows.run == run, OWN_EPISODES)
     gone = sa.select(*(sa.cast(each, sa.Double) for each in left)).where(groups.c.run == run, _LEFT_EPISODES)
     gone = gone.join_from(reclaimed, groups, groups.c.id == _left.group)

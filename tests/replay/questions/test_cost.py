@@ -15,6 +15,8 @@ from replay.questions.outliers import duplicates, outliers
 from replay.questions.tools import UNREADABLE, tools
 from tests.fakes.records import RUN, add_draw, put, set_state, sql, tokens, trajectory
 
+pytestmark = pytest.mark.every_database
+
 
 def said(ids: list[int]) -> tuple[Segment, ...]:
     """A prompt of two tokens and a reply."""
