@@ -83,7 +83,7 @@ class Trainer:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self._actor.device)
         with memory_suffices(self._config.batch.micro_batch_tokens):
-            note = self._choose_checkpointing()
+            note = self._choose_checkpointing() if on_gpu else None
             result = self._update(batch, steps, reuse=True)
             if result is None:
                 result = self._update(batch, _Steps(iteration, UpdateTotals(batch.replayed)), reuse=False)
