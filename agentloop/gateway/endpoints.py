@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import hmac
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -224,6 +225,12 @@ def _episode_and_key(request: Request) -> tuple[str, str]:
             401, "The key must stand in the header Authorization: Bearer KEY, or x-api-key.", code="invalid_api_key"
         )
     return request.path_params["episode"], key
+
+
+def check_key(key: str | None, given: str, *, whose: str) -> None:
+    """Check the given key; None opens to everybody who reaches the gateway. Raises BadRequest for any other key."""
+    if key is not None and not hmac.compare_digest(*(one.encode("utf-8", "surrogatepass") for one in (key, given))):
+        raise BadRequest(403, f"The key must be {whose}, got another.")
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:
