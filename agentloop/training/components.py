@@ -33,7 +33,7 @@ from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
-from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder, record_chosen
@@ -157,8 +157,8 @@ def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bo
     episodes = StoredEpisodes(environments, store)
     section, states = config.advantage, None
     if section.credit == "state":
-        states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
-    estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
+        states = StateValues(episodes.turn_states, gamma=section.turn_gamma, max_age=section.state_max_age)
+    estimator = AdvantageEstimator(config, config.context.author_table(), episodes.turn_rewards, states)
     return _PartsWithoutModel(environments, source, scorer, redact, store, episodes, estimator)
 
 
