@@ -38,13 +38,12 @@ class Publisher:
         store: ReplayStore,
         *,
         folder: RunFolder,
-        weights: PolicyWeights | None = None,
+        weights: PolicyWeights,
         gather: Callable[[], None] | None = None,
     ) -> None:
-        """`weights` of `loaded` may be sharded (None: they are whole). `gather` copies trained weights into them."""
+        """`weights` of `loaded` may be sharded. `gather` copies trained weights into them."""
         self.generator, self._loaded, self._gather = generator, loaded, gather
-        self._weights = weights or PolicyWeights(loaded.model)
-        self._store, self._folder = store, folder
+        self._weights, self._store, self._folder = weights, store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Score trajectories before an update, where engines will have to prove the new weights by them."""
