@@ -201,7 +201,10 @@ def _connect_parts(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    held_out = _held_out_payloads(config, acting.source)
+    hindsight = None
+    if replay.hindsight.enable:
+        held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
+        hindsight = Hindsight(actors, config, acting.episodes, held_out)
     penalty = reward_penalty(config, reference, authors)
     return Components(
         **vars(acting),
@@ -210,7 +213,7 @@ def _connect_parts(
         sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
         collector=Collector(actors, config, acting.scorer, acting.estimator.advantages_for_groups, penalty),
-        hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
+        hindsight=hindsight,
         trainer=trainer,
         publisher=publisher,
         sinks=sinks,
@@ -255,13 +258,6 @@ def _checked_sampler(
     )
     agrees = check_scoring(sampler, actor, text=loaded.codec.encode_text(_TEXT)[:16])
     return sampler if config.rollout.engine == "local" else None, agrees
-
-
-def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
-    """Hashes of held-out tasks, which hindsight makes no rows of; none without hindsight."""
-    if not config.replay.hindsight.enable:
-        return frozenset()
-    return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
 
 def _start_engine(
