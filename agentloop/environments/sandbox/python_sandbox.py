@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from agentloop.environments.environment import Environment, tool
-from agentloop.environments.sandbox.bubblewrap import (
-    SandboxFailed,
-    SandboxLimits,
-    contained,
-    memory_group,
-)
+from agentloop.environments.sandbox.bubblewrap import SandboxFailed, SandboxLimits, contained, memory_group
 from agentloop.errors import UserError
 
 SandboxKind = Literal["bubblewrap", "none"]
@@ -111,7 +106,8 @@ def usable_interpreter() -> Interpreter:
 
     Raises UserError if none does.
     """
-    problem, base = "", Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    problem = ""
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     for interpreter in (Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")):
         try:
             done = _run_contained("print(6 * 7)", _TRIAL, interpreter)

@@ -43,7 +43,8 @@ class Publisher:
     ) -> None:
         """`weights` of `loaded` may be sharded. `gather` copies trained weights into them."""
         self.generator, self._loaded, self._gather = generator, loaded, gather
-        self._weights, self._store, self._folder = weights, store, folder
+        self._weights = weights
+        self._store, self._folder = store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Score trajectories before an update, where engines will have to prove the new weights by them."""
