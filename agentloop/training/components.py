@@ -158,7 +158,7 @@ def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bo
     section, states = config.advantage, None
     if section.credit == "state":
         states = StateValues(episodes.turn_states, gamma=section.turn_gamma, max_age=section.state_max_age)
-    estimator = AdvantageEstimator(config, config.context.author_table(), episodes.turn_rewards, states)
+    estimator = AdvantageEstimator(config, episodes.turn_rewards, states)
     return _PartsWithoutModel(environments, source, scorer, redact, store, episodes, estimator)
 
 
