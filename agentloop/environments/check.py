@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.config.sections.context import author_table
-from agentloop.environments.environment import Environment, Observation, Task, observed_rewards, quoted_task
+from agentloop.environments.environment import Environment, Observation, Task, quoted_task
 from agentloop.environments.simulated_user import ScriptedUser, SimulatedUser
 from agentloop.environments.tools.tool_schema import can_observe, resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
@@ -161,8 +161,6 @@ def reward_now(environment: Environment, task: Task, messages: Sequence[Message]
     asked = quoted_task(task, messages)
     advice = f" for {asked}. Return 0.0 there."
     environment.stop_reason = StopReason.ANSWERED
-    if type(environment).reward is Environment.reward:
-        return math.fsum(observed_rewards(messages[len(task.messages()) :]) or ())
     with failing_as(f"{where}.reward must judge any reply, got", advice):
         reward: Any = run_hook(environment.reward, task, messages)
     if not isinstance(reward, Real) or not math.isfinite(reward):

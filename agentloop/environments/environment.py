@@ -200,7 +200,7 @@ class Environment:
 
         Without this method, the reward is the sum of the rewards of the episode's observations, at whatever end.
         """
-        raise NotImplementedError
+        return math.fsum(observed_rewards(messages[len(task.messages()) :]) or ())
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
         """Reward each reply of the policy by itself, besides `reward`; None: the rewards of observations, if any.

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.environments import EnvironmentPart, name_environment
+from agentloop.config.sections.environments import name_environment
 from agentloop.config.seeds import derive_seed
-from agentloop.environments.datasets import TaskRows, load_rows
+from agentloop.environments.datasets import load_rows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.row_environment import AGENT, agent_function
@@ -98,8 +98,11 @@ def open_tasks(
         )
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)
-    parts = zip(config.parts, environments.all, strict=True)
-    opened = [_source(config, part, factory, rows[part.name]) for part, factory in parts]
+    opened = []
+    for part, factory in zip(config.parts, environments.all, strict=True):
+        seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
+        pool, shuffle = part.environment.task_pool, part.tasks.shuffle
+        opened.append(EnvironmentTasks(factory, seed=seed, pool=pool, rows=rows[part.name], shuffle=shuffle))
     offering = [_tried_on_rows(factory, tasks) for factory, tasks in zip(environments.all, opened, strict=True)]
     environments = replace(environments, by_name={factory.name: factory for factory in offering})
     return environments, TaskSource(opened, may_differ=environment_changed)
@@ -138,10 +141,3 @@ def _tried_on_rows(factory: EnvironmentFactory, tasks: EnvironmentTasks) -> Envi
         if task.tools is not None:
             offered.setdefault(canonical_json(task.tools), task)
     return replace(factory, further_examples=tuple(offered.values()))
-
-
-def _source(
-    config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None
-) -> EnvironmentTasks:
-    seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
-    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, shuffle=part.tasks.shuffle)

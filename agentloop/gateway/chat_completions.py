@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, FindReply
 from agentloop.gateway.http_json import arguments_text, openai_error, sse, to_json
-from agentloop.gateway.request_fields import agent_request, flag, read_list, read_tools
+from agentloop.gateway.request_fields import agent_request, read_list, read_tools
 from context.messages import Message
 
 PING = b": ping\n\n"
@@ -17,8 +17,7 @@ PING = b": ping\n\n"
 def read(body: Mapping[str, Any], _: FindReply | None = None) -> AgentRequest:
     rows = list(enumerate(read_list("messages", body.get("messages"))))
     tools = read_tools(body.get("tools"), ["function"])
-    limits, log_probs = ["max_tokens", "max_completion_tokens"], flag("logprobs", body.get("logprobs"))
-    return agent_request(body, rows, tools, limits=limits, read=["stop", "logprobs"], log_probs=log_probs)
+    return agent_request(body, rows, tools, limits=["max_tokens", "max_completion_tokens"], read=["stop", "logprobs"])
 
 
 def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import hmac
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -224,6 +225,15 @@ def _episode_and_key(request: Request) -> tuple[str, str]:
             401, "The key must stand in the header Authorization: Bearer KEY, or x-api-key.", code="invalid_api_key"
         )
     return request.path_params["episode"], key
+
+
+def check_key(key: str | None, given: str, *, whose: str) -> None:
+    """Check the given key; None opens to everybody who reaches the gateway. Raises BadRequest for any other key."""
+    if key is None:
+        return
+    right, got = (text.encode("utf-8", "surrogatepass") for text in (key, given))
+    if not hmac.compare_digest(right, got):
+        raise BadRequest(403, f"The key must be {whose}, got another.")
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, forgotten
-from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.endpoints import check_key
 from agentloop.gateway.node_writer import NodeWriter
 from context.messages import content_hash, to_template
 from context.tokens.session_nodes import Node, conversation_of
@@ -105,7 +105,7 @@ class RecordedSession(AgentSession):
 class RecordedSessions:
     """All open sessions of a recording. Whoever has the key may open one under any name."""
 
-    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
+    def __init__(self, recording: Recording, key: str | None, *, idle_s: float) -> None:
         """A session without a request for `idle_s` ends."""
         self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
@@ -126,10 +126,10 @@ class RecordedSessions:
             self._writer.close()
 
     async def check(self, episode: str, key: str) -> None:
-        self._key.check(key)
+        check_key(self._key, key, whose="the gateway's")
 
     async def authorize(self, episode: str, key: str) -> RecordedSession:
-        self._key.check(key)
+        await self.check(episode, key)
         if not _NAME.fullmatch(episode):
             raise BadRequest(404, "The session's name must have at most 128 letters, digits and . _ : ~ @ + -")
         id = f"{self.recording.run[:12]}:{episode}"

@@ -71,7 +71,6 @@ def agent_request(
     limits: Collection[str] = (),
     read: Collection[str] = (),
     field: str = "messages",
-    log_probs: bool = False,
 ) -> AgentRequest:
     """Read a request from its body.
 
@@ -104,7 +103,7 @@ def agent_request(
         overruled=tuple(sorted(overruled | asked.keys())),
         instructed=() if aside else tuple(asked),
         stop=tuple(_read_stop(stop_field, body.get(stop_field))),
-        log_probs=log_probs,
+        log_probs="logprobs" in read and flag("logprobs", body.get("logprobs")),
         body=body,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -19,8 +20,7 @@ from agentloop.config.sections.rollout import GatewaySection
 from agentloop.errors import UserError
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy
-from agentloop.gateway.endpoints import create_app
-from agentloop.gateway.episode_keys import EpisodeKeys
+from agentloop.gateway.endpoints import check_key, create_app
 from agentloop.records import Completion
 from context.conversation_tree import Prompt
 from context.tokens.session_nodes import Node
@@ -37,7 +37,7 @@ class OpenedSession(AgentSession):
 
     def __init__(self, gateway: RunGateway, ask: Ask) -> None:
         super().__init__(uuid.uuid4().hex, gateway.policy, ask, now=datetime.now())
-        self.url, self.key = f"{gateway.url}/e/{self.id}", gateway.keys.key(self.id)
+        self.url, self.key = f"{gateway.url}/e/{self.id}", secrets.token_hex(32)
         self.local_url = f"{gateway.local_url}/e/{self.id}"
         self._open = gateway.opened
 
@@ -53,7 +53,6 @@ class RunGateway:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.url, self.local_url = policy, "", ""
-        self.keys = EpisodeKeys()
         self.opened: dict[str, OpenedSession] = {}
         """The open sessions by their ids."""
 
@@ -73,10 +72,11 @@ class RunGateway:
         await self.authorize(episode, key)
 
     async def authorize(self, episode: str, key: str) -> OpenedSession:
-        self.keys.check(episode, key)
-        if episode not in self.opened:
+        session = self.opened.get(episode)
+        if session is None:
             raise BadRequest(403, "The episode must be one that is under way, got one that has ended.")
-        return self.opened[episode]
+        check_key(session.key, key, whose="this episode's")
+        return session
 
 
 @contextmanager

@@ -87,12 +87,11 @@ def make_actors(
 ) -> Actors:
     section = config.context
     authors = section.author_table()
-    parser = checked_parser(section, environments, files)
     return Actors(
         environments,
         generator,
-        files.renderer(authors, _stop_strings(section.stop_strings, parser), allow_hidden=section.allow_hidden_tools),
-        parser,
+        files.renderer(authors, stop_strings(config, files), allow_hidden=section.allow_hidden_tools),
+        checked_parser(section, environments, files),
         authors,
         vocab_size,
         parsers_by_tools(section, files.template),
@@ -157,11 +156,10 @@ def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory 
 
 def stop_strings(config: RunConfig, files: ModelFiles) -> tuple[str, ...]:
     """Return `context.stop_strings` or, if that is unset, the stop strings of the run's parser."""
-    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, files.template))
-
-
-def _stop_strings(given: tuple[str, ...] | None, parser: ReplyParser) -> tuple[str, ...]:
-    return tuple(getattr(parser, "stop_strings", ())) if given is None else given
+    section = config.context
+    if section.stop_strings is not None:
+        return section.stop_strings
+    return tuple(getattr(make_parser(section.parser, files.template), "stop_strings", ()))
 
 
 def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[str, Any]] = ()) -> ReplyParser:

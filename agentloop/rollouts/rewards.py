@@ -115,18 +115,14 @@ class RewardScorer:
 
     def score(self, episodes: Sequence[Episode]) -> Scores:
         """Score episodes. Raises UserError if a reward function fails, unless `reward.on_error` is drop."""
-        return run_coroutine(self.score_beside(episodes)) if self._functions else self._scored(episodes, [])
+        return run_coroutine(self.score_beside(episodes))
 
     async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
         """Do the work of `score` on a running event loop."""
-        played = [episode for episode in episodes if not episode.failed]
-        return self._scored(episodes, [await self._values(function, played) for function in self._functions])
-
-    def _scored(self, episodes: Sequence[Episode], given: Sequence[Sequence[Value]]) -> Scores:
-        """Put the parts of the rewards together; `given` has each function's values for the episodes played."""
         section = self._section
         places = [place for place, episode in enumerate(episodes) if not episode.failed]
         played = [episodes[place] for place in places]
+        given = [await self._values(function, played) for function in self._functions]
         scores = Scores([math.nan] * len(episodes), list(episodes))
         own = ("environment", section.environment, [episode.environment_reward for episode in played])
         columns = [] if self._judges else [own]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agentloop.environments import RunEnvironments, Task
-from agentloop.records import TurnRewards, TurnStates
 from context.authors import DEMONSTRATION, LLM, AuthorTable
 from context.messages import Message
 from context.tokens.loss_mask import runs_of
@@ -55,6 +54,14 @@ class StoredEpisodes:
             tasks = task_records(connection, [row.record.task for row in rows])
         return [self._find_one(row, tasks) for row in rows]
 
+    def turn_rewards(self, rows: Sequence[Trajectory]) -> list[tuple[float, ...] | None]:
+        """Compute the turn rewards of rows by their environment; None where they or the messages are unknown."""
+        return [self._turn_rewards(row, episode) for row, episode in zip(rows, self.find(rows), strict=True)]
+
+    def turn_states(self, rows: Sequence[Trajectory]) -> list[tuple[str, ...] | None]:
+        """Compute the states of rows from their messages; None where the messages are unknown."""
+        return [self._turn_states(row, episode) for row, episode in zip(rows, self.find(rows), strict=True)]
+
     def _find_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
         factory = self.environments.recorded(record.environment, record.environment_version)
@@ -70,29 +77,17 @@ class StoredEpisodes:
         task = Task(messages[: replies[-record.num_turns]], stored.payload)
         return StoredEpisode(factory.labelled(task), messages)
 
-
-def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
-    """Compute the turn rewards of trajectories by their environment; None where they or the messages are unknown."""
-
-    def of(row: Trajectory, episode: StoredEpisode) -> tuple[float, ...] | None:
-        factory, replies = episodes.environments.factory_for(episode.task), row.record.num_turns
+    def _turn_rewards(self, row: Trajectory, episode: StoredEpisode | None) -> tuple[float, ...] | None:
+        if episode is None:
+            return None
+        factory, replies = self.environments.factory_for(episode.task), row.record.num_turns
         rewards = factory.turn_rewards(episode.task, episode.messages, replies=replies)
         if rewards is None and row.record.source == "self" and not factory.defines("turn_rewards"):
             return (0.0,) * replies  # its observations could have rewarded a reply, and rewarded none
         return rewards
 
-    return lambda rows: [
-        None if episode is None else of(row, episode) for row, episode in zip(rows, episodes.find(rows), strict=True)
-    ]
-
-
-def stored_turn_states(episodes: StoredEpisodes) -> TurnStates:
-    """Compute the states of trajectories from their messages; None where the messages are unknown."""
-    return lambda rows: [
-        None
-        if episode is None
-        else episodes.environments.factory_for(episode.task).turn_states(
-            episode.task, episode.messages, task_hash=row.record.task
-        )
-        for row, episode in zip(rows, episodes.find(rows), strict=True)
-    ]
+    def _turn_states(self, row: Trajectory, episode: StoredEpisode | None) -> tuple[str, ...] | None:
+        if episode is None:
+            return None
+        factory = self.environments.factory_for(episode.task)
+        return factory.turn_states(episode.task, episode.messages, task_hash=row.record.task)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from os.path import isdir, isfile, normpath  # unlike those of paths they take any text
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -18,8 +19,10 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError, explaining_disk
 from agentloop.user_code import is_given, shown_name
+from context.authors import AuthorTable
 from context.wording import excerpt
 from replay.locate import BEST, DATABASE, LOCK, MODEL, start_folder
+from replay.records import RunRecord
 from replay.storage.databases import Location
 
 COMPLETE = "COMPLETE"
@@ -77,6 +80,11 @@ class RunFolder:
             if place.is_relative_to(here) and place.exists():
                 plain[section][key] = _OWN + place.relative_to(here).as_posix()
         return plain
+
+    def record(self, authors: AuthorTable, fingerprint: Mapping[str, str | int] | None = None) -> RunRecord:
+        """The record of the run in its buffer."""
+        config, code = self.stored_config(), version("agentloop-replay")
+        return RunRecord(self.run_id, self.path.name, config, authors.to_json(), authors.hash, code, fingerprint)
 
     def name_model(self, checkpoint: Path) -> None:
         """Make this checkpoint's model the trained model of the run."""

@@ -8,9 +8,8 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -254,11 +253,10 @@ class _Training:
 
     def _record(self) -> RunRecord:
         """The record of this training, whose iterations are updates."""
-        plain, authors = self._folder.stored_config(), self._authors
-        config = {name: plain[name] for name in _READ_SECTIONS}
+        whole = self._folder.record(self._authors)
+        config = {name: whole.config[name] for name in _READ_SECTIONS}
         config["run"]["iterations"] = self._total
-        name, code = self._folder.path.name, version("agentloop-replay")
-        return RunRecord(self._folder.run_id, name, config, authors.to_json(), authors.hash, code)
+        return replace(whole, config=config)
 
     def run(self, stop: StopRequest) -> None:
         """Train to the last update or a request to stop; then save a checkpoint."""

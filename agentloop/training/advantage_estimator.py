@@ -21,7 +21,6 @@ from agentloop.learning.batch import member_of, members_of
 from agentloop.learning.own_algorithm import load_own_advantage
 from agentloop.records import TurnRewards
 from agentloop.training.state_values import StateValues
-from context.authors import AuthorTable
 from context.messages import canonical_json
 from context.tokens.loss_mask import response_mask
 from context.tokens.session_segments import sequences_of
@@ -32,14 +31,11 @@ _ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.sever
 
 class AdvantageEstimator:
     def __init__(
-        self,
-        config: RunConfig,
-        authors: AuthorTable | None = None,
-        turn_rewards: TurnRewards | None = None,
-        states: StateValues | None = None,
+        self, config: RunConfig, turn_rewards: TurnRewards | None = None, states: StateValues | None = None
     ) -> None:
-        """Credit per turn needs the last three arguments. Raises UserError for an unusable `advantage.function`."""
-        self._config, self._authors, self._turn_rewards, self.states = config, authors, turn_rewards, states
+        """Credit per turn needs `turn_rewards` or `states`. Raises UserError for an unusable `advantage.function`."""
+        self._config, self._turn_rewards, self.states = config, turn_rewards, states
+        self._authors = config.context.author_table()
         # With a critic, members are compared only for the stored advantages.
         self._algorithm = ALGORITHMS[ALGORITHMS[config.algorithm].stored_as or config.algorithm]
         spec = config.advantage.function
@@ -169,7 +165,6 @@ class AdvantageEstimator:
 
     def _spread_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
         """The row with its turns' advantages on their tokens; unchanged where they are not known."""
-        assert self._authors is not None
         segments = row.trajectory.segments
         masks = [response_mask(segment.tokens, self._authors) for segment in segments]
         is_main = [segment.reason != "fork" for segment in segments]  # a fork holds a strategy's question

@@ -33,7 +33,7 @@ from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.first_prompts import RowCheck
 from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
-from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards, stored_turn_states
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder, record_chosen
@@ -60,18 +60,27 @@ _TEXT = "The agent reads the question, calls a tool and waits for its answer."
 
 
 @dataclass(frozen=True)
-class Components:
+class _PartsWithoutModel:
+    """The parts that need no model. Mistakes in them are found before the built-in model is warmed up."""
+
+    environments: RunEnvironments
+    source: TaskSource
+    scorer: RewardScorer
+    redact: Redactor | None
+    store: ReplayStore
+    episodes: StoredEpisodes
+    estimator: AdvantageEstimator
+
+
+@dataclass(frozen=True)
+class Components(_PartsWithoutModel):
     """The parts of a run that the loop uses."""
 
     config: RunConfig
     folder: RunFolder
-    store: ReplayStore
-    redact: Redactor | None
     sampler: Sampler
     mixer: Mixer
-    source: TaskSource
     collector: Collector
-    estimator: AdvantageEstimator
     hindsight: Hindsight | None
     """Finds successes in failed episodes; None without hindsight."""
     trainer: Learner
@@ -137,20 +146,7 @@ def reasons_for_empty_sources(parts: Components) -> list[str]:
     return empty_sources(parts.store, parts.run_id, sampler=sampler)
 
 
-@dataclass(frozen=True)
-class _OpenedParts:
-    """The parts that need no model. Mistakes in them are found before the built-in model is warmed up."""
-
-    environments: RunEnvironments
-    source: TaskSource
-    scorer: RewardScorer
-    redact: Redactor | None
-    store: ReplayStore
-    episodes: StoredEpisodes
-    estimator: AdvantageEstimator
-
-
-def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _OpenedParts:
+def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _PartsWithoutModel:
     config = folder.config
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     stream_losses(config.loss)
@@ -161,12 +157,12 @@ def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bo
     episodes = StoredEpisodes(environments, store)
     section, states = config.advantage, None
     if section.credit == "state":
-        states = StateValues(stored_turn_states(episodes), gamma=section.turn_gamma, max_age=section.state_max_age)
-    estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes), states)
-    return _OpenedParts(environments, source, scorer, redact, store, episodes, estimator)
+        states = StateValues(episodes.turn_states, gamma=section.turn_gamma, max_age=section.state_max_age)
+    estimator = AdvantageEstimator(config, episodes.turn_rewards, states)
+    return _PartsWithoutModel(environments, source, scorer, redact, store, episodes, estimator)
 
 
-def _fitting_tasks(config: RunConfig, acting: _OpenedParts, first: Path | str, display: RunDisplay) -> TaskSource:
+def _fitting_tasks(config: RunConfig, acting: _PartsWithoutModel, first: Path | str, display: RunDisplay) -> TaskSource:
     """Try all rows with the tokenizer alone: mistakes in them are found before the model is loaded."""
     progress, files = partial(display.phase, "trying tasks.data"), load_files(config, first)
     return RowCheck(config, acting.environments, files, acting.scorer, display.note, progress).fitting(acting.source)
@@ -175,7 +171,7 @@ def _fitting_tasks(config: RunConfig, acting: _OpenedParts, first: Path | str, d
 def _connect_parts(
     folder: RunFolder,
     display: RunDisplay,
-    acting: _OpenedParts,
+    acting: _PartsWithoutModel,
     first: Path | str,
     checkpoint: Checkpoint | None,
     *,
@@ -205,19 +201,19 @@ def _connect_parts(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    held_out = _held_out_payloads(config, acting.source)
+    hindsight = None
+    if replay.hindsight.enable:
+        held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
+        hindsight = Hindsight(actors, config, acting.episodes, held_out)
     penalty = reward_penalty(config, reference, authors)
     return Components(
+        **vars(acting),
         config=config,
         folder=folder,
-        store=acting.store,
-        redact=acting.redact,
         sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
-        source=acting.source,
         collector=Collector(actors, config, acting.scorer, acting.estimator.advantages_for_groups, penalty),
-        estimator=acting.estimator,
-        hindsight=Hindsight(actors, config, acting.episodes, held_out) if replay.hindsight.enable else None,
+        hindsight=hindsight,
         trainer=trainer,
         publisher=publisher,
         sinks=sinks,
@@ -262,13 +258,6 @@ def _checked_sampler(
     )
     agrees = check_scoring(sampler, actor, text=loaded.codec.encode_text(_TEXT)[:16])
     return sampler if config.rollout.engine == "local" else None, agrees
-
-
-def _held_out_payloads(config: RunConfig, source: TaskSource) -> frozenset[str]:
-    """Hashes of held-out tasks, which hindsight makes no rows of; none without hindsight."""
-    if not config.replay.hindsight.enable:
-        return frozenset()
-    return frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
 
 
 def _start_engine(

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from signal import Signals
 from typing import Literal
@@ -46,7 +45,6 @@ from replay.exchange.teacher import teaching_of
 from replay.locate import BEST
 from replay.pages.report import REPORT_NAME
 from replay.questions.filters import condition
-from replay.records import RunRecord
 from replay.store import ReplayStore
 
 
@@ -164,14 +162,14 @@ def _leading(parts: Components) -> AbstractContextManager[None]:
     section = parts.config.collection
     if section.by == "loop":
         return nullcontext()
-    parts.store.add_run(_run_record(parts))
+    parts.store.add_run(parts.folder.record(parts.authors, parts.fingerprint))
     return Leadership(parts.store, parts.run_id, str(parts.folder.path.resolve()), lease_s=section.lease_s).held()
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Prepare the run for its next iteration; a start is a resume without a checkpoint."""
     folder = parts.folder
-    parts.store.add_run(_run_record(parts))
+    parts.store.add_run(folder.record(parts.authors, parts.fingerprint))
     parts.store.roles.end_run(parts.run_id, ended=False)
     record_environment(folder, parts.actors.environments.source)
     change = record_config(folder)
@@ -272,19 +270,6 @@ def _first_evaluation(loop: Loop) -> None:
     success = with_interval(metrics["eval/success"], loop.state.held_out_tasks)
     parts.display.note(f"held-out success before training: {success}")
     parts.display.note(loop.pace.episodes_to_come())
-
-
-def _run_record(parts: Components) -> RunRecord:
-    folder = parts.folder
-    return RunRecord(
-        id=folder.run_id,
-        name=folder.path.name,
-        config=folder.stored_config(),
-        authors=parts.authors.to_json(),
-        authors_hash=parts.authors.hash,
-        code_version=version("agentloop-replay"),
-        fingerprint=parts.fingerprint,
-    )
 
 
 def attach_buffers(parts: Components) -> None:

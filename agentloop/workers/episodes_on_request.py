@@ -17,7 +17,7 @@ from starlette.routing import Route
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.environments import Task
 from agentloop.gateway.agent_request import BadRequest
-from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.endpoints import check_key
 from agentloop.gateway.http_json import openai_error
 from agentloop.gateway.run_gateway import OpenedSession, RunGateway, run_gateway
 from agentloop.rollouts.actors import agents_policy
@@ -39,7 +39,7 @@ _LONGEST_WAIT_S = 20.0
 class EpisodeDesk:
     """Hands episodes to waiting agents. Requests arrive in the server's thread; the worker's thread answers them."""
 
-    def __init__(self, run: JoinedRun, key: SharedKey, *, idle_s: float) -> None:
+    def __init__(self, run: JoinedRun, key: str | None, *, idle_s: float) -> None:
         """`idle_s`: an agent without a request for so long has abandoned its episode."""
         self._tickets, self._authors = run.store.tickets, run.actors.authors
         self._key, self._idle_s, self._timeout_s = key, idle_s, run.config.rollout.episode_timeout_s
@@ -57,7 +57,8 @@ class EpisodeDesk:
     async def ask(self, request: Request) -> Response:
         """Answer POST /episodes with `{"id": ..., "url": ..., "key": ..., "task": ...}`."""
         try:
-            self._key.check(request.headers.get("authorization", "").removeprefix("Bearer "))
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            check_key(self._key, given, whose="the gateway's")
             return JSONResponse(await self._wait_for_episode(request))
         except BadRequest as bad:
             return JSONResponse(openai_error(bad), bad.status, {"retry-after": "1"})
@@ -116,7 +117,7 @@ def give_episodes(
     """Serve episodes until a signal comes; after the run's end there are none. Raises UserError where it can't join."""
     joined = join_run(run, wait_s=600.0, note=say)
     policy = agents_policy(joined.config, joined.actors.renderer)
-    desk = EpisodeDesk(joined, SharedKey(key), idle_s=idle_s)
+    desk = EpisodeDesk(joined, key, idle_s=idle_s)
     tickets = Route("/episodes", desk.ask, methods=["POST"])
     with closing(joined.store), run_gateway(section, policy, tickets) as desk.gateway, stop.working():
         say(f"episodes of {run}: POST {desk.gateway.url}/episodes")

@@ -27,7 +27,6 @@ from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
-from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
@@ -92,7 +91,7 @@ def record_sessions(
         hashes = (renderer.codec.hash, renderer.template.hash)
         store.add_policy(PolicyRecord(run, 0, None if options.by_text else str(options.model.resolve()), *hashes))
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
-        sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
+        sessions = RecordedSessions(recording, key, idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.lifespan)
         gc.set_threshold(20_000, 20, 20)  # sessions are few and large: more frequent collections would find nothing
         sys.setswitchinterval(0.0005)  # seconds: requests wait less for the writer's thread

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import pydantic.dataclasses
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -50,19 +50,6 @@ class SandboxLimits:
     """Bytes that the program may print; one more ends it."""
     files_mb: PositiveInt = 16
     """MiB that the program may write into /tmp, and as many into /dev/shm. Both are memory and vanish with the run."""
-
-
-class Interpreter(NamedTuple):
-    """A Python with its standard library and without this project's packages."""
-
-    executable: str
-    prefix: str
-
-
-def interpreters() -> list[Interpreter]:
-    """Return Pythons to try: this program's own without its virtual environment, then the system's."""
-    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    return [Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")]
 
 
 def contained(

@@ -13,17 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from agentloop.environments.environment import Environment, tool
-from agentloop.environments.sandbox.bubblewrap import (
-    Interpreter,
-    SandboxFailed,
-    SandboxLimits,
-    contained,
-    interpreters,
-    memory_group,
-)
+from agentloop.environments.sandbox.bubblewrap import SandboxFailed, SandboxLimits, contained, memory_group
 from agentloop.errors import UserError
 
 SandboxKind = Literal["bubblewrap", "none"]
@@ -32,6 +25,13 @@ _PROGRAM = "/code/main.py"
 _TRIAL = SandboxLimits(seconds=20.0)
 _LOOK_S = 0.02
 _log = logging.getLogger(__name__)
+
+
+class Interpreter(NamedTuple):
+    """A Python with its standard library and without this project's packages."""
+
+    executable: str
+    prefix: str
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,13 @@ class SandboxedPython(Environment):
 
 @cache
 def usable_interpreter() -> Interpreter:
-    """Find a Python that runs in a sandbox on this machine. Raises UserError if none does."""
+    """Find a Python that runs in a sandbox: this program's own without its virtual environment, or the system's.
+
+    Raises UserError if none does.
+    """
     problem = ""
-    for interpreter in interpreters():
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    for interpreter in (Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")):
         try:
             done = _run_contained("print(6 * 7)", _TRIAL, interpreter)
         except SandboxFailed as error:

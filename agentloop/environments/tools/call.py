@@ -12,7 +12,7 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_hook
 from context.messages import ToolCall
 from context.wording import excerpt, suggest
 
@@ -50,9 +50,7 @@ def call_demonstrated(environment: Environment, tools: Tools, call: ToolCall, *,
     if isinstance(checked, ToolResult):
         return checked
     _, run = checked
-    if inspect.iscoroutinefunction(run.func):
-        return asyncio.run(observe_awaited(run, max_chars=max_chars))
-    return observe(run, max_chars=max_chars)
+    return observe(partial(run_hook, run), max_chars=max_chars)
 
 
 def _check_call(environment: Environment, tools: Tools, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:

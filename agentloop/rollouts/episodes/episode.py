@@ -15,7 +15,7 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Observation, Task
 from agentloop.environments.check import said_by
-from agentloop.environments.environment import observed_rewards, quoted_task
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.simulated_user import UserCosts
 from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools
@@ -137,7 +137,7 @@ class EpisodeHooks:
         """Ask for the reward of an episode with this stop reason; 0 if the environment does not reward this end."""
         self.environment.stop_reason = stop_reason
         if type(self.environment).reward is Environment.reward:
-            return math.fsum(observed_rewards(messages[len(self.task.messages()) :]) or ())
+            return self.environment.reward(self.task, messages)
         if stop_reason not in WHOLE_ENDS and not self.environment.rewards_every_end:
             return 0.0
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)

@@ -40,9 +40,6 @@ class ConcurrentTurns:
 
     def ended(self) -> None: ...
 
-    async def close(self) -> None:
-        await self.generator.close()
-
 
 class TogetherTurns:
     """Lets running episodes take turns together, so that samples do not depend on which tool was quicker."""
@@ -64,9 +61,6 @@ class TogetherTurns:
         """Note that an episode will ask for no further reply."""
         self._running -= 1
         self._answer_all()
-
-    async def close(self) -> None:
-        """Do nothing: there is no connection to close."""
 
     def _answer_all(self) -> None:
         if self._waiting and len(self._waiting) >= self._running:
@@ -174,7 +168,8 @@ async def _run(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)  # each still closes its environment
         threads.close()
-        await turns.close()
+        if isinstance(actors.generator, ConcurrentGenerator):
+            await actors.generator.close()
     for episode in episodes:
         if episode.problem is not None:
             actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")

@@ -38,12 +38,12 @@ class Publisher:
         store: ReplayStore,
         *,
         folder: RunFolder,
-        weights: PolicyWeights | None = None,
+        weights: PolicyWeights,
         gather: Callable[[], None] | None = None,
     ) -> None:
-        """`weights` of `loaded` may be sharded (None: they are whole). `gather` copies trained weights into them."""
+        """`weights` of `loaded` may be sharded. `gather` copies trained weights into them."""
         self.generator, self._loaded, self._gather = generator, loaded, gather
-        self._weights = weights or PolicyWeights(loaded.model)
+        self._weights = weights
         self._store, self._folder = store, folder
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:

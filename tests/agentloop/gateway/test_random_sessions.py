@@ -20,7 +20,6 @@ from starlette.routing import Mount
 from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import Ask, Policy
 from agentloop.gateway.endpoints import create_app
-from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSession, RecordedSessions, Recording
 from agentloop.gateway.run_gateway import serving
 from agentloop.records import Completion
@@ -87,7 +86,7 @@ class Gateways:
         self._until_end.callback(store.close)
         store.resume(RUN, 0)
         recording = Recording(store, RUN, self._limits, self._ask, by_text=False, temperature=1.0)
-        self._sessions = RecordedSessions(recording, SharedKey(KEY), idle_s=600)
+        self._sessions = RecordedSessions(recording, KEY, idle_s=600)
         await self._until_end.enter_async_context(self._sessions.lifespan(Starlette()))
 
 

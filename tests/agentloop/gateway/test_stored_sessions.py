@@ -17,10 +17,9 @@ from agentloop.config import RunConfig
 from agentloop.gateway.agent_request import AgentRequest, BadRequest
 from agentloop.gateway.agent_sessions import AgentSession, Policy
 from agentloop.gateway.endpoints import create_app
-from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
-from agentloop.gateway.run_gateway import serving
+from agentloop.gateway.run_gateway import RunGateway, serving
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
 from context import Message, RenderError, choose_parser
@@ -184,7 +183,7 @@ def recorded(path: Path, play: Callable[[RecordedSessions, Sampler], Awaitable[N
     async def played() -> None:
         sampler = Sampler()
         recording = Recording(store, RUN, POLICY, sampler.ask, by_text=False, temperature=1.0)
-        sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
+        sessions = RecordedSessions(recording, None, idle_s=600)
         async with sessions.lifespan(Starlette()):
             await play(sessions, sampler)
 
@@ -292,7 +291,7 @@ def test_only_what_asks_for_a_reply_opens_a_session(tmp_path: Path) -> None:
     path, body = tmp_path / "replay.sqlite", {"model": "policy", "messages": [{"role": "user", "content": "Where?"}]}
     with closing(new_store(path)) as store:
         recording = Recording(store, RUN, POLICY, Sampler().ask, by_text=False, temperature=1.0)
-        sessions = RecordedSessions(recording, SharedKey(None), idle_s=600)
+        sessions = RecordedSessions(recording, None, idle_s=600)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.lifespan)
         with serving(app, host="127.0.0.1", port=0) as url, httpx2.Client(headers={"x-api-key": "any"}) as client:
 
@@ -304,6 +303,21 @@ def test_only_what_asks_for_a_reply_opens_a_session(tmp_path: Path) -> None:
             assert sql(path, "select * from sessions") == []
             assert [status(name) for name in "abab"] == [200] * 4
             assert sql(path, "select count(*) from sessions") == [(2,)]
+
+
+def test_key_of_a_run_opens_its_own_episode_until_the_episode_ends() -> None:
+    async def check() -> None:
+        gateway = RunGateway(POLICY)
+        one, other = (gateway.open(lambda *_: asyncio.sleep(0, Completion((), (), 0))) for _ in range(2))
+        assert await gateway.authorize(one.id, one.key) is one
+        for key in ("", "é", "\udcff", other.key, one.key.upper(), one.key[:-1]):
+            with pytest.raises(BadRequest, match="The key must be this episode's, got another."):
+                await gateway.authorize(one.id, key)
+        one.close()
+        with pytest.raises(BadRequest, match="got one that has ended"):
+            await gateway.authorize(one.id, one.key)
+
+    asyncio.run(check())
 
 
 def test_sessions_that_end_at_once_are_compared_with_those_before_them(tmp_path: Path) -> None:

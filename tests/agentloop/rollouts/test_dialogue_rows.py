@@ -11,7 +11,7 @@ import pytest
 from agentloop.analysis.stored_demonstrations import write_demonstrations
 from agentloop.config import RunConfig
 from agentloop.environments import RunEnvironments, Task, load_environment
-from agentloop.rollouts.stored_episodes import StoredEpisodes, stored_turn_rewards
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
 from replay import ReplayStore
 from replay.exchange import export_file, import_file
@@ -65,7 +65,7 @@ def test_rows_keep_rewards_of_replies_tools_and_user_turns_there_and_back(
 
 def test_rewards_of_observations_are_the_turn_rewards_of_stored_rows(store: ReplayStore, rows: Collected) -> None:
     assert FACTORY.can_reward_replies
-    known, row = stored_turn_rewards(StoredEpisodes(ENVIRONMENTS, store)), rows.trajectories[0]
+    known, row = StoredEpisodes(ENVIRONMENTS, store).turn_rewards, rows.trajectories[0]
     assert known(rows.trajectories) == [(0.25, 0.0, 1.0), (0.25, 0.0, 1.0)]
     unrewarded = replace(row, messages=tuple(replace(said, reward=None) for said in row.messages))
     imported = replace(unrewarded, record=replace(row.record, source="theirs"))

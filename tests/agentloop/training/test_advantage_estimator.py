@@ -34,7 +34,7 @@ FUNCTIONS = Path(functions.__file__)
 
 def estimator(algorithm: str = "grpo", turns: Any = None, **sections: Any) -> AdvantageEstimator:
     config = RunConfig.model_validate({"algorithm": algorithm, **sections})
-    return AdvantageEstimator(config, AUTHORS, turns)
+    return AdvantageEstimator(config, turns)
 
 
 def rewarded(

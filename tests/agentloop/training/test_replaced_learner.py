@@ -10,6 +10,7 @@ import pytest
 from agentloop.config import ModelSection
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import load_model
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.leadership import Leadership
 from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.signals import graceful_stop
@@ -55,7 +56,7 @@ def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     store = new_store(tmp_path / "replay.sqlite")
     folder = RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2, checkpoint={"keep_policies": 1}))
-    publisher = Publisher(loaded, generator, store, folder=folder)
+    publisher = Publisher(loaded, generator, store, folder=folder, weights=PolicyWeights(loaded.model))
     publisher.publish(1)
     ReplayStore.open(tmp_path / "replay.sqlite").resume(RUN, 0)
     with pytest.raises(RunReplaced, match=r"^run must be written by one process at a time, got epoch 1 .* epoch 0"):

@@ -41,7 +41,7 @@ def values_of(states: Any, *, gamma: float = 0.5, max_age: int | None = None) ->
 def by_states(rows: list[BatchRow], values: StateValues) -> tuple[list[BatchRow], dict[str, float]]:
     section = {"credit": "state", "turn_gamma": 0.5, "turn_coef": 2.0}
     config = RunConfig.model_validate({"algorithm": "opo", "advantage": section})
-    return AdvantageEstimator(config, AUTHORS, states=values).advantages_for_batch(rows, "stored")
+    return AdvantageEstimator(config, states=values).advantages_for_batch(rows, "stored")
 
 
 def test_turns_are_measured_by_what_others_earned_from_their_state() -> None:

@@ -14,7 +14,6 @@ from openai import OpenAI, PermissionDeniedError
 from starlette.requests import Request
 
 from agentloop.config.sections.rollout import GatewaySection
-from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.run_gateway import run_gateway
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy
@@ -149,7 +148,7 @@ def test_a_ticket_that_comes_when_who_asked_for_it_has_left_is_given_back(run: I
         raise AssertionError("nobody is there to ask")
 
     async def play() -> None:
-        desk = EpisodeDesk(joined, SharedKey(None), idle_s=600)
+        desk = EpisodeDesk(joined, None, idle_s=600)
         (claim,) = run.store.tickets.claim(run.id, "here", count=1, lease_s=600)
         (task,) = joined.tasks.tasks_for([claim.ticket])
         with run_gateway(GatewaySection(), agents_policy(joined.config, joined.actors.renderer)) as desk.gateway:
