@@ -75,6 +75,9 @@ class EngineControl(AbstractContextManager["EngineControl"]):
             return False
         return alive
 
+    def version(self) -> str:
+        return str(self._call("GET", "/version")["version"])
+
     def number_type(self) -> str:
         """Return the type in which it stores weights and multiplies: bfloat16, float16 or float32."""
         answer = self._call("GET", "/server_info", params={"config_format": "json"})
